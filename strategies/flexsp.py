@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 from ortools.sat.python import cp_model
 
+from entrain_bench.balancing.lpt import next_fit
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rank_groups import (
@@ -37,47 +38,27 @@ from entrain_bench.specs.shapes import SampleShapes
 def blasted(size: FloatArray, count: int) -> IntArray:
     """Microbatch of each sequence: ``count`` consecutive ones whose largest sum is least (appendix A) ``[sequences]``.
 
-    Bisection over the largest sum, which sequences then fill one microbatch after another; sizes count in integers.
-
-    Args:
-        size: of sequences in their order, integers ``[sequences]``.
-        count: number of microbatches, at most as many as sequences.
+    Bisection over the largest sum, which sequences then fill one microbatch after another. Sizes count as integers;
+    there are at least as many sequences as microbatches.
     """
     whole = np.rint(size).astype(np.int64)
+    order = np.arange(len(whole))
     low = int(whole.max(initial=0))
     high = int(whole.sum())
     while low < high:
         middle = (low + high) // 2
-        if _consecutive(whole, middle)[-1] < count:
+        if next_fit(whole, order, middle)[-1] < count:
             high = middle
         else:
             low = middle + 1
-    microbatch: IntArray = _consecutive(whole, high)
-    return microbatch
-
-
-@njit()
-def _consecutive(size, most):  # type: ignore[no-untyped-def]
-    microbatch = np.empty(len(size), np.int64)
-    number = 0
-    filled = 0
-    for index in range(len(size)):
-        if filled and filled + size[index] > most:
-            number = number + 1
-            filled = 0
-        microbatch[index] = number
-        filled += size[index]
-    return microbatch
+    return np.asarray(next_fit(whole, order, high))
 
 
 def bucketed(rising: IntArray, count: int) -> IntArray:
     """Bucket of each value so that rounding up to the largest of its bucket adds least ``[values]``.
 
     ``error[k][q] = min over j of error[j][q - 1] + sum over j < i <= k of (s_k - s_i)``; of equal cuts the first.
-
-    Args:
-        rising: values in rising order, integers ``[values]``.
-        count: number of buckets at most.
+    Values are rising integers ``[values]``, in ``count`` buckets at most.
     """
     distinct, which, number = np.unique(rising, return_inverse=True, return_counts=True)
     if len(distinct) <= count:
@@ -118,6 +99,10 @@ def _buckets(value, number, count):  # type: ignore[no-untyped-def]
 
 # Seconds and bytes as the integer program counts them: shares of the greedy makespan and of the room.
 UNITS = 10_000
+# Numbers of microbatches that are considered, from the least that memory allows on; buckets of sequences with about the
+# same time in a program.
+TRIALS = 5
+BUCKETS = 16
 
 
 def solved(
@@ -127,20 +112,11 @@ def solved(
     widths: IntArray,
     num_ranks: int,
     room: float,
-    num_buckets: int,
     work: float,
 ) -> SequenceGroups:
     """The better of ``start`` and what the mixed-integer program over buckets finds within its work.
 
-    Args:
-        start: groups to improve.
-        seconds: as of ``grouped``.
-        bytes_: likewise.
-        widths: likewise.
-        num_ranks: likewise.
-        room: likewise.
-        num_buckets: buckets of sequences with about the same time.
-        work: of the solver, in CP-SAT's deterministic time (about seconds).
+    ``work`` is CP-SAT's deterministic time (about seconds); the other arguments are those of ``grouped``.
     """
     floor = max(float(seconds.min(axis=0).max()), float((seconds * widths[:, None]).min(axis=0).sum()) / num_ranks)
     if start.makespan_s <= GOOD * floor or work <= 0:
@@ -148,7 +124,7 @@ def solved(
     order = np.argsort(decisive(seconds[0]), kind="stable")
     unit = start.makespan_s / UNITS
     bucket = np.empty(len(order), np.int64)
-    bucket[order] = bucketed(np.ceil(seconds[0, order] / unit).astype(np.int64), num_buckets)
+    bucket[order] = bucketed(np.ceil(seconds[0, order] / unit).astype(np.int64), BUCKETS)
     count = np.bincount(bucket)
     members = [np.flatnonzero(bucket == index) for index in range(len(count))]
     # A bucket counts as its largest sequence.
@@ -203,20 +179,15 @@ class FlexibleGroups:
     """Microbatches of consecutive lengths, each with the groups that are through first.
 
     Attributes:
-        trials: numbers of microbatches that are considered, from the least that memory allows on.
-        buckets: of sequences in the solver's program.
         solver_work: for each microbatch, in CP-SAT's deterministic time (about seconds); 0: the greedy groups alone.
     """
 
     handles_generators: ClassVar[bool] = True
     handles_widths: ClassVar[bool] = True
 
-    trials: int = 5
-    buckets: int = 16
     solver_work: float = 0.05
 
     def __post_init__(self) -> None:
-        check_least(self, "strategy.assigner", 1, "trials", "buckets")
         check_least(self, "strategy.assigner", 0, "solver_work")
 
     def draft(self) -> FlexibleGroups:
@@ -247,7 +218,7 @@ class FlexibleGroups:
         best: list[tuple[IntArray, SequenceGroups]] = []
         best_s = np.inf
         count = least
-        last = least + self.trials
+        last = least + TRIALS
         while count <= len(shapes) and (count < last or not best):
             microbatches = self._microbatches(order, count, seconds, bytes_, widths, llm.dp, room)
             total_s = decisive(sum(groups.makespan_s for _, groups in microbatches)) if microbatches else np.inf
@@ -257,7 +228,7 @@ class FlexibleGroups:
             count += 1
         number, first, width = np.zeros((3, len(shapes)), np.int64)
         for index, (mine, start) in enumerate(best):
-            groups = solved(start, seconds[:, mine], bytes_[mine], widths, llm.dp, room, self.buckets, self.solver_work)
+            groups = solved(start, seconds[:, mine], bytes_[mine], widths, llm.dp, room, self.solver_work)
             begin = first_positions(groups.width)
             number[mine] = index
             first[mine] = begin[groups.group]

@@ -17,10 +17,9 @@ from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planes import PlanePlanner, samples_at_once, sharded_degrees, sharded_job
-from entrain_bench.balancing.planning import place_chain, recompute_choices
+from entrain_bench.balancing.planning import mean_length, place_chain, recompute_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.tuning import chosen_layout
-from entrain_bench.base.arrays import FloatArray
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -91,15 +90,13 @@ def micro_step_s(profile: Profile, module: ModuleSpec, placed: ModuleLayout, sam
 
     A layer takes the longer of its computation and its collectives.
     """
-    units = module.units(samples)
-    if not len(units):
+    lengths = module.lengths(samples, module.units(samples))
+    if not len(lengths):
         return 0.0
-    length = max(1, round(float(module.lengths(samples, units).mean())))
-    count = max(1, round(profile.job.microbatch_size * len(units) / len(samples)))
-    times = profile.layers.measure(module, np.full(count, length), placed.tp, placed.cp)
-    kind = module.layer_kind
+    count = max(1, round(profile.job.microbatch_size * len(lengths) / len(samples)))
+    times = profile.layers.measure(module, np.full(count, mean_length(lengths)), placed.tp, placed.cp)
     forward, backward, once_more = (
-        np.array([float(seconds[0]) for seconds in column])[kind]
+        np.array([float(seconds[0]) for seconds in column])[module.layer_kind]
         for column in (
             [layer_times.forward_s + layer_times.forward_comm_s for layer_times in times],
             [layer_times.backward_s + layer_times.backward_comm_s for layer_times in times],
@@ -108,10 +105,5 @@ def micro_step_s(profile: Profile, module: ModuleSpec, placed: ModuleLayout, sam
     )
     again = np.array([placed.recompute and layer.recomputed and layer.backward_share > 0 for layer in module.layers])
     traffic = profile.layers.traffic(module, placed)
-    return _longer_s(forward, traffic.gather_s) + _longer_s(
-        backward + again * once_more, traffic.again_s + traffic.scatter_s
-    )
-
-
-def _longer_s(compute_s: FloatArray, links_s: FloatArray) -> float:
-    return float(np.maximum(compute_s, links_s).sum())
+    forward_s = np.maximum(forward, traffic.gather_s).sum()
+    return float(forward_s + np.maximum(backward + again * once_more, traffic.again_s + traffic.scatter_s).sum())

@@ -12,14 +12,17 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from math import ceil
+from typing import ClassVar
 
 import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
-from entrain_bench.balancing.lpt import arrival_places
+from entrain_bench.balancing.lpt import arrival_places, place_in_group
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import (
+    mean_length,
+    named_degrees,
     partition_layers,
     recompute_choices,
     recompute_factor,
@@ -30,8 +33,8 @@ from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation
 from entrain_bench.balancing.schedules import chain_program, check_colocated, check_routes, three_phase_program
 from entrain_bench.balancing.tuning import chosen_layout
-from entrain_bench.balancing.warmup import WarmUp
-from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.balancing.warmup import OneForwardOneBackward
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
@@ -82,24 +85,21 @@ def island_sizes(job: Job) -> list[int]:
     return [size for size in range(1, half + 1) if size % node == 0 or node % size == 0]
 
 
-def noncolocated_pairs(
-    job: Job, encoder_ranks: int | None, max_encoder_pp: int | None, encoder_tp: int | None = None
-) -> list[Pair]:
+def noncolocated_pairs(job: Job, encoder_ranks: int | None = None, encoder_tp: int | None = None) -> list[Pair]:
     """Pairs that together use all ranks; encoder CP = 1 and an integer DP ratio.
 
     ``request.pp`` counts the stages of both. Without ``encoder_ranks`` the encoder island has every one of
-    ``island_sizes``, without ``max_encoder_pp`` as many stages as layers, without ``encoder_tp`` every TP.
+    ``island_sizes``, without ``encoder_tp`` every TP.
 
     Raises:
         UserError: if none meets the request.
     """
     _check_request(job)
     layers = min(len(module.layers) for module in job.model.encoders)
-    most = min(layers, max_encoder_pp or layers)
     pairs = []
     for size in [encoder_ranks] if encoder_ranks else island_sizes(job):
         for llm in _llm_degrees(job, job.cluster.num_ranks - size):
-            for tp, pp in product(_encoder_degrees(job, encoder_tp), range(1, most + 1)):
+            for tp, pp in product(_encoder_degrees(job, encoder_tp), range(1, layers + 1)):
                 dp, rest = divmod(size, tp * pp)
                 if rest or not is_integer_ratio(dp, llm.dp) or job.request.pp not in (None, pp + llm.pp):
                     continue
@@ -176,10 +176,8 @@ def _check_request(job: Job) -> None:
 
 def _some(job: Job, pairs: list[Pair]) -> list[Pair]:
     if not pairs:
-        asked = job.request
-        wanted = " ".join(f"layout.{n}={getattr(asked, n)}" for n in ("tp", "cp", "pp", "dp") if getattr(asked, n))
         raise UserError(
-            f"{wanted or 'layout'}: no degrees of encoder and LLM with an integer ratio of DP use the "
+            f"{named_degrees(job.request)}: no degrees of encoder and LLM with an integer ratio of DP use the "
             f"{job.cluster.num_ranks} ranks of cluster={job.cluster.name} with dp x microbatch_size="
             f"{job.microbatch_size} dividing global_batch={job.global_batch}"
         )
@@ -230,14 +228,10 @@ def list_candidates(
                 replace(placed, recompute=again, offload=away and module.is_encoder)
                 for module, placed, again in zip(job.model.modules, plain.modules, recompute, strict=True)
             )
-            transfers = offload_s(job, encoder.tp) if away else 0.0
-            yield Candidate(seconds + step + transfers, replace(plain, modules=modules))
-
-
-def offload_s(job: Job, tp: int) -> float:
-    """Time in which the encoders' bf16 weights leave a rank and come back over the host link."""
-    parameters = sum(module.parameters for module in job.model.encoders) / tp
-    return 2 * BF16_BYTES * parameters / job.cluster.device.host_bandwidth_bytes_per_s
+            # The encoders' bf16 weights leave a rank and come back over the host link.
+            parameters = sum(module.parameters for module in job.model.encoders) / encoder.tp
+            link_s = 2 * BF16_BYTES * parameters / job.cluster.device.host_bandwidth_bytes_per_s
+            yield Candidate(seconds + step + (link_s if away else 0.0), replace(plain, modules=modules))
 
 
 def estimate_s(encoder: FloatArray, llm: FloatArray, num_microbatches: int, *, colocated: bool) -> float:
@@ -261,13 +255,11 @@ def average_layer_s(
 
     Their number may be a fraction; units are rounded up as in the fullest of several slices.
     """
-    units = module.units(samples)
-    if not len(units):
+    lengths = module.lengths(samples, module.units(samples))
+    if not len(lengths):
         return np.zeros(len(module.layers))
-    length = max(1, round(float(module.lengths(samples, units).mean())))
-    count = max(1, ceil(num_samples * len(units) / len(samples) - 1e-9))
-    times = profile.layers.measure(module, np.full(count, length), tp, cp)
-    return np.array([float(t.total_s[0]) for t in times])[module.layer_kind]
+    count = max(1, ceil(num_samples * len(lengths) / len(samples) - 1e-9))
+    return profile.layers.layer_s(module, np.full(count, mean_length(lengths)), tp, cp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,20 +303,18 @@ class NoncolocatedPlanner:
 
     Attributes:
         encoder_ranks: size of the island; None searches parts of a node and whole nodes up to half of the cluster.
-        max_encoder_pp: most encoder stages; None sets no limit but the layers.
         encoder_tp: TP of the encoders; None searches it.
         profile_samples: samples averaged into one shape.
         num_trials: best estimates that fit memory and run a profiled batch on trial.
     """
 
     encoder_ranks: int | None = None
-    max_encoder_pp: int | None = None
     encoder_tp: int | None = None
     profile_samples: int = 256
     num_trials: int = 8
 
     def __post_init__(self) -> None:
-        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials", "encoder_ranks", "max_encoder_pp")
+        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials", "encoder_ranks")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
@@ -332,7 +322,7 @@ class NoncolocatedPlanner:
             most = profile.job.cluster.num_ranks - 1
             require(self.encoder_ranks <= most, "strategy.planner.encoder_ranks", self.encoder_ranks, f"at most {most}")
         samples = profile.samples.draw(self.profile_samples)
-        limits = self.encoder_ranks, self.max_encoder_pp, self.encoder_tp
+        limits = self.encoder_ranks, self.encoder_tp
         if not profile.job.free_microbatch_size:
             # The tuner asks for few degrees at a time; that all are too many should be known before.
             noncolocated_pairs(profile.job, *limits)
@@ -383,15 +373,8 @@ class BatchSlices:
 
 
 def slice_rows(row: IntArray, num_slices: int) -> IntArray:
-    """Slice of each unit when the units of each row, in their order, are cut into contiguous slices ``[units]``.
-
-    Every row has ``num_slices``, which differ by at most one unit. Rows are not negative.
-    """
-    counts = np.bincount(row)
-    order = np.argsort(row, kind="stable")
-    position = np.empty(len(row), np.int64)
-    position[order] = np.arange(len(row)) - offsets_from_counts(counts)[row[order]]
-    return np.asarray(position * num_slices // counts[row])
+    """Slice of each unit when the units of each row, in order, are cut into slices that differ by at most one unit."""
+    return np.asarray(place_in_group(row) * num_slices // np.bincount(row)[row])
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,19 +402,17 @@ class ColocatedScheduler(Recomputation):
 
 
 @dataclass(frozen=True, slots=True)
-class GraphAwareScheduler(WarmUp):
+class GraphAwareScheduler(OneForwardOneBackward):
     """1F1B over the stages of an encoder island and of the LLM, whose ranks are disjoint.
 
     An LLM first stage runs a microbatch when all its encoder inputs are there; a stage warms up with as many forwards
     as stages follow it on the longest path.
     """
 
-    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program.
+    handles_generators: ClassVar[bool] = False
 
-        Raises:
-            IncompatibleError: if an encoder shares ranks with the LLM or an item takes a wrong route.
-        """
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program; ``IncompatibleError`` if an encoder shares ranks with the LLM or an item takes a wrong route."""
         *encoders, llm = layout.modules
         for placed in encoders:
             if not is_disjoint(placed, llm):

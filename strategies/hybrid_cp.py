@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.options import check_choices, check_least
+from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rank_groups import first_positions
 from entrain_bench.balancing.rounds import Rounds, check_plane, mean_tokens, round_labels
@@ -236,33 +236,25 @@ def _main_round(
     return groups, left
 
 
-SCHEDULERS = ("dev", "main")
-ENCODERS = ("spread", "shared")
-
-
 @dataclass(frozen=True, slots=True)
 class GroupsByLength:
-    """Groups by LLM tokens alone; a sample's items are processed by its group.
+    """Groups by LLM tokens alone; each item of a pack is shared by all ranks of its group.
+
+    A rank has at most as many LLM tokens in a round as it has on average in the rounds of the layout (Megatron-LM's
+    ``max_seqlen_per_dp_cp_rank``), more in a batch whose longest sample needs more on all ranks.
 
     Attributes:
         scheduler: ``dev`` makes rounds in which every rank has one pack; ``main`` runs every sample alone, one after
             another in its group, and needs PP 1.
-        max_tokens: LLM tokens of a rank in a round at most, Megatron-LM's ``max_seqlen_per_dp_cp_rank``; None: what it
-            has on average in the rounds of the layout. Raised for a batch whose longest sample needs more on all ranks.
-        encoders: whether the items of a pack are dealt out to the ranks of its group (``spread``), or each is shared by
-            all of them by context parallelism (``shared``). Megatron-LM's schedulers do not know encoders.
     """
 
     handles_generators: ClassVar[bool] = True
     handles_widths: ClassVar[bool] = True
 
     scheduler: str = "dev"
-    max_tokens: int | None = None
-    encoders: str = "shared"
 
     def __post_init__(self) -> None:
-        check_choices(self, "strategy.assigner", scheduler=SCHEDULERS, encoders=ENCODERS)
-        check_least(self, "strategy.assigner", 1, "max_tokens")
+        check_choices(self, "strategy.assigner", scheduler=("dev", "main"))
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Group and round of every unit.
@@ -278,38 +270,21 @@ class GroupsByLength:
         if llm.dp & (llm.dp - 1):
             raise IncompatibleError(f"layout: DP x CP is {llm.dp}, must be a power of two, as groups are")
         tokens = np.asarray(shapes.llm_tokens, np.int64)
-        capacity = max(self.max_tokens or mean_tokens(profile, layout), -(-int(tokens.max()) // llm.dp))
-        if self.scheduler == "dev":
-            rounds = one_pack_a_round(dev_rounds(tokens, llm.dp, capacity), len(shapes))
-        else:
-            rounds = one_sample_a_round(main_rounds(tokens, llm.dp, capacity), len(shapes))
-        return round_labels(model, shapes, layout, rounds, spread=self.encoders == "spread")
+        capacity = max(mean_tokens(profile, layout), -(-int(tokens.max()) // llm.dp))
+        choose = dev_rounds if self.scheduler == "dev" else main_rounds
+        rounds = number_rounds(choose(tokens, llm.dp, capacity), len(shapes), one_pack=self.scheduler == "dev")
+        return round_labels(model, shapes, layout, rounds, spread=False)
 
 
-def one_pack_a_round(rounds: list[list[Group]], num_samples: int) -> Rounds:
-    """Each group's samples as one pack of its round."""
-    number, first, width = np.zeros((3, num_samples), np.int64)
-    for index, groups in enumerate(rounds):
-        for group, start in _placed(groups):
-            number[group.samples] = index
-            first[group.samples] = start
-            width[group.samples] = group.width
-    return Rounds(number, first, width)
-
-
-def one_sample_a_round(rounds: list[list[Group]], num_samples: int) -> Rounds:
-    """Each group's samples one after another; the groups of a round begin together in their numbers."""
+def number_rounds(rounds: list[list[Group]], num_samples: int, *, one_pack: bool) -> Rounds:
+    """Each group's samples as one pack of its round, or one after another; groups of a round begin together."""
     number, first, width = np.zeros((3, num_samples), np.int64)
     begin = 0
     for groups in rounds:
-        for group, start in _placed(groups):
-            number[group.samples] = begin + np.arange(len(group.samples))
+        starts = first_positions(np.array([group.width for group in groups])).tolist()
+        for group, start in zip(groups, starts, strict=True):
+            number[group.samples] = begin + np.arange(len(group.samples)) * (not one_pack)
             first[group.samples] = start
             width[group.samples] = group.width
-        begin += max(len(group.samples) for group in groups)
+        begin += 1 if one_pack else max(len(group.samples) for group in groups)
     return Rounds(number, first, width)
-
-
-def _placed(groups: list[Group]) -> list[tuple[Group, int]]:
-    """Groups with their first positions."""
-    return list(zip(groups, first_positions(np.array([group.width for group in groups])).tolist(), strict=True))

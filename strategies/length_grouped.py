@@ -13,17 +13,15 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.balancing.lpt import balanced_groups
-from entrain_bench.balancing.options import check_choices, check_least
+from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import GOLDEN, mix
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.base.errors import unknown_choice
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
 RULES = ("length", "modality_length")
-LENGTHS = ("tokens", "text")
 # Of transformers: mega-batches of so many batches of a device.
 MEGA_BATCHES = 50
 
@@ -33,48 +31,32 @@ class LengthGrouped:
     """Samples in the order of a length-grouped sampler; microbatches go round the replicas as with any sampler.
 
     Attributes:
-        rule: ``length``: as transformers' ``group_by_length``; ``modality_length``: as LLaVA's.
-        length: what a sample's length is: its LLM ``tokens``, items included, or those of its ``text``; None: tokens
-            for ``length``, text for ``modality_length``, as in the sources.
-        mega_batch_mult: samples sorted together, in a replica's share of the global batch; never more than the global
-            batch. ``length`` only.
-        shuffle_seed: of the permutation before sorting, beside the identity of the samples.
+        rule: ``length``: as transformers' ``group_by_length``, by LLM tokens, items included; ``modality_length``: as
+            LLaVA's, by text tokens.
     """
 
     handles_generators: ClassVar[bool] = True
 
     rule: str = "length"
-    length: str | None = None
-    mega_batch_mult: int = MEGA_BATCHES
-    shuffle_seed: int = 0
 
     def __post_init__(self) -> None:
         check_choices(self, "strategy.assigner", rule=RULES)
-        if self.length not in (None, *LENGTHS):
-            raise unknown_choice("strategy.assigner.length", str(self.length), LENGTHS)
-        check_least(self, "strategy.assigner", 1, "mega_batch_mult")
-        check_least(self, "strategy.assigner", 0, "shuffle_seed")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch from the place in the sampler's order."""
         job = profile.job
         dp = layout.modules[profile.job.model.llm_index].dp
-        by_text = (self.length or ("tokens" if self.rule == "length" else "text")) == "text"
-        length = (shapes.text_tokens if by_text else shapes.llm_tokens).astype(np.float64)
-        order = shuffled(shapes.sample_ids, self.shuffle_seed)
+        drawn = mix(shapes.sample_ids.astype(np.uint64) * GOLDEN ^ mix(np.array([GOLDEN])))
+        order: IntArray = np.argsort(drawn, kind="stable")
         if self.rule == "length":
-            order = sorted_in_mega_batches(order, length, self.mega_batch_mult * (len(shapes) // dp))
+            length = shapes.llm_tokens.astype(np.float64)
+            order = sorted_in_mega_batches(order, length, MEGA_BATCHES * (len(shapes) // dp))
         else:
+            length = shapes.text_tokens.astype(np.float64)
             order = even_by_modality(order, length, np.diff(shapes.item_offsets) > 0, job.microbatch_size)
         place = np.empty(len(shapes), np.int64)
         place[order] = np.arange(len(shapes)) // job.microbatch_size
         return same_microbatches(job.model, shapes, place % dp, place // dp, place // dp)
-
-
-def shuffled(sample_ids: IntArray, seed: int) -> IntArray:
-    """Samples in an order that looks random and follows from the seed and their identities ``[samples]``."""
-    salt = mix((np.array([seed], np.uint64) + np.uint64(1)) * GOLDEN)
-    return np.argsort(mix(sample_ids.astype(np.uint64) * GOLDEN ^ salt), kind="stable")
 
 
 def sorted_in_mega_batches(order: IntArray, length: FloatArray, mega_batch: int) -> IntArray:

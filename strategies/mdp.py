@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.balancing.options import check_least
+from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation
 from entrain_bench.balancing.schedules import check_colocated, check_routes, three_phase_program
-from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.compiled import njit
-from entrain_bench.base.errors import require
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.boundary import find_ratio
@@ -26,6 +25,9 @@ from entrain_bench.specs.shapes import SampleShapes
 
 # Costs are compared as integers, as in Megatron-LM: nanoseconds.
 UNITS_PER_S = 1e9
+# An item goes to the rank that hands embeddings to the LLM if that has at most so much more work than the least loaded,
+# in thousandths of the item's own.
+SLACK_PERMILLE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +35,11 @@ class SpreadItems:
     """Samples in arrival order; the items of each LLM replica by LPT over the encoder replicas on its ranks.
 
     The items of a whole iteration are balanced at once, whole and one by one, so those of a sample may be encoded in
-    several places.
-
-    Attributes:
-        locality_slack_permille: an item goes to the rank that hands embeddings to the LLM if that has at most so much
-            more work than the least loaded, in thousandths of the item's own.
-        max_pass_tokens: encoder tokens that an encoder replica processes together at most, a larger item alone; None:
-            all of its items in one pass.
+    several places; an encoder replica processes its items in one pass.
     """
 
-    locality_slack_permille: int = 10
-    max_pass_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        slack = self.locality_slack_permille
-        require(0 <= slack < 1000, "strategy.assigner.locality_slack_permille", slack, "at least 0, below 1000")
-        check_least(self, "strategy.assigner", 1, "max_pass_tokens")
-
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """LLM replica and microbatch by arrival; encoder replica and pass of every item by its believed seconds.
+        """LLM replica and microbatch by arrival; encoder replica of every item by its believed seconds.
 
         Several encoders follow each other, each beside what the ones before it have put on a replica.
 
@@ -60,30 +48,17 @@ class SpreadItems:
         """
         job = profile.job
         *encoders, llm = layout.modules
-        index = np.arange(len(shapes)) // job.microbatch_size
-        replica = index % llm.dp
-        microbatch = index // llm.dp
+        replica, microbatch = arrival_places(len(shapes), job.microbatch_size, llm.dp)
         modules = []
         loads = dict[int, IntArray]()
         for module, placed in zip(job.model.encoders, encoders, strict=True):
             ratio = find_ratio(placed, llm)
-            units = module.units(shapes)
-            consumer = replica[shapes.item_sample[units]]
-            cost = integer_cost(profile.estimates.units(module, shapes, placed.tp, placed.cp))
+            consumer = replica[shapes.item_sample[module.units(shapes)]]
+            cost = np.rint(profile.estimates.units(module, shapes, placed.tp, placed.cp) * UNITS_PER_S).astype(np.int64)
             load = loads.setdefault(placed.dp, np.zeros(placed.dp, np.int64))
             first = consumer // ratio.fan_out * ratio.fan_in
-            tokens = module.lengths(shapes, units)
-            labels = spread(
-                cost,
-                first,
-                ratio.fan_in,
-                endpoints(placed, llm)[consumer],
-                load,
-                self.locality_slack_permille,
-                tokens,
-                self.max_pass_tokens,
-            )
-            modules.append(labels)
+            worker = spread(cost, first, ratio.fan_in, endpoints(placed, llm)[consumer], load, SLACK_PERMILLE)
+            modules.append(ModuleAssignment(np.asarray(worker), np.zeros(len(worker), np.int64)))
         return Assignment((*modules, ModuleAssignment(replica, microbatch)))
 
 
@@ -103,11 +78,6 @@ class DecoupledScheduler(Recomputation):
         return self.within_memory(three_phase_program(model, shapes, layout, assignment), profile)
 
 
-def integer_cost(seconds: FloatArray) -> IntArray:
-    """Believed seconds in whole nanoseconds ``[items]``."""
-    return np.rint(seconds * UNITS_PER_S).astype(np.int64)
-
-
 def endpoints(encoder: ModuleLayout, llm: ModuleLayout) -> IntArray:
     """Encoder replica on the first rank of each LLM replica's first stage, -1 for none ``[LLM replicas]``."""
     holder = np.full(1 + max(int(encoder.ranks.max()), int(llm.ranks.max())), -1)
@@ -115,33 +85,16 @@ def endpoints(encoder: ModuleLayout, llm: ModuleLayout) -> IntArray:
     return holder[llm.ranks[:, 0, 0]]
 
 
-def spread(
-    cost: IntArray,
-    first: IntArray,
-    num_workers: int,
-    local: IntArray,
-    load: IntArray,
-    slack_permille: int,
-    tokens: IntArray,
-    max_pass_tokens: int | None,
-) -> ModuleAssignment:
-    """Worker and pass of each item: by falling cost, each to the least-loaded worker of its own, or the local one.
+@njit()
+def spread(cost, first, num_workers, local, load, slack_permille):  # type: ignore[no-untyped-def]
+    """Worker of each item: by falling cost, each to the least-loaded worker of its own, or the local one ``[items]``.
 
     Equal costs go by index, equal loads to the first worker. An item may go to ``num_workers`` consecutive workers from
-    its first on, and prefers a local one, -1 for none, within the slack (``SpreadItems``). What workers get is added to
-    their load ``[workers]``.
+    its first on, and prefers a local one, -1 for none, within the slack, thousandths of its cost. What workers get is
+    added to their load ``[workers]``.
     """
-    order = np.argsort(-cost, kind="stable")
-    worker = _place(order, cost, first, num_workers, local, load, slack_permille)
-    cap = max_pass_tokens or int(tokens.sum()) + 1
-    return ModuleAssignment(worker, _passes(order, worker, tokens, len(load), cap))
-
-
-@njit()
-def _place(order, cost, first, num_workers, local, load, slack_permille):  # type: ignore[no-untyped-def]
-    """Worker of each item, in the given order; adds to ``load``."""
     worker = np.empty(len(cost), np.int64)
-    for item in order:
+    for item in np.argsort(-cost, kind="mergesort"):
         best = first[item]
         for one in range(first[item] + 1, first[item] + num_workers):
             if load[one] < load[best]:
@@ -152,19 +105,3 @@ def _place(order, cost, first, num_workers, local, load, slack_permille):  # typ
         worker[item] = best
         load[best] += cost[item]
     return worker
-
-
-@njit()
-def _passes(order, worker, tokens, num_workers, cap):  # type: ignore[no-untyped-def]
-    """Pass of each item: a worker's items in the given order, a new pass where the next would be above ``cap``."""
-    number = np.zeros(num_workers, np.int64)
-    filled = np.zeros(num_workers, np.int64)
-    result = np.empty(len(tokens), np.int64)
-    for item in order:
-        mine = worker[item]
-        if filled[mine] > 0 and filled[mine] + tokens[item] > cap:
-            number[mine] += 1
-            filled[mine] = 0
-        filled[mine] += tokens[item]
-        result[item] = number[mine]
-    return result

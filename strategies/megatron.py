@@ -21,6 +21,7 @@ from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.planning import (
     average_layer_s,
     chain_starts,
+    partition_layers,
     partitions,
     place_chain,
     place_ranks,
@@ -116,13 +117,6 @@ class MegatronPlanner:
         fits = self.split == "balanced" or self.placement != "leading_stages"
         require(fits, "strategy.planner.placement", self.placement, "auto or first_stage with split=uniform")
 
-    @property
-    def _considered(self) -> tuple[ScheduleKind, ...]:
-        """The schedules among which trials decide."""
-        if not self.schedules:
-            return (ScheduleKind(self.virtual_stages, self.virtual_order),)
-        return tuple(SCHEDULES[name] for name in self.schedules)
-
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.samples.draw(self.profile_samples)
@@ -139,7 +133,9 @@ class MegatronPlanner:
                 )
             return rising_candidates(drafts)
 
-        first, *others = (partial(candidates, schedule) for schedule in self._considered)
+        one = ScheduleKind(self.virtual_stages, self.virtual_order)
+        considered = [SCHEDULES[name] for name in self.schedules] or [one]
+        first, *others = (partial(candidates, schedule) for schedule in considered)
         return chosen_layout(profile, first, make_program, self.num_trials, others)
 
     def _drafts(
@@ -204,7 +200,7 @@ class MegatronPlanner:
         if stages > num_layers:
             return None
         if self.split == "balanced":
-            return costs.loaded_splits[stages - 1]
+            return partition_layers(costs.loaded_s, stages)
         if self.split == "ends":
             return costs.ends_split(stages)
         return None if (num_layers - 2) % stages else spread_blocks(num_layers, stages)
@@ -239,11 +235,6 @@ class LayerCosts:
         loaded[0] += sum(float(c.sum()) for c in self.layer_s[: self.model.llm_index])
         loaded[-1] += sum(float(c.sum()) for c in self.layer_s[self.model.llm_index + 1 :])
         return loaded
-
-    @cached_property
-    def loaded_splits(self) -> list[tuple[int, ...]]:
-        """The LLM's with encoders on its first stage and generators on its last."""
-        return partitions(self.loaded_s)
 
     def ends_split(self, stages: int) -> tuple[int, ...] | None:
         """Likewise, at least one block on every stage and as many on all but the first and the last; None if none."""

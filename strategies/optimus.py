@@ -21,9 +21,5 @@ class OptimusScheduler(Recomputation):
     """Three phases: all encoder forwards, the LLM's 1F1B, all encoder backwards."""
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program.
-
-        Raises:
-            IncompatibleError: if stages are virtual.
-        """
+        """The program; ``IncompatibleError`` if stages are virtual."""
         return self.within_memory(three_phase_program(profile.job.model, shapes, layout, assignment), profile)

@@ -21,7 +21,7 @@ from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import IncompatibleError, UserError, unknown_choice
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
-from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -93,14 +93,10 @@ def _fill(rising, most):  # type: ignore[no-untyped-def]
 
 
 def place_batches(row: IntArray, batch: IntArray, home: IntArray, tokens: IntArray, node: IntArray) -> IntArray:
-    """Replica of each unit ``[units]``: batches of every row on replicas, one each.
+    """Replica of each unit ``[units]``: batches of every row, a micro-step, on replicas, one each.
 
-    Args:
-        row: the micro-step of each unit ``[units]``.
-        batch: its batch, below the number of replicas ``[units]``.
-        home: the replica that it comes from or goes to ``[units]``.
-        tokens: what moves if it is elsewhere ``[units]``.
-        node: of each replica ``[replicas]``.
+    A unit has a batch below the number of replicas, a home replica that it comes from or goes to, and tokens that move
+    if it is elsewhere ``[units]``; ``node`` is that of each replica ``[replicas]``.
     """
     dp = len(node)
     replica = np.zeros(len(batch), np.int64)
@@ -165,7 +161,9 @@ class PostBalancing:
             return step_assignment(shapes, layout, profile, balanced=names)
         *encoders, llm = layout.modules
         arrival, step = arrival_places(len(shapes), job.microbatch_size, llm.dp)
-        node = _nodes(llm, job.cluster.gpus_per_node)
+        # Node of each replica's first rank, numbered from 0.
+        _, number = np.unique(llm.ranks[:, 0, 0] // job.cluster.gpus_per_node, return_inverse=True)
+        node = np.asarray(number, np.int64)
 
         def place(index: int, row: IntArray, home: IntArray, moved: IntArray) -> ModuleAssignment:
             module = job.model.modules[index]
@@ -186,9 +184,3 @@ class PostBalancing:
             owner = shapes.item_sample[units]
             items.append(place(index, step[owner], samples.replica[owner], shapes.item_llm_tokens[units]))
         return Assignment((*items, samples))
-
-
-def _nodes(placed: ModuleLayout, gpus_per_node: int) -> IntArray:
-    """Node of each replica's first rank, numbered from 0 ``[replicas]``."""
-    _, number = np.unique(placed.ranks[:, 0, 0] // gpus_per_node, return_inverse=True)
-    return np.asarray(number.ravel(), np.int64)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.lpt import largest_differencing
+from entrain_bench.balancing.lpt import largest_differencing, next_fit
 from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import IntArray
@@ -59,7 +59,8 @@ class TokenBudget:
         if self.counted == "all":
             modalities = [name for module in job.model.encoders for name in module.config.modalities]
             tokens = tokens + shapes.encoder_tokens(modalities)
-        budget = self.max_tokens or mean_budget(tokens, job.microbatch_size)
+        mean = -(-int(tokens.sum()) * job.microbatch_size // len(tokens))
+        budget = self.max_tokens or max(1, mean)
         if self.rule == "karmarkar_karp":
             replica, microbatch = balanced(tokens, dp, budget)
         else:
@@ -68,11 +69,6 @@ class TokenBudget:
             replica = microbatch % dp
             microbatch = microbatch // dp
         return same_microbatches(job.model, shapes, replica, microbatch, microbatch)
-
-
-def mean_budget(tokens: IntArray, microbatch_size: int) -> int:
-    """Tokens that so many samples have on average, rounded up."""
-    return max(1, -(-int(tokens.sum()) * microbatch_size // len(tokens)))
 
 
 def balanced(tokens: IntArray, num_replicas: int, budget: int) -> tuple[IntArray, IntArray]:
@@ -95,23 +91,6 @@ def balanced(tokens: IntArray, num_replicas: int, budget: int) -> tuple[IntArray
             np.minimum.at(firsts, part, mine)
             microbatch[mine] = np.argsort(np.argsort(firsts, kind="stable"), kind="stable")[part]
     return replica, microbatch
-
-
-@njit()
-def next_fit(tokens, order, budget):  # type: ignore[no-untyped-def]
-    """Bin of each sample: the open one, or a new one if the sample does not fit into it ``[samples]``."""
-    chosen = np.empty(len(order), np.int64)
-    current = 0
-    room = budget
-    empty = True
-    for sample in order:
-        if tokens[sample] > room and not empty:
-            current = current + 1
-            room = budget
-        chosen[sample] = current
-        room = room - tokens[sample]
-        empty = False
-    return chosen
 
 
 @njit()

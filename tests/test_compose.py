@@ -19,7 +19,7 @@ from entrain_bench.config.sources import in_tree
 from entrain_bench.config.tree import CONFIG_MODULE, CONFIG_NAME
 
 OVERRIDES = [
-    "strategy=dip strategy.planner.chunks=one strategy.scheduler.search_seconds=null",
+    "strategy=dip strategy.planner.chunks=one strategy.scheduler.search_rounds=0",
     "strategy.planner.encoder_stages=3 strategy=entrain figure=sensitivity seed=3",
     "workload=uniform_mix cluster=h100x64 cluster.num_nodes=4 cluster.name=h100x32 workload.vision_share=0.75",
     "strategy=entrain strategy/assigner=megatron strategy.scheduler.split_backward=false layout.tp=null",

@@ -68,14 +68,18 @@ class PixelWorkload(Generated):
         return PixelSource(self.name, text, images, video, rules)
 
     def _parse(self) -> tuple[Marginal, dict[str, Marginal], dict[str, Marginal]]:
-        parts = []
-        given: Mapping[str, object] | None
-        kind: type[_PicturesConfig] | type[_VideoConfig]
-        for key, given, kind in (("images", self.images, _PicturesConfig), ("video", self.video, _VideoConfig)):
-            where = f"workload.{key}"
-            values = {} if given is None else asdict(parse(kind, check_mapping(given, where), where))
-            parts.append({name: parse_marginal(value, f"{where}.{name}") for name, value in values.items()})
-        return parse_marginal(self.text, "workload.text"), parts[0], parts[1]
+        images = _marginals(_PicturesConfig, self.images, "workload.images")
+        video = _marginals(_VideoConfig, self.video, "workload.video")
+        return parse_marginal(self.text, "workload.text"), images, video
+
+
+def _marginals(
+    kind: type[_PicturesConfig | _VideoConfig], given: Mapping[str, object] | None, where: str
+) -> dict[str, Marginal]:
+    if given is None:
+        return {}
+    values = asdict(parse(kind, check_mapping(given, where), where))
+    return {name: parse_marginal(value, f"{where}.{name}") for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The columns of a shape trace and their allowed values; docs/workloads.md shows the same table."""
+"""The columns of a shape trace and their allowed values; docs/workloads.md says what they mean."""
 
 from __future__ import annotations
 
@@ -13,16 +13,8 @@ MAX_TEXT = float(2**31 - 1)
 
 @dataclass(frozen=True, slots=True)
 class TraceColumn:
-    """One column of a trace.
+    """The values of a column: whole numbers from ``low`` to ``high``, or any above 0 up to ``high``; 0: no bounds."""
 
-    If ``whole``, values are whole numbers from ``low`` to ``high``; otherwise numbers above 0, at most ``high``. If
-    ``high`` is 0, values have no bounds.
-    """
-
-    kind: str
-    unit: str
-    required: str
-    meaning: str
     high: float = 0.0
     whole: bool = True
     low: int = 0
@@ -37,30 +29,14 @@ class TraceColumn:
         return f"a number above 0, at most {self.high:g}"
 
 
-EITHER = "this or the other text column"
 COLUMNS: Mapping[str, TraceColumn] = {
-    "sample_id": TraceColumn("integers or strings", "", "no", "unique name of the sample; default: its row number"),
-    "text_tokens": TraceColumn("numbers", "tokens", EITHER, "length of the text; used if both columns exist", MAX_TEXT),
-    "text_chars": TraceColumn(
-        "numbers", "characters", EITHER, "text length, divided by `model.tokens.text_chars_per_token`", MAX_TEXT
-    ),
-    "image_widths": TraceColumn(
-        "lists of numbers",
-        "pixels",
-        "with images",
-        "width of each image of the sample, then the width of its video's frames if it has one",
-        MAX_PIXELS,
-        low=1,
-    ),
-    "image_heights": TraceColumn(
-        "lists of numbers", "pixels", "with images", "heights in the same order", MAX_PIXELS, low=1
-    ),
-    "n_images": TraceColumn("numbers", "images", "no", "images without video; checked against the lists", MAX_TEXT),
-    "audio_seconds": TraceColumn(
-        "numbers", "seconds", "with audio", "length of the sample's audio", MAX_SECONDS, False
-    ),
-    "video_seconds": TraceColumn(
-        "numbers", "seconds", "with video", "length of the sample's video", MAX_SECONDS, False
-    ),
-    "text_words": TraceColumn("any", "words", "no", "not read"),
+    "sample_id": TraceColumn(),
+    "text_tokens": TraceColumn(MAX_TEXT),
+    "text_chars": TraceColumn(MAX_TEXT),
+    "image_widths": TraceColumn(MAX_PIXELS, low=1),
+    "image_heights": TraceColumn(MAX_PIXELS, low=1),
+    "n_images": TraceColumn(MAX_TEXT),
+    "audio_seconds": TraceColumn(MAX_SECONDS, whole=False),
+    "video_seconds": TraceColumn(MAX_SECONDS, whole=False),
+    "text_words": TraceColumn(),
 }

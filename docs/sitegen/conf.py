@@ -23,18 +23,15 @@ myst_heading_anchors = 4
 
 toc_object_entries = False
 autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 napoleon_use_ivar = True
 add_module_names = False
-python_use_unqualified_type_names = True
 
 html_theme = "pydata_sphinx_theme"
 html_title = project
 html_static_path = [str(Path(__file__).parent / "static")]
 html_css_files = ["site.css"]
 html_js_files = ["table.js"]
-html_show_sourcelink = False
 html_theme_options = {
     "header_links_before_dropdown": 6,
     "show_toc_level": 2,
@@ -45,7 +42,6 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
 }
-html_context = {"default_mode": "auto"}
 html_sidebars: dict[str, list[str]] = {"README": []}
 copybutton_selector = "div.highlight pre, table.interactive pre"
 
@@ -55,7 +51,7 @@ def setup(app: Any) -> None:
     shared = re.compile(r"^(\s+\w+(?:, \w+)+): ")
 
     def join(_app: Any, _what: str, _name: str, _value: Any, _options: Any, lines: list[str]) -> None:
-        lines[:] = [shared.sub(lambda found: found[0].replace(", ", ","), line, count=1) for line in lines]
+        lines[:] = [shared.sub(lambda names: names[0].replace(", ", ","), line, count=1) for line in lines]
 
     # Before napoleon, whose priority is the default 500.
     app.connect("autodoc-process-docstring", join, priority=400)

@@ -38,7 +38,10 @@ def with_output(page: Path, folder: Path) -> str:
 def _output(code: str, page: str, names: dict[str, Any]) -> str:
     """Output of a block and its last expression as HTML; empty without either."""
     tree = ast.parse(code)
-    last = ast.Expression(tree.body.pop().value) if isinstance(tree.body[-1], ast.Expr) else None
+    end = tree.body[-1]
+    last = ast.Expression(end.value) if isinstance(end, ast.Expr) else None
+    if last:
+        tree.body.pop()
     printed = StringIO()
     try:
         with redirect_stdout(printed):

@@ -89,16 +89,16 @@ def _generated(root: Path, results: Results, source: Path) -> Iterator[tuple[Pat
     yield DOCS / "command_line.md", command_line_page()
     notebook = DOCS / "tutorials" / "notebook.md"
     yield notebook, with_output(root / notebook, results.root.parent / "notebook")
-    for each in facts:
-        page = STRATEGIES / f"{each.name}.md"
+    for strategy in facts:
+        page = STRATEGIES / f"{strategy.name}.md"
         text = (root / page).read_text() if (root / page).exists() else ""
-        yield page, strategy_page(each, text, table, papers, results, source / STRATEGIES)
+        yield page, strategy_page(strategy, text, table, papers, results, source / STRATEGIES)
     sections = [Section(**entry) for entry in yaml.safe_load((root / DOCS / "navigation.yaml").read_text())]
     for section in sections:
         pages = section.pages
         shown = cards(pages)
         if Path(section.place).parent == STRATEGIES:
-            ordered = [f"{STRATEGIES}/{each.name}.md" for each in facts]
+            ordered = [f"{STRATEGIES}/{strategy.name}.md" for strategy in facts]
             others = [str(path.relative_to(root)) for path in sorted((root / STRATEGIES).glob("*.md"))]
             pages = dict.fromkeys((*pages, *ordered, *others), "")
             shown = overview(facts)

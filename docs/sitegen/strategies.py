@@ -90,12 +90,12 @@ def overview(strategies: Iterable[StrategyFacts]) -> str:
     """A table of all strategies for the page of their section."""
     rows = [
         [
-            f"[{each.label}]({each.name}.md)",
-            each.family,
-            "; ".join(each.balances),
-            "; ".join(each.runs_in) or "here only",
+            f"[{strategy.label}]({strategy.name}.md)",
+            strategy.family,
+            "; ".join(strategy.balances),
+            "; ".join(strategy.runs_in) or "here only",
         ]
-        for each in strategies
+        for strategy in strategies
     ]
     return markdown_table(["strategy", "family", "what it balances", "where it runs today"], rows)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heapify, heappop, heappush, merge
 from itertools import chain, islice, product
 
@@ -48,17 +49,11 @@ def heaviest(batches: Sequence[SampleShapes], job: Job) -> list[int]:
 def check_memory(
     profile: Profile, layout: Layout, make_program: MakeProgram, batches: Iterable[SampleShapes] | None = None
 ) -> float:
-    """Check a layout by the memory of the programs it leads to, for all of some global batches or for profiled ones.
+    """Return the bytes that the neediest rank needs at most in programs of a layout; ``OutOfMemoryError`` if too many.
 
-    Of ``MEMORY_BATCHES`` profiled batches those that decide are checked (``heaviest``), the others only if these leave
-    little: a program takes as long to make as most of a plan. The executors charge the true need of every batch;
-    ``Job.planning_budget_bytes`` leaves a margin for batches heavier than the profiled ones.
-
-    Returns:
-        Bytes that the neediest rank needs at most.
-
-    Raises:
-        OutOfMemoryError: saying where how much is missing.
+    All of some global batches are checked. Of ``MEMORY_BATCHES`` profiled ones, by default, those that decide are
+    (``heaviest``), the others only if these leave little: a program takes as long to make as most of a plan. The
+    executors charge the true need of every batch; ``Job.planning_budget_bytes`` leaves a margin for heavier batches.
     """
     job = profile.job
     memory = profile.memory
@@ -196,34 +191,29 @@ def fastest_in_trials(
     raise refused[-1]
 
 
-@dataclass(slots=True)
 class Remembered:
-    """A ``MakeProgram`` that remembers its last program, so that a trial runs the program that was checked.
+    """A ``MakeProgram`` that remembers its last program, so that a trial runs the program that was checked."""
 
-    Attributes:
-        make: what makes them.
-        last: batch, layout and program.
-    """
-
-    make: MakeProgram
-    last: tuple[SampleShapes, Layout, Program] | None = None
+    def __init__(self, make: MakeProgram) -> None:
+        self._make = make
+        self._last: tuple[SampleShapes, Layout, Program] | None = None
 
     def __call__(self, shapes: SampleShapes, layout: Layout) -> Program:
         """Return the program of a batch."""
-        if self.last is None or self.last[0] is not shapes or self.last[1] is not layout:
-            self.last = shapes, layout, self.make(shapes, layout)
-        return self.last[2]
+        if self._last is None or self._last[0] is not shapes or self._last[1] is not layout:
+            self._last = shapes, layout, self._make(shapes, layout)
+        return self._last[2]
 
-    @property
-    def draft(self) -> MakeProgram:
-        """The draft of ``make``; this object if ``make`` has no quicker draft."""
-        draft = self.make.draft
-        return self if draft is self.make else draft
+    @cached_property
+    def draft(self) -> Remembered:
+        """The draft of the maker, remembered; this object if it has no quicker draft."""
+        draft = self._make.draft
+        return self if draft is self._make else Remembered(draft)
 
     @property
     def chooses_recomputation(self) -> bool:
-        """Whether ``make`` chooses recomputation."""
-        return self.make.chooses_recomputation
+        """Whether the maker chooses recomputation."""
+        return self._make.chooses_recomputation
 
 
 def _recomputing(

@@ -58,59 +58,18 @@ def components(count, one, other):  # type: ignore[no-untyped-def]
     return label
 
 
-def find_consumers(draft: Program, assignment: Assignment) -> tuple[IntArray, IntArray]:
-    """Return the first and last LLM microbatch whose samples a chunk holds ``[all chunks]``."""
-    label = np.asarray(assignment.modules[draft.model.llm_index].microbatch)
-    first = []
-    last = []
-    for module, rows in zip(draft.model.modules, draft.chunks, strict=True):
-        if not len(rows):
-            continue
-        microbatches = label[module.owners(draft.shapes, rows.members)]
-        first.append(np.minimum.reduceat(microbatches, rows.offsets[:-1]))
-        last.append(np.maximum.reduceat(microbatches, rows.offsets[:-1]))
-    return np.concatenate(first), np.concatenate(last)
-
-
-def number_groups(component: IntArray, first_llm: IntArray, chunk_set: IntArray) -> tuple[IntArray, IntArray]:
-    """Return group of every chunk ``[chunks]`` and set of every group ``[groups]``; order: set, first LLM microbatch.
-
-    A component is a microbatch with its encoders' chunks; for every chunk it is known with its first LLM microbatch and
-    its set of lanes ``[chunks]``.
-    """
-    num_groups = int(component.max()) + 1
-    arrival = np.full(num_groups, np.iinfo(np.int64).max)
-    group_set = np.zeros(num_groups, np.int64)
-    np.minimum.at(arrival, component, first_llm)
-    group_set[component] = chunk_set
-    order = np.lexsort((arrival, group_set))
-    group = np.empty(num_groups, np.int64)
-    group[order] = np.arange(num_groups)
-    return group[component], group_set[order]
-
-
-def ranks_in_groups(group: IntArray, first_llm: IntArray, last_llm: IntArray) -> IntArray:
-    """Return the place of each chunk's forward and backward in its group ``[2, chunks]``.
-
-    Forwards go by the first LLM microbatch they serve, then along the chain, backwards by the last, then against it.
-    """
-    chunk = np.arange(len(group))
-    first = offsets_from_counts(np.bincount(group))
-    rank = np.empty((2, len(group)), np.int64)
-    for row, keys in zip(rank, ((chunk, first_llm, group), (-chunk, last_llm, group)), strict=True):
-        row[np.lexsort(keys)] = chunk - np.repeat(first[:-1], np.diff(first))
-    return rank
-
-
 @dataclass(frozen=True, slots=True)
 class ChunkGroups:
     """Groups of a draft's chunks; chunks of all modules are numbered in one sequence.
+
+    A group is a microbatch with its encoders' and generators' chunks.
 
     Attributes:
         chunk: of each forward and backward ``[first_action[-1]]``.
         chunk_set: set of lanes that each is on ``[chunks]``.
         group: of each; groups go by set, then by first LLM microbatch ``[chunks]``.
-        rank: see ``ranks_in_groups`` ``[2, chunks]``.
+        rank: place of each chunk's forward and backward in its group ``[2, chunks]``. Forwards go by the first LLM
+            microbatch they serve, then along the chain, backwards by the last, then against it.
         first_group: of each set ``[sets + 1]``.
     """
 
@@ -124,13 +83,29 @@ class ChunkGroups:
 def chunk_groups(draft: Program, assignment: Assignment, action_set: IntArray, num_sets: int) -> ChunkGroups:
     """Group a draft's chunks; ``action_set`` is the set of each forward and backward ``[first_action[-1]]``."""
     count = int(draft.first_action[-1])
-    wait = rows_of(draft.dep_offsets)
-    need = draft.dep_actions
     first_chunk = offsets_from_counts(np.array([len(chunks) for chunks in draft.chunks]))
     chunk = draft.chunk[:count].astype(np.int64) + first_chunk[draft.module[:count]]
     chunk_set = np.zeros(first_chunk[-1], np.int64)
     chunk_set[chunk] = action_set
-    first_llm, last_llm = find_consumers(draft, assignment)
-    group, group_set = number_groups(components(len(chunk_set), chunk[wait], chunk[need]), first_llm, chunk_set)
+    # First and last LLM microbatch whose samples a chunk holds.
+    label = np.asarray(assignment.modules[draft.model.llm_index].microbatch)
+    first_llm, last_llm = np.zeros((2, len(chunk_set)), np.int64)
+    for module, rows, start in zip(draft.model.modules, draft.chunks, first_chunk, strict=False):
+        if len(rows):
+            microbatches = label[module.owners(draft.shapes, rows.members)]
+            first_llm[start : start + len(rows)] = np.minimum.reduceat(microbatches, rows.offsets[:-1])
+            last_llm[start : start + len(rows)] = np.maximum.reduceat(microbatches, rows.offsets[:-1])
+    component = components(len(chunk_set), chunk[rows_of(draft.dep_offsets)], chunk[draft.dep_actions])
+    arrival = np.full(int(component.max()) + 1, np.iinfo(np.int64).max)
+    group_set = np.zeros(len(arrival), np.int64)
+    np.minimum.at(arrival, component, first_llm)
+    group_set[component] = chunk_set
+    order = np.lexsort((arrival, group_set))
+    group = np.argsort(order, kind="stable")[component]
+    number = np.arange(len(group))
+    first = offsets_from_counts(np.bincount(group))
+    rank = np.empty((2, len(group)), np.int64)
+    for row, keys in zip(rank, ((number, first_llm, group), (-number, last_llm, group)), strict=True):
+        row[np.lexsort(keys)] = number - np.repeat(first[:-1], np.diff(first))
     first_group = offsets_from_counts(np.bincount(group_set, minlength=num_sets))
-    return ChunkGroups(chunk, chunk_set, group, ranks_in_groups(group, first_llm, last_llm), first_group)
+    return ChunkGroups(chunk, chunk_set, group, rank, first_group)

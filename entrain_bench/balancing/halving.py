@@ -11,12 +11,10 @@ from itertools import chain, islice
 import numpy as np
 
 from entrain_bench.balancing.candidates import ENOUGH, Remembered, check_memory, heaviest
-from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive, log2
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import UserError
-from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import MAX_SAMPLES
 from entrain_bench.specs.model import ModelSpec
@@ -36,21 +34,12 @@ class Offer[What]:
     what: What
 
 
-def _always(_: object) -> bool:
-    return True
-
-
-def by_turns[What](
-    offers: Sequence[Offer[What]], runs: Callable[[Offer[What]], bool] = _always
-) -> Iterator[Offer[What]]:
+def by_turns[What](offers: Sequence[Offer[What]], runs: Callable[[Offer[What]], bool] = bool) -> Iterator[Offer[What]]:
     """Offers that run, each once: by turns the best that is left of all and of every value of every knob.
 
     Values take their turns by rising best estimate; equal estimates go by index. An offer that does not run costs its
-    value no turn: the best estimates of a value often are those that exceed memory.
-
-    Args:
-        offers: in any order.
-        runs: whether an offer can be taken; asked once of each until the caller stops.
+    value no turn: the best estimates of a value often are those that exceed memory. ``runs`` is asked once of each
+    offer until the caller stops.
     """
     rising = sorted(range(len(offers)), key=lambda index: decisive(offers[index].estimated_s))
     values: dict[object, list[int]] = {}
@@ -185,21 +174,6 @@ def _middles(order: Sequence[int], strata: int) -> list[int]:
     return [order[(2 * stratum + 1) * len(order) // (2 * strata)] for stratum in range(strata)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Makers:
-    """Full and quick programs of a strategy, the last of each remembered; a ``MakeProgram``."""
-
-    full: Remembered
-    draft: Remembered
-
-    def __call__(self, shapes: SampleShapes, layout: Layout) -> Program:
-        return self.full(shapes, layout)
-
-    @property
-    def chooses_recomputation(self) -> bool:
-        return self.full.chooses_recomputation
-
-
 @dataclass
 class Trials:
     """Simulations of candidates on the tuning batches; each is counted once.
@@ -211,16 +185,11 @@ class Trials:
     """
 
     profile: Profile
-    make_program: MakeProgram
+    make_program: Remembered
     batches: TuningBatches
     simulated: int = 0
     refused: list[UserError] = field(default_factory=list)
     _known: dict[tuple[object, ...], float | None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        full = Remembered(self.make_program)
-        draft = self.make_program.draft
-        self._makers = _Makers(full, full if draft is self.make_program else Remembered(draft))
 
     @cached_property
     def weight(self) -> int:
@@ -237,8 +206,8 @@ class Trials:
         if key not in self._known:
             shapes = self.batches.drawn[index]
             try:
-                check_memory(self.profile, layout, self._makers, [shapes])
-                self._known[key] = decisive(self.profile.trial_s(self._makers.draft(shapes, layout)))
+                check_memory(self.profile, layout, self.make_program, [shapes])
+                self._known[key] = decisive(self.profile.trial_s(self.make_program.draft(shapes, layout)))
                 self.simulated += self.weight
             except UserError as error:
                 # Its frames would keep a program each.
@@ -267,7 +236,7 @@ class Trials:
         error = float(np.std(ahead, ddof=1)) / len(ahead) ** 0.5 if len(ahead) > 1 else 0.0
         if decisive(float(ahead.mean())) <= decisive(error):
             return False
-        if self._makers.draft is self._makers.full:
+        if self.make_program.draft is self.make_program:
             return True
         return self._full_s(layout) < self._full_s(over)
 
@@ -292,11 +261,11 @@ class Trials:
         drawn = self.batches.drawn
         try:
             chosen = heaviest(drawn, job)
-            need = check_memory(self.profile, layout, self._makers, [drawn[index] for index in chosen])
+            need = check_memory(self.profile, layout, self.make_program, [drawn[index] for index in chosen])
             later = self.make_program.chooses_recomputation
             if need > ENOUGH * job.planning_budget_bytes and not later:
                 others = (batch for index, batch in enumerate(drawn) if index not in chosen)
-                check_memory(self.profile, layout, self._makers, others)
+                check_memory(self.profile, layout, self.make_program, others)
         except UserError as error:
             self.refused.append(error.with_traceback(None))
             return False
@@ -352,14 +321,10 @@ def _drafted(
 def halved(
     trials: Trials, offers: Sequence[Offer[Layout]], budget: int, entered: Sequence[Layout] = ()
 ) -> list[Layout]:
-    """The finalists of successive halving, the fastest first.
+    """The finalists of successive halving, the fastest first; the budget counts simulated batches.
 
-    Args:
-        trials: simulates.
-        offers: candidates.
-        budget: simulated batches, for ``entered`` as well.
-        entered: layouts that are in the last round in any case; the first stays ahead of all that are not faster by
-            more than a standard error.
+    ``entered`` are layouts that are in the last round in any case; the first stays ahead of all that are not faster by
+    more than a standard error.
     """
     count = max(1, budget // trials.weight)
     batches = trials.batches

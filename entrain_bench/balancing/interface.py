@@ -47,10 +47,6 @@ class Planner(Protocol):
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """Return the layout for ``profile.job``. A planner sees only the samples it draws from the profile.
 
-        Args:
-            profile: samples and measurements.
-            make_program: returns the program that the strategy's assigner and scheduler make of a batch and layout.
-
         Raises:
             UserError: if no layout meets the request, fits the layers or fits in memory; it states the shortage.
         """

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all
 from entrain_bench.balancing.rounds import rounds_program
@@ -34,20 +33,9 @@ from entrain_bench.specs.shapes import SampleShapes
 
 @dataclass(frozen=True, slots=True)
 class ZeroBubble(Recomputation):
-    """Base of the two zero-bubble schedulers.
-
-    Attributes:
-        max_weight_delay: microbatches by which a weight pass comes after its backward at most; None: as many as the
-            schedule says, as far as memory allows.
-    """
+    """Base of the two zero-bubble schedulers."""
 
     handles_generators: ClassVar[bool] = True
-
-    max_weight_delay: int | None = None
-
-    def __post_init__(self) -> None:
-        Recomputation.__post_init__(self)
-        check_least(self, "strategy.scheduler", 0, "max_weight_delay")
 
     def delayed(self, make: Callable[[int], Program], longest: int, profile: Profile) -> Program:
         """Return the program with the longest delay of weight passes that fits memory; no delay if none fits.
@@ -55,8 +43,6 @@ class ZeroBubble(Recomputation):
         A backward leaves its weight pass about as much as it frees, and recomputation saves nothing of that. ``make``
         gives the program whose weight passes come so many microbatches after their backwards at most.
         """
-        if self.max_weight_delay is not None:
-            return self.within_memory(make(min(self.max_weight_delay, longest)), profile)
         recomputes = self.chooses_recomputation and profile.job.request.recompute is None
 
         def fits(program: Program) -> bool:
@@ -64,9 +50,8 @@ class ZeroBubble(Recomputation):
             return bool(profile.memory.peak_bytes(frugal).max() <= profile.job.planning_budget_bytes)
 
         program = make(longest)
-        least = 0
         if longest and not fits(program):
-            # Bisection: `least` fits, or is 0; `longest` does not fit.
+            least = 0
             program = make(0)
             while longest - least > 1:
                 middle = (least + longest) // 2
@@ -89,11 +74,7 @@ class ZeroBubbleH1(ZeroBubble):
     """
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """Return the program.
-
-        Raises:
-            IncompatibleError: if the modules do not form a chain of one stage a rank.
-        """
+        """Return the program; ``IncompatibleError`` if the modules do not form a chain of one stage a rank."""
         model = profile.job.model
         behind = stages_behind(layout, model.llm_index)
         last = max(int(stages.max()) for stages in behind)
@@ -110,11 +91,7 @@ class ZeroBubbleV(ZeroBubble):
     """ZB-V: two stages a rank, down the ranks and back up, without a bubble if F = B = W (section 6)."""
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """Return the program.
-
-        Raises:
-            IncompatibleError: if the stages do not go down the ranks and back.
-        """
+        """Return the program; ``IncompatibleError`` if the stages do not go down the ranks and back."""
         valley = find_valley(profile.job.model, layout)
         if valley is None:
             raise IncompatibleError(
@@ -237,14 +214,8 @@ def interleaved_slots(
 
     A rank runs groups of as many microbatches as there are ranks, each group through all of the rank's stages before
     the next one, backwards from the last stage to the first. It warms up with (stages a rank - 1) groups and two
-    forwards for every rank behind it.
-
-    Args:
-        microbatch: position in the replica's order ``[chunks]``.
-        last: position in whose place the chunk runs backward ``[chunks]``.
-        num_microbatches: microbatches of that replica, a multiple of the ranks ``[chunks]``.
-        num_ranks: ranks (blocks) of the pipeline.
-        stages_per_rank: virtual stages of each.
+    forwards for every rank behind it. A chunk runs forward by its position in the replica's order, backward in the
+    place of ``last``; its replica has so many microbatches, a multiple of the ranks ``[chunks]``.
     """
     turn, rank = np.divmod(np.arange(num_ranks * stages_per_rank), num_ranks)
     warmup = 2 * (num_ranks - 1 - rank) + (stages_per_rank - 1) * num_ranks
@@ -315,11 +286,7 @@ class Interleaved(OneForwardOneBackward):
     handles_widths: ClassVar[bool] = True
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """Return the program.
-
-        Raises:
-            IncompatibleError: if the modules form no chain, or no interleaved one.
-        """
+        """Return the program; ``IncompatibleError`` if the modules form no chain, or no interleaved one."""
         model = profile.job.model
         if layout.modules[0].widths:
             self._refuse_eager("groups of several widths")

@@ -105,6 +105,11 @@ class LayerProfile:
         """Return measured times of one layer of each kind on one packed microbatch with sequences of these lengths."""
         return self.measure_packs(module, lengths, np.array([0, len(lengths)]), tp, cp)
 
+    def layer_s(self, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> FloatArray:
+        """Return measured forward and backward seconds of every layer on one packed microbatch ``[layers]``."""
+        kind_s = np.array([float(times.total_s[0]) for times in self.measure(module, lengths, tp, cp)])
+        return kind_s[module.layer_kind]
+
     def measure_packs(
         self, module: ModuleSpec, lengths: IntArray, offsets: IntArray, tp: int, cp: int, split: bool = False
     ) -> list[PassTimes]:

@@ -15,7 +15,6 @@ import numpy as np
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.compiled import inlined, njit
-from entrain_bench.base.errors import require
 
 # This close to the trivial bound nothing is left to solve; a smaller gain is no gain.
 CLOSE = 1e-6
@@ -312,6 +311,43 @@ def _fill_groups(order, size, load, fewest_first):  # type: ignore[no-untyped-de
     return group
 
 
+def balanced_in_steps(size: FloatArray, num_groups: int, step: int, carry: bool, fewest_first: bool = True) -> IntArray:
+    """Group of each sample by ``balanced_groups`` among ``step`` consecutive ones; ``carry``: earlier loads count."""
+    group = np.empty(len(size), np.int64)
+    load = np.zeros(num_groups)
+    for first in range(0, len(size), step):
+        part = slice(first, first + step)
+        group[part] = balanced_groups(size[part], num_groups, load, fewest_first)
+        if carry:
+            load += np.bincount(group[part], weights=size[part], minlength=num_groups)
+    return group
+
+
+def place_in_group(group: IntArray) -> IntArray:
+    """Place of each entry among those of its group, in order ``[entries]``."""
+    counts = np.bincount(group)
+    place = np.empty(len(group), np.int64)
+    place[np.argsort(group, kind="stable")] = np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return place
+
+
+@njit()
+def next_fit(size, order, room):  # type: ignore[no-untyped-def]
+    """Bin of each entry, in the given order: the open one, or a new one if it does not fit into that ``[entries]``."""
+    chosen = np.empty(len(order), np.int64)
+    current = 0
+    left = room
+    empty = True
+    for entry in order:
+        if size[entry] > left and not empty:
+            current = current + 1
+            left = room
+        chosen[entry] = current
+        left = left - size[entry]
+        empty = False
+    return chosen
+
+
 def longest_first_by_row(cost: FloatArray, row: IntArray, num_bins: int) -> IntArray:
     """Bin of each unit by LPT within its row: by falling cost, each to the bin with the least so far ``[units]``.
 
@@ -341,19 +377,11 @@ RESOLUTION = 1 << 40
 def largest_differencing(weight: IntArray | FloatArray, num_parts: int, equal_count: bool = False) -> IntArray:
     """Part of each item ``[items]``, so that the parts' sums of weights are about equal.
 
-    Parts are numbered by falling sum. Of equal differences the earlier partition goes first, so that equal inputs give
-    equal results.
-
-    Args:
-        weight: of each item, at least 0; whole numbers are exact, others are rounded to ``RESOLUTION`` ``[items]``.
-        num_parts: parts, at least 1.
-        equal_count: whether parts have equally many items, or differ by one where the number does not divide. Items of
-            neighbouring weight then start in one partition, one in each part.
-
-    Raises:
-        UserError: for less than one part.
+    Parts are numbered by falling sum; of equal differences the earlier partition goes first. Weights are at least 0;
+    whole numbers are exact, others are rounded to ``RESOLUTION``. With ``equal_count`` parts have equally many items,
+    or differ by one where the number does not divide: items of neighbouring weight then start in one partition, one in
+    each part.
     """
-    require(num_parts >= 1, "parts", num_parts, "at least 1")
     given = np.asarray(weight)
     if not len(given):
         return np.zeros(0, np.int64)

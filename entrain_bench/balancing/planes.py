@@ -26,7 +26,6 @@ from entrain_bench.balancing.rounds import (
 from entrain_bench.balancing.tuning import Candidates, chosen_layout
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import IncompatibleError, UserError
-from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.shapes import SampleShapes
@@ -146,18 +145,14 @@ class PlaneEstimates:
         if key not in self._estimates:
             try:
                 program = self.make_program(self.batch, layout)
-                self._estimates[key] = packed_iteration_s(program, profile), count_rounds(program)
+                rounds = 1 + int(program.chunks[program.model.llm_index].microbatch.max())
+                self._estimates[key] = packed_iteration_s(program, profile), rounds
             except UserError as error:
                 self._estimates[key] = error.with_traceback(None)
         estimate = self._estimates[key]
         if isinstance(estimate, UserError):
             raise estimate
         return Candidate(estimate[0], layout if own_rounds else replace(layout, num_microbatches=estimate[1]))
-
-
-def count_rounds(program: Program) -> int:
-    """Return the number of LLM microbatches in a replica."""
-    return 1 + int(program.chunks[program.model.llm_index].microbatch.max())
 
 
 def sharded_job(job: Job) -> Job:

@@ -14,7 +14,7 @@ from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
-from entrain_bench.specs.job import Degrees, Job, divisors
+from entrain_bench.specs.job import Degrees, Job, LayoutRequest, divisors
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import Role
 from entrain_bench.specs.shapes import SampleShapes
@@ -101,14 +101,8 @@ def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max
 def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
     """Return consecutive layers per stage that minimize the slowest stage (arXiv:2605.27918, Algorithm 2, tier 1).
 
-    ``F(l, p) = min over l' < l of max(F(l', p - 1), sum of layers l'+1..l)``; O(layers^2 x stages).
-
-    Args:
-        layer_s: seconds of each layer for one microbatch ``[layers]``.
-        num_stages: number of stages.
-
-    Raises:
-        UserError: if there are more stages than layers.
+    ``F(l, p) = min over l' < l of max(F(l', p - 1), sum of layers l'+1..l)``; O(layers^2 x stages). Seconds are those
+    of each layer for one microbatch ``[layers]``. ``UserError`` if there are more stages than layers.
     """
     num_layers = len(layer_s)
     if num_stages > num_layers:
@@ -278,22 +272,28 @@ def place_cuts(job: Job, degrees: Degrees, layers: Sequence[int], recompute: Seq
     return layout
 
 
-def average_layer_s(profile: Profile, samples: SampleShapes, tp: int, cp: int) -> list[FloatArray]:
-    """Return the estimated forward and backward seconds of every layer on a microbatch of average samples.
+def mean_length(lengths: IntArray) -> int:
+    """Return the mean of lengths, rounded, at least 1; 1 for none."""
+    return max(1, round(float(lengths.mean()))) if len(lengths) else 1
 
-    One array ``[layers]`` per module.
-    """
+
+def average_layer_s(profile: Profile, samples: SampleShapes, tp: int, cp: int) -> list[FloatArray]:
+    """Return measured seconds of both passes of every layer on a mean microbatch, one array ``[layers]`` a module."""
     costs = []
     for module in profile.job.model.modules:
-        units = module.units(samples)
-        length = max(1, round(float(module.lengths(samples, units).mean()))) if len(units) else 0
-        count = max(1, round(profile.job.microbatch_size * len(units) / len(samples))) if len(units) else 0
-        if not count:
+        lengths = module.lengths(samples, module.units(samples))
+        if not len(lengths):
             costs.append(np.zeros(len(module.layers)))
             continue
-        times = profile.layers.measure(module, np.full(count, length), tp, cp)
-        costs.append(np.array([float(t.total_s[0]) for t in times])[module.layer_kind])
+        count = max(1, round(profile.job.microbatch_size * len(lengths) / len(samples)))
+        costs.append(profile.layers.layer_s(module, np.full(count, mean_length(lengths)), tp, cp))
     return costs
+
+
+def named_degrees(request: LayoutRequest) -> str:
+    """Return the requested degrees as a user writes them; ``layout`` if there are none."""
+    given = {name: getattr(request, name) for name in ("tp", "cp", "pp", "dp")}
+    return " ".join(f"layout.{name}={degree}" for name, degree in given.items() if degree) or "layout"
 
 
 def chain_starts(model: ModelSpec, pp: int, layers: Sequence[tuple[int, ...]], leading: bool) -> list[int]:

@@ -48,11 +48,7 @@ class ProfiledSamples:
         self._rng = np.random.default_rng([self._seed, 0x70726F66])
 
     def draw(self, num_samples: int) -> SampleShapes:
-        """Draw independent samples; every call draws new ones.
-
-        Raises:
-            UserError: for more than ``MAX_SAMPLES``.
-        """
+        """Draw independent samples; every call draws new ones; ``UserError`` for more than ``MAX_SAMPLES``."""
         require(num_samples <= MAX_SAMPLES, "strategy: profiled samples", num_samples, f"at most {MAX_SAMPLES}")
         return self._source.draw(num_samples, self._rng)
 

@@ -32,13 +32,8 @@ class ProgramTimes:
     def simulate(self, program: Program, duration_s: FloatArray, transfers: bool = False) -> FloatArray:
         """Return the estimated end of every action of a program, in seconds ``[actions]``.
 
-        Args:
-            program: the program.
-            duration_s: estimated seconds of each action ``[actions]``.
-            transfers: whether transfers take the time of ``handovers``; if not, they are free.
-
-        Raises:
-            DeadlockError: if the order of actions contradicts their dependencies.
+        With ``transfers`` these take the time of ``handovers``; otherwise they are free. ``DeadlockError`` if the order
+        of actions contradicts their dependencies.
         """
         if not transfers:
             return place_actions(program, duration_s, np.zeros(len(program.dep_actions)))[1]
@@ -49,14 +44,8 @@ class ProgramTimes:
     def iteration_s(self, program: Program, duration_s: FloatArray) -> float:
         """Return the estimated iteration time of a program in seconds, with transfers, weight gathers and the step.
 
-        Transfers never wait for a link.
-
-        Args:
-            program: the program.
-            duration_s: estimated seconds of each action ``[actions]``; values of steps are ignored.
-
-        Raises:
-            DeadlockError: if the order of actions contradicts their dependencies.
+        Transfers never wait for a link. Durations are estimated seconds of each action; those of steps are ignored
+        ``[actions]``. ``DeadlockError`` if the order of actions contradicts their dependencies.
         """
         costs = self._truth.step_costs
         layer_s = self._layers_s(program.layout)

@@ -55,9 +55,9 @@ def grouped(
     them, or open one of the least width at which they have both.
 
     Args:
-        seconds: that a sequence takes on a group of each width ``[widths, sequences]``.
+        seconds: that a sequence takes on a group of each width, rising powers of two ``[widths, sequences]``.
         bytes_: of a sequence, which its group shares ``[sequences]``.
-        widths: rising powers of two ``[widths]``.
+        widths: of groups ``[widths]``.
         num_ranks: of all groups together at most.
         room: bytes of a rank.
     """

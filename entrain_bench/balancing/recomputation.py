@@ -1,8 +1,7 @@
 """Recomputation by chunk: a program that recomputes everything buys time back with the memory its order leaves.
 
-For every lane an integer program: which chunks keep how many layers of which stage, so that the lane saves most seconds
-and nothing exceeds memory at any point of its order. Chunks hold activations from their forward to their backward, so
-every action bounds the sum over the intervals that it lies in.
+For every lane: which chunks keep how many layers of which stage, so that nothing exceeds memory at any point of its
+order. Chunks hold activations from their forward to their backward.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
-from ortools.sat.python import cp_model
 
 from entrain_bench.balancing.chunk_estimates import covered_layer_s
 from entrain_bench.balancing.options import check_choices
@@ -25,11 +23,8 @@ from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.recomputed_layers import covered_per_stage
 from entrain_bench.specs.model import ModuleSpec
 
-MEMORY = ("module", "stage", "greedy", "exact")
-# Work of the solver on one lane, in CP-SAT's deterministic time (about seconds), and how far it may stay from optimal.
-SOLVER_WORK = 0.2
-SOLVER_GAP = 0.002
-# Bytes and seconds as the integer program counts them.
+MEMORY = ("module", "stage", "greedy")
+# Bytes and seconds count in whole units, so that equal choices are equal on every machine.
 BYTES_UNIT = 1024
 SECONDS_UNIT = 1e-6
 
@@ -40,8 +35,8 @@ class Recomputation:
 
     Attributes:
         memory: ``module`` leaves recomputation to the planner, for modules as a whole; ``stage`` recomputes as many
-            layers of each stage as the order has no memory for, alike for all its chunks; ``greedy`` does so by chunk,
-            and ``exact`` solves the integer program for it. ``layout.recompute`` goes before it.
+            layers of each stage as the order has no memory for, alike for all its chunks; ``greedy`` does so by chunk.
+            ``layout.recompute`` goes before it.
     """
 
     memory: str = field(default="module", kw_only=True)
@@ -55,8 +50,8 @@ class Recomputation:
         return self.memory != "module"
 
     def draft(self) -> Self:
-        """Return the scheduler without integer programs."""
-        return replace(self, memory="greedy") if self.memory == "exact" else self
+        """Return the scheduler itself, because it searches for no order."""
+        return self
 
     def within_memory(self, program: Program, profile: Profile) -> Program:
         """Return the program with the recomputation that these options choose."""
@@ -64,12 +59,12 @@ class Recomputation:
             return program
         if self.memory == "stage":
             return recompute_by_stage(recompute_all(program), profile)
-        return recompute_by_chunk(recompute_all(program), profile, self.memory == "exact")
+        return recompute_by_chunk(recompute_all(program), profile)
 
 
 @dataclass(frozen=True, slots=True)
 class LaneOffers:
-    """Intervals of a lane that may keep activations, in the units of the integer program.
+    """Intervals of a lane that may keep activations, in units of bytes and seconds.
 
     Attributes:
         first, last: entries of the lane's order between which each interval holds its activations ``[intervals]``.
@@ -142,29 +137,27 @@ def _stages_fit(program: Program, index: int, profile: Profile) -> BoolArray:
     return np.array([not over[blocks.of_stage(stage)].any() for stage in range(blocks.num_stages)])
 
 
-def recompute_by_chunk(program: Program, profile: Profile, exact: bool = False) -> Program:
-    """Return the program with the least recomputation that its order has memory for, by chunk (``keep_what_fits``).
+def recompute_by_chunk(program: Program, profile: Profile) -> Program:
+    """Return the program with the least recomputation that its order has memory for, by chunk.
 
     It fits memory if everything is recomputed; what it says of recomputation is the most.
     """
     modules = zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
     layer_s = [covered_layer_s(module, placed, program.shapes, rows, profile) for module, placed, rows in modules]
-    return keep_what_fits(program, layer_s, profile, exact)
+    return keep_what_fits(program, layer_s, profile)
 
 
-def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: Profile, exact: bool = True) -> Program:
+def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> Program:
     """Return a program that recomputes all it can with the least recomputation that its order has memory for.
 
     ``forward_s`` are the believed seconds of the forward of a layer that recomputation covers, for each chunk and stage
-    ``[chunks, stages]``, by module. ``exact`` solves the integer program; otherwise its greedy beginning counts.
+    ``[chunks, stages]``, by module.
     """
     if not program.remade:
         return program
     kept = [layers.copy() for layers in program.remade]
     for lane, (module, chunk, stage) in zip(*_lanes(program, forward_s, profile), strict=True):
         choice = greedy(lane)
-        if exact:
-            choice = optimal(lane, choice)
         for index, layers in enumerate(kept):
             mine = module == index
             place = chunk[mine], stage[mine]
@@ -191,54 +184,6 @@ def _bought(order, first, last, most, size, spare):  # type: ignore[no-untyped-d
         for entry in range(first[index], last[index] + 1):
             spare[entry] -= kept[index] * size[index]
     return kept
-
-
-def optimal(lane: LaneOffers, hint: IntArray) -> IntArray:
-    """Return layers kept that save most time, up to ``SOLVER_GAP`` and ``SOLVER_WORK``; no worse than ``hint``."""
-    if np.array_equal(hint, lane.most) or not len(hint):
-        return hint
-    model = cp_model.CpModel()
-    kept = [model.new_int_var(0, most, "") for most in lane.most.tolist()]
-    for entry in np.flatnonzero(_bounding(lane)).tolist():
-        inside = np.flatnonzero((lane.first <= entry) & (entry <= lane.last)).tolist()
-        taken = cp_model.LinearExpr.weighted_sum([kept[i] for i in inside], [int(lane.size[i]) for i in inside])
-        model.add(taken <= int(lane.spare[entry]))
-    model.maximize(cp_model.LinearExpr.weighted_sum(kept, lane.gain.tolist()))
-    for variable, value in zip(kept, hint.tolist(), strict=True):
-        model.add_hint(variable, value)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = SOLVER_WORK
-    solver.parameters.relative_gap_limit = SOLVER_GAP
-    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return hint
-    solution = np.array([solver.value(variable) for variable in kept], np.int64)
-    return solution if (solution * lane.gain).sum() > (hint * lane.gain).sum() else hint
-
-
-def _bounding(lane: LaneOffers) -> BoolArray:
-    """Return the entries whose bound no other entry implies ``[entries]``.
-
-    While intervals begin, what is open grows; then it shrinks. Of entries on one side of such a hill only those count
-    that have less to spare than all with more open.
-    """
-    begins = np.zeros(len(lane.spare), np.bool_)
-    begins[lane.first] = True
-    bounding = np.zeros(len(lane.spare), np.bool_)
-    nothing = np.iinfo(np.int64).max
-    least = nothing
-    for entry in range(len(lane.spare) - 1, -1, -1):
-        least = nothing if not begins[entry] else least
-        if begins[entry] and lane.spare[entry] < least:
-            bounding[entry] = True
-            least = int(lane.spare[entry])
-    least = nothing
-    for entry in range(len(lane.spare)):
-        if begins[entry] or lane.spare[entry] < least:
-            bounding[entry] = bounding[entry] or not begins[entry]
-            least = int(lane.spare[entry])
-    return bounding
 
 
 def _lanes(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from entrain_bench.balancing.lpt import longest_first_by_row
-from entrain_bench.balancing.planning import partition_layers, partitions, stage_sums
+from entrain_bench.balancing.planning import chain_starts, partition_layers, partitions, stage_sums
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import recompute_all, recompute_by_chunk
 from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, one_f_one_b
@@ -60,8 +60,9 @@ def plane_layout(
     Raises:
         UserError: if groups have no power of two ranks, or the model or cluster cannot take the layout.
     """
-    firsts = _first_stages(job.model, layers, leading)
-    pp = max(first + len(split) for first, split in zip(firsts, layers, strict=True))
+    llm = job.model.llm_index
+    pp = len(layers[llm]) + (max(map(len, layers[:llm]), default=0) if leading else 0)
+    firsts = chain_starts(job.model, pp, layers, leading)
     positions = job.cluster.num_ranks // (tp * pp)
     ranks = np.arange(positions * tp * pp).reshape(pp, positions, tp).swapaxes(0, 1)
     widths = tuple((tp, 2**power) for power in range(positions.bit_length()))
@@ -83,22 +84,11 @@ def plane_layout(
     return layout
 
 
-def _first_stages(model: ModelSpec, layers: Sequence[Sequence[int]], leading: bool) -> list[int]:
-    """First stage of each module."""
-    ahead = max((len(split) for split in layers[: model.llm_index]), default=0) if leading else 0
-    last = ahead + len(layers[model.llm_index]) - 1
-    return [0 if i < model.llm_index else ahead if i == model.llm_index else last for i in range(len(layers))]
-
-
 def even_layers(model: ModelSpec, layer_s: Sequence[FloatArray], pp: int) -> list[tuple[list[tuple[int, ...]], bool]]:
     """Layers of each module's stages so that the slowest is fastest, and whether encoders have stages of their own.
 
-    One split for encoders on the LLM's first stage, and the best with leading ones; generators are on its last.
-
-    Args:
-        model: the model.
-        layer_s: seconds of every layer of each module.
-        pp: number of stages.
+    One split for encoders on the LLM's first stage, and the best with leading ones; generators are on its last. Seconds
+    are those of every layer of each module.
     """
     llm = model.llm_index
     whole = [(len(seconds),) for seconds in layer_s]

@@ -14,7 +14,7 @@ from itertools import islice, product
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import Candidate, fastest_in_trials
+from entrain_bench.balancing.candidates import Candidate, Remembered, fastest_in_trials
 from entrain_bench.balancing.halving import DRAFTS, FAR, Offer, Trials, by_turns, candidate_key, halved, tuning_batches
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.planning import average_layer_s, recompute_choices
@@ -64,8 +64,7 @@ def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
         for module in profile.job.model.modules:
             length = module.lengths(samples, module.units(samples)).max(initial=0)
             if length:
-                times = profile.layers.measure(module, np.array([length]), tp, cp)
-                seconds += float(np.array([float(kind.total_s[0]) for kind in times])[module.layer_kind].sum())
+                seconds += float(profile.layers.layer_s(module, np.array([length]), tp, cp).sum())
         return seconds
 
     for sized in profile.each_microbatch_size():
@@ -138,19 +137,12 @@ def asked(
 def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgram, budget: int) -> Layout:
     """Return the layout that runs the tuning batches fastest, among a planner's offers for the free knobs of a job.
 
-    The job with default values for its free knobs is tuned first, with the whole budget; its winner takes part in the
-    last round of the job as given, which has the budget once more. So a free knob costs nothing on these batches.
-
-    Args:
-        profile: of the job as given.
-        sets: the planner's sets of candidates, whose estimates need not compare.
-        make_program: the strategy's programs.
-        budget: simulated batches.
-
-    Raises:
-        UserError: why there is no candidate, or none fits.
+    The job with default values for its free knobs is tuned first, with the whole budget of simulated batches; its
+    winner takes part in the last round of the job as given, which has the budget once more. So a free knob costs
+    nothing on these batches. Estimates of different ``sets`` need not compare. ``UserError`` says why there is no
+    candidate, or none fits.
     """
-    trials = Trials(profile, make_program, tuning_batches(profile))
+    trials = Trials(profile, Remembered(make_program), tuning_batches(profile))
     chosen_later = make_program.chooses_recomputation
     samples = trials.batches.drawn[trials.batches.drafts[0]]
     most = max(2, int(budget * DRAFTS))
@@ -183,12 +175,9 @@ def chosen_layout(
         profile: of the job as given.
         candidates: by rising estimate, for a profile whose job has a microbatch size.
         make_program: the strategy's programs.
-        num_trials: of the planner's own (``fastest_in_trials``).
+        num_trials: of the planner's own (``fastest_in_trials``, also for errors).
         others: further sets, whose estimates do not compare with the first's.
         quick: candidates for the tuner, by estimates without simulated batches; None: the same.
-
-    Raises:
-        UserError: why there is no candidate, or none fits.
     """
     if profile.tuning_budget is None:
         return fastest_in_trials(profile, candidates, make_program, num_trials, others)

@@ -22,13 +22,15 @@ EAGER = ("none", "encoder", "all")
 
 
 @dataclass(frozen=True, slots=True)
-class WarmUp(Recomputation):
-    """Options of 1F1B schedulers: how many forwards run before the first backward.
+class OneForwardOneBackward(Recomputation):
+    """1F1B over the chain of all stages; a microbatch keeps its place in all modules.
 
     Attributes:
         eager: stages that warm up with more forwards than 1F1B's, one a stage behind: none, those of encoders, or all.
         max_extra_forwards: how many more at most; None: as many as memory allows.
     """
+
+    handles_generators: ClassVar[bool] = True
 
     eager: str = "none"
     max_extra_forwards: int | None = None
@@ -38,82 +40,46 @@ class WarmUp(Recomputation):
         check_choices(self, "strategy.scheduler", eager=EAGER)
         check_least(self, "strategy.scheduler", 0, "max_extra_forwards")
 
-    def in_chain(
-        self,
-        shapes: SampleShapes,
-        layout: Layout,
-        assignment: Assignment,
-        profile: Profile,
-        split_backward: bool = False,
-    ) -> Program:
-        """Return the 1F1B program over the chain of all stages (``chain_program``) with this warm-up.
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """Return the program; ``IncompatibleError`` if the modules do not form a chain."""
+        return self.in_chain(shapes, layout, assignment, profile)
 
-        Raises:
-            IncompatibleError: if the modules do not form a chain.
-        """
+    def in_chain(
+        self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile, split: bool = False
+    ) -> Program:
+        """Return the 1F1B program over the chain of all stages with this warm-up; ``split``: see ``chain_program``."""
         model = profile.job.model
         warmup = stages_behind(layout, model.llm_index)
-        program = chain_program(model, shapes, layout, assignment, warmup, split_backward)
+        program = chain_program(model, shapes, layout, assignment, warmup, split)
         if self.eager != "none" and self.max_extra_forwards != 0:
             freed = backward_microbatch(model, shapes, assignment, program.chunks)
-            warmup = eager_warmup(
-                profile,
-                shapes,
-                layout,
-                program.chunks,
-                freed,
-                profile.memory.handed_bytes(program),
-                self.eager == "encoder",
-                self.max_extra_forwards,
-            )
-            program = chain_program(model, shapes, layout, assignment, warmup, split_backward)
+            warmup = eager_warmup(program, freed, profile, self.eager == "encoder", self.max_extra_forwards)
+            program = chain_program(model, shapes, layout, assignment, warmup, split)
         return self.within_memory(program, profile)
 
 
-@dataclass(frozen=True, slots=True)
-class OneForwardOneBackward(WarmUp):
-    """1F1B over the chain of all stages; a microbatch keeps its place in all modules."""
-
-    handles_generators: ClassVar[bool] = True
-
-    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """Return the program.
-
-        Raises:
-            IncompatibleError: if the modules do not form a chain.
-        """
-        return self.in_chain(shapes, layout, assignment, profile)
-
-
 def eager_warmup(
-    profile: Profile,
-    shapes: SampleShapes,
-    layout: Layout,
-    chunks: Sequence[Chunks],
-    freed: Sequence[IntArray],
-    handed: tuple[FloatArray, FloatArray],
-    only_encoders: bool,
-    max_extra: int | None = None,
+    program: Program, freed: Sequence[IntArray], profile: Profile, only_encoders: bool, max_extra: int | None = None
 ) -> list[IntArray]:
     """Return the longest warm-up of each stage that fits the memory budget, for every module ``[stages]``.
 
     Never less than 1F1B's, and falling by at least one from stage to stage, so that no stage waits for a forward that
-    the stage before holds back. ``freed`` is the microbatch in whose slot each chunk runs backward, for every module
-    ``[chunks]``, ``handed`` the tensors between actions (``Memory.handed_bytes``). With ``only_encoders`` stages of the
-    LLM and of generators, and what shares their lanes, keep 1F1B's warm-up; ``max_extra`` limits the forwards beyond
-    it.
+    the stage before holds back. ``freed`` is the microbatch in whose slot each chunk of a 1F1B program runs backward,
+    for every module ``[chunks]``. With ``only_encoders`` stages of the LLM and of generators, and what shares their
+    lanes, keep 1F1B's warm-up; ``max_extra`` limits the forwards beyond it.
     """
     job = profile.job
     memory = profile.memory
-    given, moving = handed
+    layout = program.layout
+    given, moving = memory.handed_bytes(program)
     room = job.planning_budget_bytes - memory.lane_state_bytes(layout) - moving
     num_microbatches = 1 + max(int(last.max(initial=0)) for last in freed)
     # Of another module's tensors a microbatch that is held keeps its own.
     need = given[:, None] * (1.0 + np.arange(num_microbatches))
     for module, placed, blocks, rows, last in zip(
-        job.model.modules, layout.modules, layout.blocks, chunks, freed, strict=True
+        job.model.modules, layout.modules, layout.blocks, program.chunks, freed, strict=True
     ):
-        tokens = sum_rows(rows.offsets, module.lengths(shapes, rows.members))
+        tokens = sum_rows(rows.offsets, module.lengths(program.shapes, rows.members))
         kept, working = memory.token_bytes(module, placed)
         held = held_tokens(rows, tokens, placed.dp, num_microbatches, last)
         bytes_held = kept[:, None] * held + (working * tokens.max(initial=0.0))[:, None]

@@ -37,7 +37,7 @@ def speedup_over(reference: pd.DataFrame, data: pd.DataFrame, keys: Sequence[str
 def speedup_table(data: pd.DataFrame, reference: pd.DataFrame, keys: Sequence[str], on: Sequence[str]) -> pd.DataFrame:
     """Mean iteration times (``interval_over_seeds``), with ``speedup`` over reference runs (``speedup_over``)."""
     table = interval_over_seeds(data, keys, "iteration_time_s")
-    return table.join(speedup_over(reference, data, keys, on), on=keys)
+    return table.join(speedup_over(reference, data, keys, on), on=[*keys])
 
 
 def gain_text(row: Mapping[Hashable, Any], states: Mapping[str, str]) -> str:

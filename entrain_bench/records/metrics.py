@@ -127,6 +127,10 @@ class ExecutedIteration:
         return time_shares(self.timeline, self.num_gpus, self.need.gpu_s, remade_share(self.truth, self.program))
 
 
+def _share(name: str) -> Callable[[ExecutedIteration], float]:
+    return lambda run: run.shares[name]
+
+
 # Metrics of every run, in the order of the table's columns.
 SUITE: tuple[Metric, ...] = (
     Metric(TIME, "s", "low", lambda run: run.seconds),
@@ -147,7 +151,7 @@ SUITE: tuple[Metric, ...] = (
     Metric("lower_bound_s", "s", compute=lambda run: run.bound_s),
     Metric("gap_to_lower_bound", "1", "low", lambda run: run.seconds / run.bound_s - 1.0, least=-1.0),
     Metric("cluster_bound_s", "s", compute=lambda run: run.need.bound_s),
-    *(Metric(name, "1", compute=lambda run, name=name: run.shares[name]) for name in TIME_SHARES),
+    *(Metric(name, "1", compute=_share(name)) for name in TIME_SHARES),
 )
 # Metrics that training adds. A loss may be infinite or not a number.
 TRAINING = (

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import cos, pi
 from typing import Annotated
 
-from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
+from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.parse import Count, Rate, at_least
+from entrain_bench.specs.parse import Count, OneOf, Rate, at_least
 
 NotNegative = Annotated[float, at_least(0)]
 DEVICES = ("auto", "cpu", "cuda")
@@ -21,15 +21,6 @@ NON_FINITE = ("stop", "skip")
 PREPROCESSING = ("inline", "thread", "processes")
 # What samples hold: numbers made up of the seed, or what the workload's files hold.
 MADE_UP, FILES = DATA = ("made_up", "files")
-CHOICES = {
-    "device": DEVICES,
-    "dtype": DTYPES,
-    "kernels": KERNELS,
-    "data": DATA,
-    "learning_rate_decay": DECAYS,
-    "preprocessing": PREPROCESSING,
-    "on_non_finite": NON_FINITE,
-}
 # Work queues from host to device (docs.nvidia.com/deploy, CUDA MPS, topic 5.2.4). Their range, 1 to 32, is that of the
 # CUDA programming guide's table of environment variables, which was not read for this.
 VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -45,17 +36,17 @@ class TrainSettings:
     truth: CostTruth
     memory_budget_bytes: float
     num_ranks: Count = 4
-    device: str = "auto"
-    dtype: str = "auto"
-    kernels: str = "auto"
-    data: str = MADE_UP
+    device: Annotated[str, OneOf(DEVICES)] = "auto"
+    dtype: Annotated[str, OneOf(DTYPES)] = "auto"
+    kernels: Annotated[str, OneOf(KERNELS)] = "auto"
+    data: Annotated[str, OneOf(DATA)] = MADE_UP
     data_path: str | None = None
     data_root: str | None = None
     data_tokenizer: str | None = None
     learning_rate: NotNegative = 1e-3
     min_learning_rate: float = 0.0
     warmup_iterations: Annotated[int, at_least(0)] = 0
-    learning_rate_decay: str = "constant"
+    learning_rate_decay: Annotated[str, OneOf(DECAYS)] = "constant"
     decay_iterations: int = 0
     betas: tuple[float, ...] = (0.9, 0.999)
     weight_decay: NotNegative = 0.0
@@ -65,17 +56,14 @@ class TrainSettings:
     save_weights: str | None = None
     timeout_s: Rate = 120.0
     planning_timeout_s: Rate = 1800.0
-    on_non_finite: str = "stop"
+    on_non_finite: Annotated[str, OneOf(NON_FINITE)] = "stop"
     checkpoint_dir: str | None = None
     checkpoint_every: Count = 10
-    preprocessing: str = "thread"
+    preprocessing: Annotated[str, OneOf(PREPROCESSING)] = "thread"
     preprocessing_processes: Count | None = None
     profile_dir: str | None = None
 
     def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise unknown_choice(f"harness.{name}", getattr(self, name), choices)
         for name in ("data_path", "data_root", "data_tokenizer"):
             valid = getattr(self, name) is None or self.data == FILES
             require(valid, f"harness.{name}", getattr(self, name), f"null with harness.data={self.data}")

@@ -26,6 +26,7 @@ What a hook may know is in its arguments: shapes of samples, a layout, an assign
                         state, restore: go back to earlier draws
                         tuning_batches: the batches that the tuner of ``chosen_layout`` sees; mean_units: a mean sample
     layers              measure: seconds of one layer of each kind of a module, both passes, on a packed microbatch
+                        layer_s: likewise of every layer, forward and backward together
                         measure_packs: likewise for several packed microbatches
                         pack_times: seconds that a sequence adds to a packed microbatch, and that a microbatch costs
                         forward_fit: a x^2 + b x + c through measured forwards, for each layer kind

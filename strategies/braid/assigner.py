@@ -13,15 +13,14 @@ from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.compiled import njit
-from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError, require
+from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
-from .braid_layouts import others
 from .packs import fastest_packs
-from .work import chunk_layers_s, chunk_tokens, level_shares, stage_work, unit_layers_s
+from .work import chunk_layers_s, chunk_tokens, level_shares, others, stage_work, unit_layers_s
 
 # Chunks that cost so many times as much as a replica's mean one are placed before the others.
 HEAVY = 2.0
@@ -34,8 +33,6 @@ class BraidAssigner:
     What is said of encoders goes for generators as well.
 
     Attributes:
-        overhead: share of an encoder chunk's time that a chunk costs anyway, about: what its tokens follow from. Items
-            are never cut.
         balance: whether samples are balanced; otherwise they stay in order of arrival.
         compare: whether groups of several widths compare sizes and orders of packs (``packs``).
         level: whether encoder chunks level the ranks of a replica; otherwise all its copies get the same.
@@ -44,13 +41,9 @@ class BraidAssigner:
     handles_generators: ClassVar[bool] = True
     handles_widths: ClassVar[bool] = True
 
-    overhead: float = 0.05
     balance: bool = True
     compare: bool = True
     level: bool = True
-
-    def __post_init__(self) -> None:
-        require(0 < self.overhead < 1, "strategy.assigner.overhead", self.overhead, "above 0 and below 1")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Labels of every module's units.
@@ -85,7 +78,7 @@ class BraidAssigner:
             owner = module.owners(shapes, units)
             tokens = module.lengths(shapes, units)
             seconds = work[index].sum(axis=1)
-            most = chunk_tokens(profile, module, tokens, placed.tp, placed.cp, self.overhead)
+            most = chunk_tokens(profile, module, tokens, placed.tp, placed.cp)
             owners[index] = owner
             chunks[index] = deal_chunks(replica[owner], microbatch[owner], seconds, tokens, most)
         items = {index: (owners[index], chunks[index]) for index in owners}
@@ -197,13 +190,8 @@ def find_places(
 
     A microbatch has as many as an encoder has chunks of it, and as a generator has, one of them the LLM's. Encoder
     chunks take them in turn up to the LLM's, generator chunks from there on, so that nothing comes before what it
-    needs, whoever schedules it.
-
-    Args:
-        replica: of each sample ``[samples]``.
-        microbatch: of each sample ``[samples]``.
-        before: by encoder, of each item its sample and its chunk, counted in the microbatch ``[items]``.
-        behind: likewise by generator.
+    needs, whoever schedules it. ``before`` has by encoder, of each item its sample and its chunk, counted in the
+    microbatch ``[items]``; ``behind`` likewise by generator.
     """
     ahead, later = np.ones((2, 1 + int(replica.max(initial=0)), 1 + int(microbatch.max(initial=0))), np.int64)
     for count, items in ((ahead, before), (later, behind)):

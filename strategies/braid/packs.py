@@ -132,13 +132,8 @@ def dealt(
 ) -> Deal:
     """Samples on groups if none may take longer than ``limit_s`` where a wider group, or less memory, can help.
 
-    Args:
-        seconds: of each sample on each width ``[widths, samples]``.
-        bytes_: that it needs on a rank there ``[widths, samples]``.
-        widths: narrow to wide ``[widths]``.
-        num_ranks: of a stage.
-        room_bytes: for what a rank keeps.
-        limit_s: of a sample.
+    A sample takes seconds on each width, and bytes on a rank there ``[widths, samples]``; widths rise. A stage has
+    ``num_ranks``, a rank ``room_bytes`` for what it keeps.
     """
     cost = decisive(seconds * widths[:, None])
     good = (decisive(seconds) <= limit_s) & (bytes_ <= room_bytes)
@@ -513,16 +508,10 @@ def place_packs(
 ) -> IntArray:
     """Place of each sample's pack in the order in which ranks run them ``[samples]``.
 
-    Of a group's packs the largest is last, to hide the reduction.
-
-    Args:
-        deal: where samples go.
-        seconds: of each sample there ``[samples]``.
-        bytes_: that it keeps on each rank ``[samples]``.
-        running: bytes that its passes need while they run ``[samples]``.
-        room: bytes of a pack, at most, unless a sample needs more.
-        first: ``WIDE``: wide packs come first; ``NARROW``: narrow ones, so that wide packs, which take longest, hide
-            the reduction; ``SHARED``: a rank's last packs of all widths share a place.
+    Of a group's packs the largest is last, to hide the reduction. Samples take seconds, keep bytes on each rank and
+    need bytes while their passes run ``[samples]``; a pack has ``room`` unless a sample needs more. ``first``: ``WIDE``
+    packs come first; ``NARROW`` ones, so that wide packs, which take longest, hide the reduction; ``SHARED``: the last
+    packs of all widths share a place.
     """
     groups, group = np.unique(deal.width * (1 + deal.first.max()) + deal.first, return_inverse=True)
     most = np.zeros(len(groups))

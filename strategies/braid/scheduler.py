@@ -403,8 +403,7 @@ class BraidScheduler(Recomputation):
 
     def draft(self) -> BraidScheduler:
         """Return a scheduler with a shorter search."""
-        memory = "greedy" if self.memory == "exact" else self.memory
-        return replace(self, rollouts=min(self.rollouts, DRAFT_ROLLOUTS), memory=memory)
+        return replace(self, rollouts=min(self.rollouts, DRAFT_ROLLOUTS))
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """Return the program of a batch.

@@ -5,15 +5,23 @@ from __future__ import annotations
 import numpy as np
 
 from entrain_bench.balancing.chunk_estimates import packed_units_s
+from entrain_bench.balancing.planning import mean_length
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.compiled import inlined, njit
-from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
 # Bisection steps of a level: to a part in 10^12 of the greatest.
 LEVEL_STEPS = 40
+# Share of an encoder chunk's time that a chunk costs anyway, about: what its tokens follow from. Items are never cut.
+OVERHEAD = 0.05
+
+
+def others(model: ModelSpec) -> dict[int, ModuleSpec]:
+    """All modules but the LLM, by their positions in the model."""
+    return {index: module for index, module in enumerate(model.modules) if index != model.llm_index}
 
 
 def unit_layers_s(
@@ -30,19 +38,16 @@ def chunk_layers_s(profile: Profile, module: ModuleSpec, tp: int, cp: int, recom
     return np.asarray(forward + backward + forward * _remade(module, recompute))
 
 
-def chunk_tokens(profile: Profile, module: ModuleSpec, lengths: IntArray, tp: int, cp: int, overhead: float) -> float:
-    """Tokens of a chunk of which a share of its time, the overhead, is what a chunk costs anyway.
-
-    A unit of the mean of the given lengths counts.
-    """
+def chunk_tokens(profile: Profile, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> float:
+    """Tokens of a chunk of which ``OVERHEAD`` of its time is what a chunk costs anyway, at units of mean length."""
     if not len(lengths):
         return 1.0
-    mean = max(1, round(float(lengths.mean())))
+    mean = mean_length(lengths)
     times = profile.layers.pack_times(module, tp, cp)
     counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
     added_s = float(matmul(times.of(np.array([mean]))[:, 0], counts).sum())
     fixed_s = float(matmul(times.chunk_s, counts).sum())
-    return max(1.0, mean * (fixed_s / max(added_s, 1e-12)) * (1 / overhead - 1))
+    return max(1.0, mean * (fixed_s / max(added_s, 1e-12)) * (1 / OVERHEAD - 1))
 
 
 def _remade(module: ModuleSpec, recompute: bool) -> FloatArray:
@@ -145,9 +150,8 @@ def split_evenly(llm_s, encoders_s, offsets, llm_blocks, grid, copies_abreast): 
         grid: segments, stages of a copy of an encoder, lanes that such a stage takes.
         copies_abreast: copies of an encoder on one segment.
 
-    Returns:
-        First layer of each stage, and the number of layers, of the LLM ``[stages + 1]`` and of the encoders
-        ``[encoders, stages + 1]``; seconds of the busiest lane.
+    Returns first layers of the stages, and the number of layers, of the LLM ``[stages + 1]`` and of the encoders
+    ``[encoders, stages + 1]``; seconds of the busiest lane.
     """
     segments, stages, width = grid
     lanes = segments * stages * width

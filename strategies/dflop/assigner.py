@@ -7,7 +7,6 @@ durations and of LLM durations of every bucket at most C_max.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from time import perf_counter
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -17,7 +16,7 @@ from entrain_bench.balancing.corrected import observed
 from entrain_bench.balancing.correction import Corrector, shape_classes
 from entrain_bench.balancing.lpt import CLOSE, by_falling, deal, lpt_with_exchange, trivial_bound
 from entrain_bench.balancing.options import check_choices, check_least
-from entrain_bench.balancing.planning import recompute_factor
+from entrain_bench.balancing.planning import mean_length, recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import require
@@ -27,7 +26,7 @@ from entrain_bench.program.timeline import Timeline
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
-from .profiling import encoder_cost, llm_cost, mean_tokens
+from .profiling import encoder_cost, llm_cost
 
 # Costs in the integer program, in parts of the largest sum at the start.
 RESOLUTION = 1_000_000
@@ -35,21 +34,9 @@ RESOLUTION = 1_000_000
 PROGRAM_SHARE = 0.02
 # Programs in a row that improve nothing before the search ends.
 PATIENCE = 16
-# Share of the wall time after which everything should have ended: CP-SAT looks at the clock only now and then.
-TIME_SHARE = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class SolverLimits:
-    """Limits of CP-SAT.
-
-    Attributes:
-        work: CP-SAT's deterministic time, which makes a solve that it ends repeat itself; 0: no solver.
-        seconds: wall time, building the program included; None: no limit.
-    """
-
-    work: float
-    seconds: float | None = None
+# The largest global batch that goes to the solver; larger ones keep what LPT with exchange finds (131,072 samples of
+# coco take 5.1 s with the solver and 0.46 s without; x86-64, 2026-11).
+SOLVER_SAMPLES = 8192
 
 
 def makespan(cost: FloatArray, bucket: IntArray, num_buckets: int) -> float:
@@ -57,19 +44,21 @@ def makespan(cost: FloatArray, bucket: IntArray, num_buckets: int) -> float:
     return float(_highs(cost, bucket, num_buckets).max())
 
 
-def balance(cost: FloatArray, num_buckets: int, limits: SolverLimits) -> IntArray:
-    """Bucket of each item, by its encoder and LLM duration ``[items, 2]``: LPT with exchange, then CP-SAT."""
+def balance(cost: FloatArray, num_buckets: int, work: float) -> IntArray:
+    """Bucket of each item, by its encoder and LLM duration ``[items, 2]``: LPT with exchange, then CP-SAT.
+
+    ``work`` is CP-SAT's deterministic time, which makes a solve that it ends repeat itself; 0: no solver.
+    """
     start = lpt_with_exchange(cost, num_buckets)
-    return improve(cost, num_buckets, start, limits) if limits.work else start
+    return improve(cost, num_buckets, start, work) if work else start
 
 
-def improve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverLimits) -> IntArray:
+def improve(cost: FloatArray, num_buckets: int, start: IntArray, most_work: float) -> IntArray:
     """Lower C_max of ``start`` by integer programs over the fullest bucket and a few others; deterministic.
 
     First with the least full one. After every second program that gives nothing one more bucket joins, chosen at
     random, up to the program over all buckets. Nothing ever gets worse.
     """
-    deadline = np.inf if limits.seconds is None else perf_counter() + limits.seconds * TIME_SHARE
     bucket = start.copy()
     work = 0.0
     misses = 0
@@ -77,19 +66,20 @@ def improve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverL
     high = _highs(cost, bucket, num_buckets)
     members = split_by_label(bucket, num_buckets)
     rng = np.random.default_rng(0)
-    while work < limits.work and misses < PATIENCE:
+    while work < most_work and misses < PATIENCE:
         fullest = int(high.argmax())
         size = min(2 + misses // 2, num_buckets)
-        left = deadline - perf_counter()
-        if left <= 0 or high[fullest] <= bound:
+        if high[fullest] <= bound:
             break
-        emptiest = np.where(np.arange(num_buckets) == fullest, np.inf, high).argmin()
-        others = _others(fullest, num_buckets, size - 1, rng) if misses else np.array([emptiest])
+        others = np.array([np.where(np.arange(num_buckets) == fullest, np.inf, high).argmin()])
+        if misses:
+            drawn = rng.choice(num_buckets - 1, size - 1, replace=False)
+            others = drawn + (drawn >= fullest)
         group = np.sort(np.append(others, fullest))
         items = np.sort(np.concatenate([members[one] for one in group]))
         before = np.searchsorted(group, bucket[items])
-        most = limits.work - work if size == num_buckets else limits.work * PROGRAM_SHARE
-        after, spent = solve(cost[items], size, before, SolverLimits(most, left))
+        most = most_work - work if size == num_buckets else most_work * PROGRAM_SHARE
+        after, spent = solve(cost[items], size, before, most)
         work += spent
         if makespan(cost[items], after, size) < high[fullest] * (1 - CLOSE):
             bucket[items] = group[after]
@@ -104,12 +94,6 @@ def improve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverL
     return bucket
 
 
-def _others(fullest: int, num_buckets: int, count: int, rng: np.random.Generator) -> IntArray:
-    """Different buckets beside the fullest, drawn at random ``[count]``."""
-    drawn = rng.choice(num_buckets - 1, count, replace=False)
-    return np.asarray(drawn + (drawn >= fullest))
-
-
 class _BucketModel(cp_model.CpModel):
     """A program without the old names of its methods, which take longer to make than a program of a few items."""
 
@@ -117,26 +101,18 @@ class _BucketModel(cp_model.CpModel):
         pass
 
 
-def solve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverLimits) -> tuple[IntArray, float]:
+def solve(cost: FloatArray, num_buckets: int, start: IntArray, work: float) -> tuple[IntArray, float]:
     """One integer program by CP-SAT, from ``start``.
 
     Buckets are interchangeable: the k-th item by falling cost may only go to the first k buckets.
 
-    CP-SAT takes a program in, and its result is read, without a look at the clock, together in less time than building
-    took (two thirds, x86-64, 2026-11). That long is kept for them: a program that takes half of the time to build is
-    given up.
-
     Returns:
-        The best assignment found, ``start`` if none, and the deterministic time taken.
+        The best assignment found, ``start`` if none, and the deterministic time taken, ``work`` at most.
     """
-    started = perf_counter()
-    limit_s = np.inf if limits.seconds is None else limits.seconds
-
-    def left_s() -> float:
-        return limit_s - 2 * (perf_counter() - started)
-
     order = by_falling(cost)
-    hint = _first_seen(start[order])
+    # The same partition with buckets numbered in the order in which they appear.
+    _, first, label = np.unique(start[order], return_index=True, return_inverse=True)
+    hint = np.argsort(np.argsort(first, kind="stable"), kind="stable")[label]
     weight = np.rint(cost[order] * (RESOLUTION / makespan(cost, start, num_buckets)))
     most = int(makespan(weight, hint, num_buckets))
     model = _BucketModel()
@@ -144,15 +120,11 @@ def solve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverLim
     model.add_hint(largest, most)
     rows = []
     for item in range(len(order)):
-        if left_s() <= 0:
-            return start.copy(), 0.0
         row = [model.new_bool_var("") for _ in range(min(item + 1, num_buckets))]
         model.add_exactly_one(row)
         model.add_hint(row[hint[item]], True)
         rows.append(row)
     for bucket in range(min(num_buckets, len(order))):
-        if left_s() <= 0:
-            return start.copy(), 0.0
         literals = [row[bucket] for row in rows[bucket:]]
         for weights in weight[bucket:].T.astype(np.int64).tolist():
             model.add(cp_model.LinearExpr.weighted_sum(literals, weights) <= largest)
@@ -160,8 +132,7 @@ def solve(cost: FloatArray, num_buckets: int, start: IntArray, limits: SolverLim
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = limits.work
-    solver.parameters.max_time_in_seconds = max(0.0, left_s())
+    solver.parameters.max_deterministic_time = work
     # The program is as tight as presolve would make it, and its linear relaxation says no more than the trivial bound:
     # without both, the time goes into search.
     solver.parameters.cp_model_presolve = False
@@ -179,12 +150,6 @@ def _highs(cost: FloatArray, bucket: IntArray, num_buckets: int) -> FloatArray:
     return np.maximum(*(np.bincount(bucket, weights=column, minlength=num_buckets) for column in cost.T))
 
 
-def _first_seen(bucket: IntArray) -> IntArray:
-    """The same partition with buckets numbered in the order in which they appear."""
-    _, first, label = np.unique(bucket, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first, kind="stable"), kind="stable")[label]
-
-
 SPLITS = ("stay", "even")
 
 
@@ -194,10 +159,6 @@ class DflopAssigner:
 
     Attributes:
         solver_work_per_sample: CP-SAT's deterministic time for each sample of the global batch; 0: no solver.
-        solver_seconds: wall time of CP-SAT, building its program included; None sets no limit, for what a clock ends
-            depends on the machine.
-        solver_samples: the largest global batch that goes to the solver; larger ones keep what LPT with exchange finds
-            (131,072 samples of coco take 5.1 s with the solver and 0.46 s without; x86-64, 2026-11).
         correction: the adaptive correction and what it has learnt; None: off.
         balanced: whether buckets are balanced; otherwise they are of as many samples each, in order of arrival.
         shuffle: buckets run in an order drawn by this seed; None: as they were filled, about by falling size where a
@@ -207,8 +168,6 @@ class DflopAssigner:
     """
 
     solver_work_per_sample: float = 2e-4
-    solver_seconds: float | None = None
-    solver_samples: int = 8192
     correction: Corrector | None = field(default_factory=Corrector)
     balanced: bool = True
     shuffle: int | None = None
@@ -217,10 +176,8 @@ class DflopAssigner:
     def __post_init__(self) -> None:
         where = "strategy.assigner"
         work = self.solver_work_per_sample
-        limit = self.solver_seconds
         require(work >= 0, f"{where}.solver_work_per_sample", work, "at least 0 (0: no solver)")
-        require(limit is None or limit > 0, f"{where}.solver_seconds", limit, "null or above 0")
-        check_least(self, where, 0, "solver_samples", "shuffle")
+        check_least(self, where, 0, "shuffle")
         check_choices(self, where, split=SPLITS)
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
@@ -244,10 +201,9 @@ class DflopAssigner:
                 cost[:, 0] += shapes.sum_items(module.units(shapes), seconds) * (llm.dp / placed.dp)
             else:
                 cost[:, 1] += seconds
-        work = self.solver_work_per_sample * len(shapes) if len(shapes) <= self.solver_samples else 0.0
-        limits = SolverLimits(work, self.solver_seconds)
+        work = self.solver_work_per_sample * len(shapes) if len(shapes) <= SOLVER_SAMPLES else 0.0
         if self.balanced:
-            bucket = balance(cost, num_buckets, limits)
+            bucket = balance(cost, num_buckets, work)
         else:
             bucket = np.arange(len(shapes)) * num_buckets // len(shapes)
         if self.shuffle is not None:
@@ -308,7 +264,7 @@ def unit_s(
         return np.zeros(0)
     groups = num_microbatches * placed.dp
     if module.is_encoder:
-        encoder = encoder_cost(profile, module, mean_tokens(lengths), placed.tp, placed.cp)
+        encoder = encoder_cost(profile, module, mean_length(lengths), placed.tp, placed.cp)
         seconds = encoder.seconds(module.forward_flops(lengths), len(lengths) / groups, placed.pp)
     else:
         llm = llm_cost(profile, module, placed.tp, placed.cp)

@@ -8,7 +8,7 @@ samples, and a plan has one number of microbatches.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import chain, islice
 
 import numpy as np
@@ -18,6 +18,7 @@ from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.planning import (
     Island,
+    named_degrees,
     partition_layers,
     place_islands,
     recompute_choices,
@@ -35,7 +36,7 @@ from entrain_bench.specs.job import Job
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 
-from .profiling import DataShapes, data_shapes, encoder_cost, layer_s, llm_cost
+from .profiling import DataShapes, data_shapes, encoder_cost, llm_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +103,9 @@ def enumerate_degrees(job: Job, any_dp: bool = False) -> IntArray:
     if asked.pp:
         plans = plans[plans[:, 1] + plans[:, 4] == asked.pp]
     if not len(plans):
-        wanted = " ".join(f"layout.{n}={getattr(asked, n)}" for n in ("tp", "pp", "dp") if getattr(asked, n))
         raise UserError(
-            f"{wanted or 'layout'}: no split of the {ranks} ranks of cluster={job.cluster.name} between encoder and "
-            f"LLM has at most one stage a layer and a DP that suits global_batch={batch}"
+            f"{named_degrees(replace(asked, cp=None))}: no split of the {ranks} ranks of cluster={job.cluster.name} "
+            f"between encoder and LLM has at most one stage a layer and a DP that suits global_batch={batch}"
         )
     return plans
 
@@ -119,18 +119,6 @@ def _degrees(ranks: int, tps: list[int], max_pp: int, dps: IntArray) -> IntArray
         for dp in dps[dps * (tp * pp) < ranks]
     ]
     return np.array(rows, np.int64).reshape(-1, 3)
-
-
-def place_plan(
-    job: Job, plan: DflopDegrees, layers: list[tuple[int, ...]], recompute: tuple[bool, ...], single_rank: bool
-) -> Layout:
-    """The layout of a plan; ``layers`` are those of each stage, for every module, ``recompute`` is by group."""
-    islands = []
-    for module, split in zip(job.model.modules, layers, strict=True):
-        encoder = module.is_encoder
-        tp, dp = (plan.encoder_tp, plan.encoder_dp) if encoder else (plan.llm_tp, plan.llm_dp)
-        islands.append(Island(tp, 1, dp, split, recompute[0 if encoder else 1]))
-    return place_islands(job, islands, plan.num_microbatches, single_rank)
 
 
 # A plan may be this much slower than the accepted one if it has fewer microbatches.
@@ -276,7 +264,7 @@ class DflopPlanner:
             yield from self._walk(profile, shapes)
             return
         degrees = enumerate_degrees(profile.job)
-        recompute = self.recompute(profile)
+        recompute = recompute_choices(profile.job, profile.job.model.module_groups)
         ranking: list[tuple[IntArray, ...]] = []
         for rows, i, totals in self.totals(profile, shapes, degrees):
             for choice, total in enumerate(totals):
@@ -296,7 +284,9 @@ class DflopPlanner:
         degrees = enumerate_degrees(profile.job, any_dp=True)
         degrees = degrees[walking_order(degrees)]
         count = microbatches(profile.job, shapes, degrees)
-        again = (True, True) if profile.job.request.recompute is None else self.recompute(profile)[0]
+        again: tuple[bool, ...] = (True, True)
+        if profile.job.request.recompute is not None:
+            again = recompute_choices(profile.job, profile.job.model.module_groups)[0]
         seconds = np.zeros(len(degrees))
         fits = np.zeros(len(degrees), np.bool_)
         for rows, _, estimates in self.estimates(profile, shapes, degrees, count):
@@ -339,10 +329,6 @@ class DflopPlanner:
         limit = profile.job.cluster.device.memory_bytes / BUFFER
         return np.asarray((encoder_need <= limit) & (llm_need <= limit))
 
-    def recompute(self, profile: Profile) -> list[tuple[bool, ...]]:
-        """Choices of recomputation of encoder and LLM."""
-        return recompute_choices(profile.job, profile.job.model.module_groups)
-
     def totals(
         self, profile: Profile, shapes: DataShapes, degrees: IntArray
     ) -> Iterator[tuple[IntArray, IntArray, FloatArray]]:
@@ -351,7 +337,7 @@ class DflopPlanner:
         ``state_E + (E_pp + L_pp) act_E`` and ``state_L + L_pp act_L`` must stay within the planning budget.
         """
         limit = profile.job.planning_budget_bytes
-        choices = self.recompute(profile)
+        choices = recompute_choices(profile.job, profile.job.model.module_groups)
         given = self.num_microbatches
         counts = None if given is None else np.full(len(degrees), given)
         for rows, i, estimates in self.estimates(profile, shapes, degrees, counts):
@@ -389,7 +375,7 @@ class DflopPlanner:
             ]
             llm_table = llm_cost(profile, llm, llm_tp)
             uneven = [
-                self._unevenness(layer_s(profile, module, mean, encoder_tp if module.is_encoder else llm_tp))
+                self._unevenness(profile.layers.layer_s(module, mean, encoder_tp if module.is_encoder else llm_tp, 1))
                 for module, mean in zip(job.model.modules, means, strict=True)
             ]
             same = np.flatnonzero((degrees[:, 0] == encoder_tp) & (degrees[:, 3] == llm_tp))
@@ -437,23 +423,20 @@ class DflopPlanner:
         self, profile: Profile, shapes: DataShapes, seconds: float, plan: DflopDegrees, recompute: tuple[bool, ...]
     ) -> Candidate:
         """The layout of a plan; layers are split so that the slowest stage is fastest on a mean microbatch."""
-        batch = profile.job.global_batch
-        layers = []
-        for index, module in enumerate(profile.job.model.modules):
+        job = profile.job
+        theta = astuple(plan)
+        islands = []
+        for index, module in enumerate(job.model.modules):
+            tp, pp, dp = theta[:3] if module.is_encoder else theta[3:6]
+            count = job.global_batch / (plan.num_microbatches * dp)
+            tokens = shapes.sequence_tokens
             if module.is_encoder:
-                count = shapes.items[index] * batch / (plan.num_microbatches * plan.encoder_dp)
+                count = shapes.items[index] * job.global_batch / (plan.num_microbatches * dp)
                 tokens = shapes.item_tokens[index]
-                tp = plan.encoder_tp
-                pp = plan.encoder_pp
-            else:
-                count = batch / (plan.num_microbatches * plan.llm_dp)
-                tokens = shapes.sequence_tokens
-                tp = plan.llm_tp
-                pp = plan.llm_pp
-            lengths = np.full(max(1, round(count)), tokens)
-            layers.append(partition_layers(layer_s(profile, module, lengths, tp), pp))
+            layer_s = profile.layers.layer_s(module, np.full(max(1, round(count)), tokens), tp, 1)
+            islands.append(Island(tp, 1, dp, partition_layers(layer_s, pp), recompute[not module.is_encoder]))
         unequal = self.communicator == "unequal_dp" and plan.encoder_dp != plan.llm_dp
-        layout = place_plan(profile.job, plan, layers, recompute, unequal or self.communicator == "always")
+        layout = place_islands(job, islands, plan.num_microbatches, unequal or self.communicator == "always")
         return Candidate(seconds, layout)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from entrain_bench.balancing.planning import mean_length
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.specs.model import ModuleSpec
@@ -43,8 +44,7 @@ class ThroughputTable:
         value += (
             np.minimum(wanted - self.sizes[0], 0.0) * slope[0] + np.maximum(wanted - self.sizes[-1], 0.0) * slope[-1]
         )
-        clipped: FloatArray = np.clip(value, LEAST * self.flops_per_s.min(), self.flops_per_s.max())
-        return clipped
+        return np.asarray(np.clip(value, LEAST * self.flops_per_s.min(), self.flops_per_s.max()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,9 @@ def encoder_cost(profile: Profile, module: ModuleSpec, item_tokens: int, tp: int
     """Measure an encoder on batches of items of the average length."""
     lengths = np.full(1, item_tokens)
     flops = BOTH_PASSES * float(module.forward_flops(lengths)[0])
-    seconds = np.array([_module_s(profile, module, np.full(batch, item_tokens), tp, cp) for batch in ENCODER_BATCHES])
+    seconds = np.array(
+        [profile.layers.layer_s(module, np.full(batch, item_tokens), tp, cp).sum() for batch in ENCODER_BATCHES]
+    )
     thr = ENCODER_BATCHES * flops / (seconds * tp * cp)
     return EncoderCost(module, ThroughputTable(ENCODER_BATCHES.astype(np.float64), thr), tp * cp)
 
@@ -101,8 +103,9 @@ def llm_cost(profile: Profile, module: ModuleSpec, tp: int, cp: int = 1) -> LlmC
     peak = profile.job.cluster.device.peak_bf16_flops
     for index, tokens in enumerate(LLM_TOKENS):
         one = np.array([tokens])
-        full_s = _module_s(profile, module, one, tp, cp)
-        cut_s = _module_s(profile, module, np.full(tokens // SHORT_TOKENS, SHORT_TOKENS), tp, cp)
+        full_s = float(profile.layers.layer_s(module, one, tp, cp).sum())
+        short = np.full(tokens // SHORT_TOKENS, SHORT_TOKENS)
+        cut_s = float(profile.layers.layer_s(module, short, tp, cp).sum())
         flops = BOTH_PASSES * float(attention_flops(module, one)[0])
         least_s = flops / (peak * tp * cp)
         attention_s = min(max((full_s - cut_s) / (1 - SHORT_TOKENS / tokens), least_s), full_s / 2 + least_s)
@@ -120,15 +123,6 @@ def attention_flops(module: ModuleSpec, lengths: IntArray) -> FloatArray:
         if kind.attention:
             total += count * kind.attention.flops(lengths)
     return total
-
-
-def layer_s(profile: Profile, module: ModuleSpec, lengths: IntArray, tp: int, cp: int = 1) -> FloatArray:
-    """Measured seconds of both passes of every layer on one packed microbatch ``[layers]``."""
-    return np.array([float(t.total_s[0]) for t in profile.layers.measure(module, lengths, tp, cp)])[module.layer_kind]
-
-
-def _module_s(profile: Profile, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> float:
-    return float(layer_s(profile, module, lengths, tp, cp).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +152,7 @@ def data_shapes(profile: Profile, shapes: SampleShapes) -> DataShapes:
     for module in profile.job.model.encoders:
         units = module.units(shapes)
         items.append(len(units) / len(shapes))
-        tokens.append(mean_tokens(module.lengths(shapes, units)))
+        tokens.append(mean_length(module.lengths(shapes, units)))
         most.append(int(np.bincount(shapes.item_sample[units], minlength=1).max()))
     longest = int(shapes.llm_tokens.max())
-    return DataShapes(tuple(items), tuple(tokens), mean_tokens(shapes.llm_tokens), tuple(most), longest)
-
-
-def mean_tokens(lengths: IntArray) -> int:
-    """Average length, rounded; 1 for none."""
-    return max(1, round(float(lengths.mean()))) if len(lengths) else 1
+    return DataShapes(tuple(items), tuple(tokens), mean_length(shapes.llm_tokens), tuple(most), longest)

@@ -14,13 +14,20 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
+from entrain_bench.balancing.lpt import arrival_places, place_in_group
 from entrain_bench.balancing.options import check_choices, check_least
-from entrain_bench.balancing.planning import partition_layers, recompute_choices, recompute_factor, stage_sums
+from entrain_bench.balancing.planning import (
+    mean_length,
+    partition_layers,
+    recompute_choices,
+    recompute_factor,
+    stage_sums,
+)
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arithmetic import decisive, matmul
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
-from entrain_bench.base.errors import DeadlockError, IncompatibleError, require
+from entrain_bench.base.errors import DeadlockError, IncompatibleError
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job
@@ -31,6 +38,8 @@ from .scheduler import believed_s
 
 # Packed tokens at which a module's efficiency counts as its peak.
 PEAK_TOKENS = 131_072
+# Share of a module's peak throughput that a sub-microbatch must reach.
+EFFICIENCY = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +47,9 @@ class DipAssigner:
     """Samples in arrival order; the items of a microbatch are cut into sub-microbatches (arXiv:2504.14145).
 
     Encoders and generators each cut the items by a size of their own.
-
-    Attributes:
-        efficiency: share of a module's peak throughput that a sub-microbatch must reach.
     """
 
     handles_generators: ClassVar[bool] = True
-
-    efficiency: float = 0.95
-
-    def __post_init__(self) -> None:
-        require(0 < self.efficiency <= 1, "strategy.assigner.efficiency", self.efficiency, "in (0, 1]")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Labels of every module's units; items of one sample may be in different sub-microbatches.
@@ -60,31 +61,27 @@ class DipAssigner:
         dp = layout.modules[0].dp
         if any(placed.dp != dp for placed in layout.modules):
             raise IncompatibleError("strategy.assigner: DIP needs the same DP for all modules")
-        # As Megatron's sampler: consecutive samples fill a microbatch, microbatches go round the replicas.
-        group = np.arange(len(shapes)) // job.microbatch_size
+        replica, microbatch = arrival_places(len(shapes), job.microbatch_size, dp)
         labels = []
         for module, placed in zip(job.model.modules, layout.modules, strict=True):
-            units = module.units(shapes)
             if not module.per_item:
-                labels.append(ModuleAssignment(group % dp, group // dp))
+                labels.append(ModuleAssignment(replica, microbatch))
                 continue
-            most = efficient_items(profile, module, shapes, placed.tp, placed.cp, self.efficiency)
-            owner = group[shapes.item_sample[units]]
-            labels.append(ModuleAssignment(owner % dp, sub_microbatches(owner % dp, owner // dp, most)))
+            most = efficient_items(profile, module, shapes, placed.tp, placed.cp)
+            owner = shapes.item_sample[module.units(shapes)]
+            labels.append(ModuleAssignment(replica[owner], sub_microbatches(replica[owner], microbatch[owner], most)))
         return Assignment(tuple(labels))
 
 
-def efficient_items(
-    profile: Profile, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int, efficiency: float
-) -> int:
-    """B_i: the fewest items of mean length whose measured throughput reaches the given share of the peak.
+def efficient_items(profile: Profile, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int) -> int:
+    """B_i: the fewest items of mean length whose measured throughput reaches ``EFFICIENCY`` of the peak.
 
     The peak is the best over powers of two up to ``PEAK_TOKENS`` packed tokens.
     """
     lengths = module.lengths(shapes, module.units(shapes))
     if not len(lengths):
         return 1
-    length = max(1, round(float(lengths.mean())))
+    length = mean_length(lengths)
     counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
 
     def throughput(items: int) -> float:
@@ -93,7 +90,7 @@ def efficient_items(
 
     sizes = [2**i for i in range(max(1, (PEAK_TOKENS // length).bit_length()))]
     measured = [throughput(size) for size in sizes]
-    wanted = efficiency * max(measured)
+    wanted = EFFICIENCY * max(measured)
     first = next(index for index, value in enumerate(measured) if value >= wanted)
     if first == 0:
         return 1
@@ -111,15 +108,12 @@ def sub_microbatches(replica: IntArray, microbatch: IntArray, most: int) -> IntA
         return np.zeros(0, np.int64)
     key = replica.astype(np.int64) * (1 + int(microbatch.max())) + microbatch
     _, first_item, group, size = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
-    order = np.argsort(group, kind="stable")
-    rank = np.empty(len(key), np.int64)
-    rank[order] = np.arange(len(key)) - np.repeat(offsets_from_counts(size)[:-1], size)
     count = -(-size // most)
     before = offsets_from_counts(count)[:-1]
     # Groups are sorted by replica: count from the first group of each.
     owner = replica[first_item]
     before = before - before[np.searchsorted(owner, owner)]
-    return np.asarray(before[group] + rank * count[group] // size[group])
+    return np.asarray(before[group] + place_in_group(group) * count[group] // size[group])
 
 
 CHUNKS = ("auto", "one", "rule")
@@ -134,7 +128,6 @@ class DipPlanner:
     Attributes:
         profile_samples: samples the layers are measured on; 4 is the one microbatch that arXiv:2605.27918 plans DIP by.
         chunks: K_i: ``rule`` as in the paper, ``one``, or ``auto`` for the faster by believed time.
-        efficiency: share of a module's peak throughput at which its latency counts for K_i.
         num_trials: best by believed time that fit memory and run a profiled batch on trial; the paper's planner runs
             none (1).
     """
@@ -143,13 +136,11 @@ class DipPlanner:
 
     profile_samples: int = 4
     chunks: str = "auto"
-    efficiency: float = 0.95
     num_trials: int = 1
 
     def __post_init__(self) -> None:
         check_choices(self, "strategy.planner", chunks=CHUNKS)
         check_least(self, "strategy.planner", 1, "num_trials", "profile_samples")
-        require(0 < self.efficiency <= 1, "strategy.planner.efficiency", self.efficiency, "in (0, 1]")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The layout with the least believed time of a profiled batch among those whose programs fit memory."""
@@ -173,7 +164,11 @@ class DipPlanner:
         modules = profile.job.model.modules
         choices = recompute_choices(profile.job, chosen_later=make_program.chooses_recomputation)
         for degrees, recompute in product(profile.job.degrees(), choices):
-            cost = [layer_s(profile, module, samples, degrees) for module in modules]
+            cost = []
+            for module in modules:
+                lengths = module.lengths(samples, module.units(samples))
+                probe = lengths if len(lengths) else np.array([FALLBACK_TOKENS])
+                cost.append(profile.layers.layer_s(module, probe, degrees.tp, degrees.cp))
             for chunks in self._chunk_choices(profile, samples, degrees):
                 stages = [min(k * degrees.pp, len(module.layers)) for k, module in zip(chunks, modules, strict=True)]
                 layers = [partition_layers(layer_s, count) for layer_s, count in zip(cost, stages, strict=True)]
@@ -219,11 +214,11 @@ class DipPlanner:
         one = (1,) * len(profile.job.model.modules)
         if self.chunks == "one":
             return [one]
-        rule = chunks_per_rank(profile, samples, degrees, self.efficiency)
+        rule = chunks_per_rank(profile, samples, degrees)
         return [rule] if self.chunks == "rule" or rule == one else [one, rule]
 
 
-def chunks_per_rank(profile: Profile, samples: SampleShapes, degrees: Degrees, efficiency: float) -> tuple[int, ...]:
+def chunks_per_rank(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
     """K_i = floor(T_i / T_1): chunks of each module on a rank, so that segments take about equally long.
 
     T_i is the measured time of forward and backward of the whole module on B_i items of mean length, for the LLM on a
@@ -236,13 +231,11 @@ def chunks_per_rank(profile: Profile, samples: SampleShapes, degrees: Degrees, e
         lengths = module.lengths(samples, module.units(samples))
         if not len(lengths):
             continue
-        tp = degrees.tp
-        cp = degrees.cp
         count = profile.job.microbatch_size
         if module.per_item:
-            count = efficient_items(profile, module, samples, tp, cp, efficiency)
-        length = max(1, round(float(lengths.mean())))
-        seconds[index] = measured_layer_s(profile, module, np.full(count, length), degrees).sum()
+            count = efficient_items(profile, module, samples, degrees.tp, degrees.cp)
+        units = np.full(count, mean_length(lengths))
+        seconds[index] = profile.layers.layer_s(module, units, degrees.tp, degrees.cp).sum()
     ratio = decisive(np.where(np.isfinite(seconds), seconds, seconds.min()) / seconds.min())
     most = [max(1, len(module.layers) // degrees.pp) for module in modules]
     return tuple(min(int(k), limit) for k, limit in zip(ratio, most, strict=True))
@@ -264,19 +257,3 @@ def colocate(job: Job, degrees: Degrees, layers: Sequence[tuple[int, ...]], reco
     layout = Layout(tuple(modules), job.num_microbatches(degrees.dp))
     check_layout(layout, job.model, job.cluster)
     return layout
-
-
-def layer_s(profile: Profile, module: ModuleSpec, samples: SampleShapes, degrees: Degrees) -> FloatArray:
-    """Measured forward and backward seconds of every layer on the samples as one packed microbatch ``[layers]``.
-
-    A module that no sample exercises is measured on one sequence of ``FALLBACK_TOKENS``.
-    """
-    lengths = module.lengths(samples, module.units(samples))
-    probe = lengths if len(lengths) else np.array([FALLBACK_TOKENS])
-    return measured_layer_s(profile, module, probe, degrees)
-
-
-def measured_layer_s(profile: Profile, module: ModuleSpec, lengths: IntArray, degrees: Degrees) -> FloatArray:
-    """Measured forward and backward seconds of every layer on one packed microbatch ``[layers]``."""
-    times = profile.layers.measure(module, lengths, degrees.tp, degrees.cp)
-    return np.array([float(t.total_s[0]) for t in times])[module.layer_kind]

@@ -9,7 +9,6 @@ alone. Rollouts stay near the best order so far (MOVED), and nodes widen slowly 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from time import perf_counter
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ from entrain_bench.balancing.chunk_groups import (
     split_by_label,
 )
 from entrain_bench.balancing.listing import ListedActions, Wish, list_schedule, room_for, single_lane_actions
-from entrain_bench.balancing.options import check_choices, check_least
+from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all, recompute_by_chunk
@@ -325,46 +324,39 @@ def _is_finished(tree, node, num_left):  # type: ignore[no-untyped-def]
     return child == NONE and tree.num_children[node] == num_left
 
 
-def best_slots(segments: ChunkSegments, rounds: int, seconds: float | None = None) -> IntArray:
+def best_slots(segments: ChunkSegments, rounds: int) -> IntArray:
     """Slot of every action in the best believed order found, set by set ``[actions]``.
 
     A tree search a set. The first rollout is the order of arrival, so nothing is believed slower than that; ``rounds``
-    more follow, none of which starts after so many ``seconds`` of wall time.
+    more follow.
     """
-    started = perf_counter()
     num_sets = len(segments.num_groups)
     num_actions = len(segments.actions.lanes)
-    set_actions = split_by_label(segments.lane_set[segments.actions.lanes], num_sets)
-    actions = [
-        segments.actions.of(members, np.flatnonzero(segments.lane_set == one))
-        for one, members in enumerate(set_actions)
-    ]
-    states = [room_for(set_list, count) for set_list, count in zip(actions, segments.num_groups.tolist(), strict=True)]
     spread = exploration(rounds + 1)
-    trees = [new_tree(count * segments.per_group, spread) for count in segments.num_groups.tolist()]
-    # The same moves in every iteration: the same batch always gets the same order.
-    rngs = [np.random.default_rng(one) for one in range(num_sets)]
-    labels = [(segments.group[members], segments.element[members], segments.rank[members]) for members in set_actions]
-    places = [np.zeros(len(members), np.int64) for members in set_actions]
-
-    def search(num_rollouts: int) -> None:
-        def search_one(one: int) -> None:
-            of_set = labels[one], actions[one], states[one], places[one]
-            search_set(num_rollouts, trees[one], rngs[one], segments.per_group, float(num_actions), *of_set)
-
-        in_threads(search_one, num_sets)
-
-    if seconds is None:
-        search(rounds + 1)
-    else:
-        search(1)
-        for _ in range(rounds):
-            if perf_counter() - started >= seconds:
-                break
-            search(1)
     slot = np.zeros(num_actions, np.int64)
-    for members, place in zip(set_actions, places, strict=True):
+    set_actions = split_by_label(segments.lane_set[segments.actions.lanes], num_sets)
+
+    def search(one: int) -> None:
+        members = set_actions[one]
+        actions = segments.actions.of(members, np.flatnonzero(segments.lane_set == one))
+        num_groups = int(segments.num_groups[one])
+        labels = segments.group[members], segments.element[members], segments.rank[members]
+        place = np.zeros(len(members), np.int64)
+        # The same moves in every iteration: the same batch always gets the same order.
+        search_set(
+            rounds + 1,
+            new_tree(num_groups * segments.per_group, spread),
+            np.random.default_rng(one),
+            segments.per_group,
+            float(num_actions),
+            labels,
+            actions,
+            room_for(actions, num_groups),
+            place,
+        )
         slot[members] = place
+
+    in_threads(search, num_sets)
     return slot
 
 
@@ -412,7 +404,6 @@ class DipScheduler(Recomputation):
     Attributes:
         search_rounds: rollouts of the tree search over the order of microbatches, each of all replicas; 0 keeps the
             order of arrival.
-        search_seconds: wall time after which no rollout starts; the order then depends on the machine.
         priorities: what the search puts in order: the part of each ``modality`` of every microbatch, or all of a
             ``microbatch``.
     """
@@ -420,20 +411,18 @@ class DipScheduler(Recomputation):
     handles_generators: ClassVar[bool] = True
 
     search_rounds: int = 16
-    search_seconds: float | None = None
     priorities: str = "modality"
     memory: str = field(default="greedy", kw_only=True)
 
     def __post_init__(self) -> None:
         Recomputation.__post_init__(self)
         check_choices(self, "strategy.scheduler", priorities=PRIORITIES)
-        check_least(self, "strategy.scheduler", 0, "search_seconds")
         few = 0 <= self.search_rounds <= MAX_ROUNDS
         require(few, "strategy.scheduler.search_rounds", self.search_rounds, f"at least 0, at most {MAX_ROUNDS}")
 
     def draft(self) -> DipScheduler:
         """The greedy order, with which the search begins."""
-        return replace(self, search_rounds=0, memory="module" if self.memory == "module" else "greedy")
+        return replace(self, search_rounds=0)
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program.
@@ -449,14 +438,13 @@ class DipScheduler(Recomputation):
         draft = unordered_program(profile.job.model, shapes, layout, assignment)
         if not self.chooses_recomputation or profile.job.request.recompute is not None:
             return self._ordered(draft, assignment, profile)
-        exact = self.memory == "exact"
-        frugal = recompute_by_chunk(self._ordered(recompute_all(draft), assignment, profile), profile, exact)
+        frugal = recompute_by_chunk(self._ordered(recompute_all(draft), assignment, profile), profile)
         # What is recomputed now may deserve another order, which may leave memory for more.
-        again = recompute_by_chunk(self._ordered(frugal, assignment, profile), profile, exact)
+        again = recompute_by_chunk(self._ordered(frugal, assignment, profile), profile)
         seconds = decisive(np.array([believed_s(profile, program) for program in (frugal, again)]))
         return frugal if seconds[0] <= seconds[1] else again
 
     def _ordered(self, draft: Program, assignment: Assignment, profile: Profile) -> Program:
         """The program in the order that the search finds."""
         segments = build_segments(draft, assignment, profile, by_module=self.priorities == "modality")
-        return ordered_program(draft, best_slots(segments, self.search_rounds, self.search_seconds))
+        return ordered_program(draft, best_slots(segments, self.search_rounds))

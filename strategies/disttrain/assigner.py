@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from entrain_bench.balancing.lpt import balanced_groups
+from entrain_bench.balancing.lpt import balanced_in_steps, place_in_group
 from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
@@ -24,19 +24,12 @@ from entrain_bench.specs.shapes import SampleShapes
 
 
 def interval_order(forward_s: FloatArray, backward_s: FloatArray) -> IntArray:
-    """Order of a replica's microbatches that fills the first stage's idle intervals under 1F1B.
+    """Order of a replica's microbatches that fills the first stage's idle intervals under 1F1B ``[microbatches]``.
 
     The smallest microbatch comes first, the p - 1 smallest others last (by rising size); the first interval takes the
     p - 1 microbatches whose forwards at the first stage sum closest to it, every later one the microbatch closest.
     Interval i is the first stage's idle time until backward i arrives, if nothing filled it (reconstructed). Transfers
-    count as free. O(l (l + p)), and O(l p) once for the first interval.
-
-    Args:
-        forward_s: forward seconds of each microbatch at each stage of the chain ``[microbatches, stages]``.
-        backward_s: backward seconds, likewise.
-
-    Returns:
-        The microbatches in their new order ``[microbatches]``.
+    count as free. Seconds are those of each microbatch at each stage of the chain ``[microbatches, stages]``.
     """
     if forward_s.shape[1] == 1:  # no pipeline, no intervals
         return np.arange(len(forward_s))
@@ -214,15 +207,22 @@ class DistTrainAssigner:
         model = profile.job.model
         dp = layout.modules[model.llm_index].dp
         size = profile.job.microbatch_size
-        seconds = module_seconds(shapes, layout, profile)
-        # Encoders with more replicas than the LLM are balanced replica by replica; an LLM replica joins `fan` of them.
-        fan = 1 if self.intra == "none" else encoder_fan(layout, model.llm_index, size)
+        # Forward seconds of each sample in each module, at the module's own degrees [samples, modules].
+        seconds = np.zeros((len(shapes), len(layout.modules)))
+        for column, module, placed in zip(seconds.T, model.modules, layout.modules, strict=True):
+            units_s = profile.estimates.units(module, shapes, placed.tp, placed.cp)
+            column[:] = shapes.sum_items(module.units(shapes), units_s) if module.per_item else units_s
+        # Encoders with more replicas than the LLM are balanced replica by replica; an LLM replica joins `fan` of them
+        # if they split its microbatches evenly.
+        fan, rest = divmod(layout.modules[0].dp, dp)
+        if self.intra == "none" or rest or size % fan:
+            fan = 1
         # What varies: the work of encoders and generators. LLM sequences are packed to one length.
         varying = np.delete(seconds, model.llm_index, axis=1).sum(axis=1)
         group = self.groups(varying, dp * fan, dp * size)
         replica = group // fan
         part = size // fan
-        position = position_within(group)
+        position = place_in_group(group)
         microbatch = position // part
         position = microbatch * size + group % fan * part + position % part
         if self.inter:
@@ -237,42 +237,10 @@ class DistTrainAssigner:
 
     def groups(self, work_s: FloatArray, num_groups: int, samples_per_step: int) -> IntArray:
         """Data-parallel group of each sample ``[samples]`` (intra-microbatch reordering)."""
-        index = np.arange(len(work_s))
         if self.intra == "none":
-            return index // (samples_per_step // num_groups) % num_groups
-        column = samples_per_step if self.intra == "microbatch" else len(work_s)
-        group = np.empty(len(work_s), np.int64)
-        load = np.zeros(num_groups)
-        for first in index[::column]:
-            part = slice(first, first + column)
-            group[part] = balanced_groups(work_s[part], num_groups, load)
-            if self.carry:
-                load += np.bincount(group[part], weights=work_s[part], minlength=num_groups)
-        return group
-
-
-def encoder_fan(layout: Layout, llm: int, microbatch_size: int) -> int:
-    """Encoder replicas that feed one LLM replica if they split its microbatches evenly, else 1."""
-    fan, rest = divmod(layout.modules[0].dp, layout.modules[llm].dp)
-    return fan if not rest and microbatch_size % fan == 0 else 1
-
-
-def module_seconds(shapes: SampleShapes, layout: Layout, profile: Profile) -> FloatArray:
-    """Estimated forward seconds of each sample in each module, at the module's own degrees ``[samples, modules]``."""
-    seconds = np.zeros((len(shapes), len(layout.modules)))
-    for column, module, placed in zip(seconds.T, profile.job.model.modules, layout.modules, strict=True):
-        units_s = profile.estimates.units(module, shapes, placed.tp, placed.cp)
-        column[:] = shapes.sum_items(module.units(shapes), units_s) if module.per_item else units_s
-    return seconds
-
-
-def position_within(group: IntArray) -> IntArray:
-    """Rank of each sample among those of its group, in arrival order ``[samples]``."""
-    order = np.argsort(group, kind="stable")
-    first = np.searchsorted(group[order], np.arange(int(group.max(initial=0)) + 1))
-    position = np.empty(len(group), np.int64)
-    position[order] = np.arange(len(group)) - first[group[order]]
-    return position
+            return np.arange(len(work_s)) // (samples_per_step // num_groups) % num_groups
+        step = samples_per_step if self.intra == "microbatch" else len(work_s)
+        return balanced_in_steps(work_s, num_groups, step, self.carry)
 
 
 def reorder(seconds: FloatArray, replica: IntArray, microbatch: IntArray, layout: Layout, profile: Profile) -> IntArray:

@@ -1,4 +1,4 @@
-"""DistTrain's planner: TP of every group and DP of the backbone enumerated, GPUs solved for, then rounded."""
+"""DistTrain's planner and schedule: TP and DP of the backbone enumerated, GPUs solved for, then rounded."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import (
     Island,
+    named_degrees,
     partitions,
     place_islands,
     recompute_choices,
@@ -25,18 +26,22 @@ from entrain_bench.balancing.planning import (
 )
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.tuning import chosen_layout
+from entrain_bench.balancing.warmup import OneForwardOneBackward
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import UserError
+from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.specs.layer import BF16_BYTES
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 
 from .orchestration import GroupLoads, Options, Point, best_integers, iteration_s, solve
 
 # What is worked out once for all sub-problems.
-LOOKED_UP = ("layer_s", "splits", "stage_s", "unit_s", "dps", "options", "state_bytes", "held_bytes", "needed_gpus")
+LOOKED_UP = ("layer_s", "splits", "stage_s", "dps", "options", "state_bytes", "needed_gpus")
 
 
 class SubProblem(NamedTuple):
@@ -83,22 +88,16 @@ class Orchestration:
 
         Measured on microbatches filled with the profiled samples in turn, linear in the number of samples.
         """
-        job = self.profile.job
+        size = self.profile.job.microbatch_size
         spec = self.profile.job.model.modules[module]
-        count = -(-len(self.samples) // job.microbatch_size)
-        batches = np.resize(np.arange(len(self.samples)), (count, job.microbatch_size))
-        seconds = np.zeros(len(spec.kinds))
+        batches = np.resize(np.arange(len(self.samples)), (-(-len(self.samples) // size), size))
+        seconds = np.zeros(len(spec.layers))
         for batch in batches:
             shapes = self.samples.take(batch)
             lengths = spec.lengths(shapes, spec.units(shapes))
             if len(lengths):
-                times = self.profile.layers.measure(spec, lengths, tp, self.cp)
-                seconds += [float(t.total_s[0]) for t in times]
-        return np.asarray(seconds[spec.layer_kind] / batches.size)
-
-    def unit_s(self, group: int, tp: int) -> float:
-        """Forward and backward seconds a sample spends in a group of modules: C_u."""
-        return sum(float(self.layer_s(module, tp).sum()) for module in self.groups[group])
+                seconds += self.profile.layers.layer_s(spec, lengths, tp, self.cp)
+        return np.asarray(seconds / batches.size)
 
     def splits(self, module: int, tp: int) -> list[tuple[int, ...]]:
         """Layers of each stage, for 1, 2, ... stages."""
@@ -164,9 +163,15 @@ class Orchestration:
 
         @cache
         def work(group: int, tp: int, again: bool) -> float:
-            return tp * self.cp * step * recompute_factor(again) * self.unit_s(group, tp)
+            unit_s = sum(float(self.layer_s(module, tp).sum()) for module in self.groups[group])
+            return tp * self.cp * step * recompute_factor(again) * unit_s
 
         return np.array([[*map(work, range(len(p.tps)), p.tps, p.again)] for p in problems])
+
+    def _backbone_s(self, problem: SubProblem, works: FloatArray) -> FloatArray:
+        """M C_lm, the backbone's own share of T: its work over the ranks that share a layer ``[problems]``."""
+        width = problem.tps[self.backbone] * self.cp * problem.backbone_dp
+        return np.asarray(works[:, self.backbone] / width)
 
     def least_s(self, problems: Sequence[SubProblem]) -> FloatArray:
         """T if all GPUs shared all work, without warm-up but the backbone's ``[problems]``; of one backbone.
@@ -176,14 +181,9 @@ class Orchestration:
         """
         works = self.works(problems)
         job = self.profile.job
-        width = self.width(problems[0])
         steps = works.sum(axis=1) / job.cluster.num_ranks
         more = job.num_microbatches(problems[0].backbone_dp) - 1
-        return np.asarray(works[:, self.backbone] / width + more * steps)
-
-    def width(self, problem: SubProblem) -> int:
-        """Ranks that share a layer of the backbone."""
-        return problem.tps[self.backbone] * self.cp * problem.backbone_dp
+        return np.asarray(self._backbone_s(problems[0], works) + more * steps)
 
     def rounded(self, problem: SubProblem, keep: int) -> list[tuple[float, Point]]:
         """The best integer points of a sub-problem and their seconds, by real stages."""
@@ -232,7 +232,7 @@ class Orchestration:
             loads = GroupLoads(works[chosen], self.fewest(problems, activations)[chosen], most[chosen], fills)
             gpus = solve(loads, num_ranks, num_steps)
             more_s = iteration_s(loads, gpus, num_steps)
-            return gpus, works[chosen, self.backbone] / self.width(problems[0]) + more_s
+            return gpus, self._backbone_s(problems[0], works[chosen]) + more_s
 
         gpus, states_s = solved(np.arange(len(problems)), False)
         held_s = states_s.copy()
@@ -251,18 +251,6 @@ class Orchestration:
             total += spec.frozen_parameters * copies * BF16_BYTES
         return total
 
-    def held_bytes(self, group: int, backbone_dp: int, again: bool) -> float:
-        """Activations of one step of the pipeline in a group, of all replicas."""
-        job = self.profile.job
-        held = 0.0
-        for spec in (job.model.modules[m] for m in self.groups[group]):
-            tokens = spec.lengths(self.samples, spec.units(self.samples)).sum() / len(self.samples)
-            layer_bytes = [
-                x.remade_from_bytes_per_token if again else x.activation_bytes_per_token for x in spec.layers
-            ]
-            held += backbone_dp * job.microbatch_size * float(tokens) * sum(layer_bytes)
-        return held
-
     def fewest(self, problems: Sequence[SubProblem], activations: bool) -> FloatArray:
         """GPUs without which a group does not exist, or exceeds memory ``[problems, groups]``; of one backbone."""
         dp = problems[0].backbone_dp
@@ -279,9 +267,16 @@ class Orchestration:
 
         The backbone holds a full pipeline whatever its depth: PP microbatches of 1 / PP of the layers each.
         """
+        job = self.profile.job
         dp = self.dps(group, backbone_dp)[0]
-        room = self.profile.job.planning_budget_bytes
-        held = self.held_bytes(group, backbone_dp, again) if activations else 0.0
+        room = job.planning_budget_bytes
+        held = 0.0
+        for spec in (job.model.modules[m] for m in self.groups[group] if activations):
+            tokens = spec.lengths(self.samples, spec.units(self.samples)).sum() / len(self.samples)
+            layer_bytes = [
+                x.remade_from_bytes_per_token if again else x.activation_bytes_per_token for x in spec.layers
+            ]
+            held += backbone_dp * job.microbatch_size * float(tokens) * sum(layer_bytes)
         if group == self.backbone:
             room -= held / (dp * tp * self.cp)
             held = 0.0
@@ -301,45 +296,44 @@ class Orchestration:
 type Solution = tuple[SubProblem, Point]
 # Draws until the profiled samples exercise every module; a lone sample may have no items.
 MAX_DRAWS = 64
+# Integer solutions kept of each sub-problem, should the best not fit memory.
+ROUNDED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class DistTrainPlanner:
     """Gives encoder, LLM and generator GPUs and parallelism of their own by the time of a few profiled samples.
 
+    Requested TP, CP and DP hold for all of them.
+
     Attributes:
         profile_samples: samples behind the cost functions C_u; one, as Entrain's paper says of DistTrain.
-        requests_bind_encoder: whether requested TP, CP and DP hold for encoder and generator as for the LLM.
-        count_step: whether candidates are compared with gradient synchronisation and optimizer included.
-        rounded: integer solutions kept of each sub-problem, should the best not fit memory.
         num_trials: best estimates that fit memory and run a profiled batch on trial; the paper's planner runs none (1).
     """
 
     handles_generators: ClassVar[bool] = True
 
     profile_samples: int = 1
-    requests_bind_encoder: bool = True
-    count_step: bool = True
-    rounded: int = 3
     num_trials: int = 1
 
     def __post_init__(self) -> None:
-        check_least(self, "strategy.planner", 1, "profile_samples", "rounded", "num_trials")
+        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The candidate with the least estimated time that fits memory."""
         job = profile.job
         job.check_request()
-        samples = self._draw(profile)
-        bound = job.request if self.requests_bind_encoder else LayoutRequest()
+        for _ in range(MAX_DRAWS):
+            samples = profile.samples.draw(self.profile_samples)
+            if all(len(module.units(samples)) for module in job.model.modules):
+                break
 
         def rising_candidates(sized: Profile) -> Iterator[Candidate]:
-            rising = candidates(Orchestration(sized, samples, bound), self.rounded, self.count_step)
+            rising = candidates(Orchestration(sized, samples, job.request))
             first = next(rising, None)
             if first is None:
-                asked = " ".join(f"layout.{n}={d}" for n in ("tp", "cp", "pp", "dp") if (d := getattr(job.request, n)))
                 raise UserError(
-                    f"{asked or 'layout'}: no stages of encoder and LLM of model={job.model.name} fit the "
+                    f"{named_degrees(job.request)}: no stages of encoder and LLM of model={job.model.name} fit the "
                     f"{job.cluster.num_ranks} ranks of cluster={job.cluster.name}"
                 )
             yield first
@@ -347,15 +341,8 @@ class DistTrainPlanner:
 
         return chosen_layout(profile, rising_candidates, make_program, self.num_trials)
 
-    def _draw(self, profile: Profile) -> SampleShapes:
-        for _ in range(MAX_DRAWS):
-            samples = profile.samples.draw(self.profile_samples)
-            if all(len(module.units(samples)) for module in profile.job.model.modules):
-                break
-        return samples
 
-
-def candidates(space: Orchestration, keep: int, count_step: bool) -> Iterator[Candidate]:
+def candidates(space: Orchestration, keep: int = ROUNDED) -> Iterator[Candidate]:
     """Layouts by rising estimate; of every DP and TP of the backbone the one with the least T, then the next.
 
     Every backbone waits with what its next layout cannot fall below: a bound, then its T, then its T with the step.
@@ -367,8 +354,7 @@ def candidates(space: Orchestration, keep: int, count_step: bool) -> Iterator[Ca
         seconds, number, reached = heappop(queue)
         if isinstance(reached, tuple):
             layout = space.place(*reached)
-            step_s = space.profile.programs.step_s(layout) if count_step else 0.0
-            heappush(queue, (decisive(seconds + step_s), number, layout))
+            heappush(queue, (decisive(seconds + space.profile.programs.step_s(layout)), number, layout))
             continue
         if isinstance(reached, Layout):
             yield Candidate(seconds, reached)
@@ -403,3 +389,27 @@ def points(space: Orchestration, problems: Sequence[SubProblem], keep: int) -> I
             continue
         for estimate, option in space.rounded(problem, keep):
             heappush(queue, (estimate, next(number), problem, option))
+
+
+@dataclass(frozen=True, slots=True)
+class DistTrainScheduler(OneForwardOneBackward):
+    """1F1B; the k-th microbatches of all groups share their place, brokers join and split them between groups."""
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program; ``IncompatibleError`` if modules or microbatches do not form a chain."""
+        check_order(profile.job.model, shapes, assignment)
+        return self.in_chain(shapes, layout, assignment, profile)
+
+
+def check_order(model: ModelSpec, shapes: SampleShapes, assignment: Assignment) -> None:
+    """Raise ``IncompatibleError`` if an LLM microbatch comes before an encoder microbatch it needs."""
+    consumer = assignment.modules[model.llm_index].microbatch
+    for module, labels in zip(model.encoders, assignment.modules, strict=False):
+        owner = shapes.item_sample[module.units(shapes)]
+        early = np.flatnonzero(consumer[owner] < labels.microbatch)
+        if early.size:
+            sample = shapes.name_of(owner[early[0]])
+            raise IncompatibleError(
+                f"strategy.scheduler=disttrain: sample {sample} is in {model.llm.name} microbatch "
+                f"{consumer[owner[early[0]]]}, before its {module.name} microbatch {labels.microbatch[early[0]]}"
+            )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.balancing.chunk_estimates import stages_s
-from entrain_bench.balancing.lpt import largest_differencing
+from entrain_bench.balancing.lpt import largest_differencing, place_in_group
 from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
@@ -23,7 +23,7 @@ from entrain_bench.balancing.schedules import stages_behind
 from entrain_bench.base.arithmetic import decisive, matmul
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, rows_of
 from entrain_bench.base.compiled import njit
-from entrain_bench.base.errors import IncompatibleError, require
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import Assignment, Chunks, same_microbatches
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.model import ModuleSpec
@@ -54,18 +54,9 @@ class SampleCosts:
     working_bytes: FloatArray
     available_bytes: FloatArray
 
-    @property
-    def num_stages(self) -> int:
-        """Stages of the chain: lanes of a replica."""
-        return len(self.forward)
-
 
 def believed_costs(profile: Profile, shapes: SampleShapes, layout: Layout) -> SampleCosts:
-    """Costs of the samples under a layout.
-
-    Raises:
-        IncompatibleError: if the modules form no chain, or differ in DP.
-    """
+    """Costs of the samples under a layout; ``IncompatibleError`` if the modules form no chain, or differ in DP."""
     model = profile.job.model
     behind = stages_behind(layout, model.llm_index)
     if len({placed.dp for placed in layout.modules}) > 1:
@@ -130,6 +121,8 @@ def _shares(
 
 # The sum of all costs in the units of the dynamic program, far below what 64 bits hold.
 RESOLUTION = 1 << 44
+# By how much a limit on the slowest microbatch is above the one before; the estimate is within that of the best cuts.
+LIMIT_STEP = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +143,7 @@ class Cuttable:
     earliest: IntArray
     unit_s: float
 
-    def cut(self, num_stages: int, num_replicas: int, limit_step: float) -> IntArray:
+    def cut(self, num_stages: int, num_replicas: int, limit_step: float = LIMIT_STEP) -> IntArray:
         """First sample of each range ``[ranges]``; its estimate is at most 1 + ``limit_step`` times the least.
 
         Limits on the slowest range rise by that step, for P stages and D replicas.
@@ -200,14 +193,14 @@ def cuttable(costs: SampleCosts, order: IntArray, num_replicas: int) -> Cuttable
     unit_s = total / RESOLUTION if total > 0 else 1.0
     whole = np.rint(cost[:, order] / unit_s).astype(np.int64)
     stored = costs.kept_bytes[:, order]
-    room = costs.available_bytes
-    held = np.concatenate([stored * costs.num_stages, stored + costs.working_bytes[:, order]])
+    held = np.concatenate([stored * len(costs.forward), stored + costs.working_bytes[:, order]])
+    room = np.floor(np.tile(costs.available_bytes, 2)).astype(np.int64)
     most = max(1, len(order) // num_replicas)
     return Cuttable(
         _prefix(whole),
         np.rint(fixed / unit_s).astype(np.int64),
         _prefix(costs.present[:, order].astype(np.int64)),
-        earliest_starts(_prefix(np.ceil(held).astype(np.int64)), np.floor(np.tile(room, 2)).astype(np.int64), most),
+        earliest_starts(_prefix(np.ceil(held).astype(np.int64)), room, most),
         unit_s,
     )
 
@@ -219,14 +212,10 @@ def _prefix(values: IntArray) -> IntArray:
 
 def _undominated(weight: FloatArray) -> IntArray:
     """Stages that no other one is at least as slow as in every module; of equal ones the first."""
-    keep: list[int] = []
-    for stage in range(len(weight)):
-        no_less = np.all(weight >= weight[stage], axis=1)
-        more = np.any(weight > weight[stage], axis=1)
-        first = np.arange(len(weight)) < stage
-        if not np.any(no_less & (more | first)):
-            keep.append(stage)
-    return np.array(keep)
+    no_less = np.all(weight[:, None] >= weight, axis=2)
+    more = np.any(weight[:, None] > weight, axis=2)
+    first = np.tri(len(weight), k=-1, dtype=np.bool_).T
+    return np.flatnonzero(~np.any(no_less & (more | first), axis=0))
 
 
 @njit()
@@ -296,28 +285,19 @@ def _ranges(cost: IntArray, fixed: IntArray, present: IntArray, starts: IntArray
     return np.asarray((cost[:, ends] - cost[:, starts] + once).max(axis=0))
 
 
-ORDERS = ("encoder", "llm", "time", "arrival")
-
-
 @dataclass(frozen=True, slots=True)
 class DynaPipeAssigner:
     """Sorts samples, cuts them into microbatches of least estimated iteration time, balances replicas.
 
     Attributes:
-        order: what samples are sorted by, falling. ``encoder``: encoder tokens, then LLM tokens, the order that the
-            paper has for samples of two lengths; ``llm``: LLM tokens, then encoder tokens; ``time``: believed time on
-            the slowest stage; ``arrival``: as they come.
-        limit_step: by how much a limit on the slowest microbatch is above the one before, relative; the estimate is
-            within that of the best cuts.
+        order: ``encoder``: samples by falling encoder tokens, then LLM tokens, the order that the paper has for samples
+            of two lengths; ``arrival``: as they come.
     """
 
     order: str = "encoder"
-    limit_step: float = 0.05
 
     def __post_init__(self) -> None:
-        check_choices(self, "strategy.assigner", order=ORDERS)
-        step = self.limit_step
-        require(0.001 <= step <= 10, "strategy.assigner.limit_step", step, "at least 0.001, at most 10")
+        check_choices(self, "strategy.assigner", order=("encoder", "arrival"))
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch of every sample; a replica's microbatches keep the order of the samples.
@@ -327,29 +307,14 @@ class DynaPipeAssigner:
         """
         costs = believed_costs(profile, shapes, layout)
         dp = layout.modules[-1].dp
-        samples = self._sorted(shapes, profile, costs)
+        samples = np.arange(len(shapes))
+        if self.order == "encoder":
+            modalities = [name for module in profile.job.model.encoders for name in module.config.modalities]
+            samples = np.lexsort((-shapes.llm_tokens, -shapes.encoder_tokens(modalities)))
         ranges = cuttable(costs, samples, dp)
-        starts = ranges.cut(costs.num_stages, dp, self.limit_step)
+        starts = ranges.cut(len(costs.forward), dp)
         replica = largest_differencing(ranges.of_ranges(starts), dp)
-        # Place of each microbatch among its replica's.
-        place = np.empty(len(starts), np.int64)
-        for one in range(dp):
-            mine = np.flatnonzero(replica == one)
-            place[mine] = np.arange(len(mine))
+        place = place_in_group(replica)
         microbatch = np.empty(len(samples), np.int64)
         microbatch[samples] = rows_of(np.append(starts, len(samples)))
         return same_microbatches(profile.job.model, shapes, replica[microbatch], place[microbatch], place[microbatch])
-
-    def _sorted(self, shapes: SampleShapes, profile: Profile, costs: SampleCosts) -> IntArray:
-        """The samples, the longest first; of equal ones the earlier first."""
-        if self.order == "arrival":
-            return np.arange(len(shapes))
-        if self.order == "time":
-            weight = costs.forward + costs.backward
-            slowest = (weight[:, :, None] * costs.sample_s[None]).sum(axis=1).max(axis=0)
-            return np.argsort(-decisive(slowest), kind="stable")
-        modalities = [name for module in profile.job.model.encoders for name in module.config.modalities]
-        encoder = shapes.encoder_tokens(modalities)
-        llm = shapes.llm_tokens
-        keys = (-llm, -encoder) if self.order == "encoder" else (-encoder, -llm)
-        return np.lexsort(keys)

@@ -27,7 +27,6 @@ from entrain_bench.balancing.schedules import (
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.base.compiled import njit
-from entrain_bench.base.errors import require
 from entrain_bench.program import Program, Slots, reorder
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
@@ -115,6 +114,8 @@ def cyclic_order(microbatches, forward_s, backward_s, kept_bytes, room_bytes, mo
 METHODS = ("dynamic", "cyclic", "1f1b")
 # Rounds of the clustering; it is stable after some.
 ROUNDS = 16
+# Classes of microbatches of about equal time, all of whose orders are tried.
+CLASSES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,23 +125,16 @@ class DynaPipeScheduler(Recomputation):
     Attributes:
         method: ``cyclic`` is the paper's adaptive schedule; without a limit on memory where that fits, otherwise
             forwards wait for memory. ``1f1b``. ``dynamic``: the faster one for each replica, as in the public code.
-        classes: classes of microbatches of about equal time, all of whose orders are tried; 1 keeps the order.
     """
 
     method: str = "dynamic"
-    classes: int = 3
 
     def __post_init__(self) -> None:
         Recomputation.__post_init__(self)
         check_choices(self, "strategy.scheduler", method=METHODS)
-        require(1 <= self.classes <= 5, "strategy.scheduler.classes", self.classes, "at least 1, at most 5")
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program.
-
-        Raises:
-            IncompatibleError: if the modules form no chain, or differ in DP.
-        """
+        """The program; ``IncompatibleError`` if the modules form no chain, or differ in DP."""
         model = profile.job.model
         behind = stages_behind(layout, model.llm_index)
         program = chain_program(model, shapes, layout, assignment, behind)
@@ -171,7 +165,7 @@ class DynaPipeScheduler(Recomputation):
         seconds = pipelines.forward_s[replica, :count] + pipelines.backward_s[replica, :count]
         orders: list[tuple[float, IntArray, PassOrder]] = []
         in_order = np.arange(count)
-        for microbatches in entries(seconds.max(axis=1), self.classes) if together else [in_order]:
+        for microbatches in entries(seconds.max(axis=1)) if together else [in_order]:
             for order in self._orders(pipelines, replica, microbatches):
                 if np.all(order.peak_bytes <= pipelines.room_bytes[replica]):
                     orders.append((decisive(order.makespan_s), microbatches, order))
@@ -235,7 +229,7 @@ def _pipelines(program: Program, behind: list[IntArray], profile: Profile) -> Pi
     layout = program.layout
     costs = believed_costs(profile, shapes, layout)
     num_microbatches = 1 + max(int(rows.microbatch.max(initial=0)) for rows in program.chunks)
-    shape = layout.modules[-1].dp, num_microbatches, costs.num_stages
+    shape = layout.modules[-1].dp, num_microbatches, len(costs.forward)
     forward = np.zeros(shape)
     backward = np.zeros(shape)
     kept = np.zeros(shape)
@@ -246,7 +240,7 @@ def _pipelines(program: Program, behind: list[IntArray], profile: Profile) -> Pi
     for index, (module, placed, blocks, rows) in enumerate(
         zip(program.model.modules, layout.modules, layout.blocks, program.chunks, strict=True)
     ):
-        place = costs.num_stages - 1 - behind[index]
+        place = len(costs.forward) - 1 - behind[index]
         seconds = np.zeros(shapes.num_items if module.per_item else len(shapes))
         units = module.units(shapes)
         seconds[units], once = unit_costs(module, placed, shapes, profile)
@@ -276,7 +270,7 @@ def _is_one_partition(program: Program, assignment: Assignment) -> bool:
     )
 
 
-def entries(seconds: FloatArray, classes: int) -> Iterator[IntArray]:
+def entries(seconds: FloatArray, classes: int = CLASSES) -> Iterator[IntArray]:
     """Orders in which microbatches may enter: as they are, then every order of at most so many classes of equal time.
 
     A class keeps the order of its microbatches; seconds are believed ``[microbatches]``.

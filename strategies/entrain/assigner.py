@@ -9,11 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from entrain_bench.balancing.interface import Assigner, Drafter, Observer
-from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.base.compiled import inlined, njit
-from entrain_bench.base.errors import IncompatibleError, require
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
@@ -308,8 +307,8 @@ def assign_microbatches(order, encoder_s, llm_s, num_microbatches):  # type: ign
     return microbatch
 
 
-# A pair's table of sums has as many entries as its samples span bins, each of some bytes.
-MAX_BINS = 2**20
+# Resolution of the subset-sum program: the heaviest microbatch of a replica spans this many bins.
+NUM_BINS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,15 +317,9 @@ class EntrainAssigner:
 
     Attributes:
         defer: whether LLM work is deferred (steps d to f); without, microbatches keep their samples.
-        num_bins: resolution of the subset-sum program: the heaviest microbatch of a replica spans this many bins.
     """
 
     defer: bool = True
-    num_bins: int = 512
-
-    def __post_init__(self) -> None:
-        fits = 2 <= self.num_bins <= MAX_BINS
-        require(fits, "strategy.assigner.num_bins", self.num_bins, f"at least 2, at most {MAX_BINS}")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica, encoder microbatch and LLM microbatch of every sample, from estimated workloads."""
@@ -343,7 +336,7 @@ class EntrainAssigner:
             own_llm_s = llm_s[samples]
             order = stratified_order(own_encoder_s, own_llm_s)
             count = effective_microbatches(own_encoder_s, layout.num_microbatches)
-            bins = self.num_bins if self.defer else 0
+            bins = NUM_BINS if self.defer else 0
             for r, mine in enumerate(samples):
                 encoder[mine], llm[mine] = assign_in_replica(order[r], own_encoder_s[r], own_llm_s[r], count[r], bins)
         return same_microbatches(profile.job.model, shapes, replica, encoder, llm)
@@ -388,14 +381,9 @@ class DeferringAssigner:
 
     Attributes:
         base: makes the microbatches.
-        num_bins: resolution of the subset-sum program: the heaviest microbatch of a replica spans this many bins.
     """
 
     base: Assigner
-    num_bins: int = 512
-
-    def __post_init__(self) -> None:
-        check_least(self, "strategy.assigner", 2, "num_bins")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica, encoder microbatch and LLM microbatch of every sample.
@@ -424,7 +412,7 @@ class DeferringAssigner:
                 mine: IntArray = np.flatnonzero(llm.replica == replica)
                 places, microbatch = np.unique(llm.microbatch[mine], return_inverse=True)
                 if len(places):
-                    encoder[mine], deferred[mine] = defer_pairwise(microbatch, llm_s[mine], len(places), self.num_bins)
+                    encoder[mine], deferred[mine] = defer_pairwise(microbatch, llm_s[mine], len(places), NUM_BINS)
         return same_microbatches(model, shapes, llm.replica, encoder, deferred)
 
     def draft(self) -> DeferringAssigner:

@@ -1,12 +1,17 @@
-"""Entrain's planner: how many samples to profile (Algorithm 1), and the static layout (Algorithm 2)."""
+"""Entrain's planner and schedule.
+
+How many samples to profile (Algorithm 1), and the static layout (Algorithm 2); 1F1B with split encoder backwards and
+eager forwards (section 5.3).
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,14 +29,25 @@ from entrain_bench.balancing.planning import (
 )
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.tuning import chosen_layout, default_job
+from entrain_bench.balancing.warmup import OneForwardOneBackward
 from entrain_bench.base.arithmetic import log
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench.base.errors import UserError, require
+from entrain_bench.base.errors import UserError
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees
 from entrain_bench.specs.shapes import SampleShapes
 
 logger = logging.getLogger(__name__)
+
+# Algorithm 1: alpha, the probability of accepting an unstable number of samples; the tolerated probability that a fresh
+# batch allocates differently; and where it gives up (a ratio on a rounding boundary converges arbitrarily late).
+CONFIDENCE_ERROR = 0.05
+ALLOCATION_ERROR = 0.05
+MAX_SAMPLES = 16384
+# Validation batches that must all agree (k of Algorithm 1).
+NUM_VALIDATIONS = ceil(log(CONFIDENCE_ERROR) / log(1 - ALLOCATION_ERROR))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +56,16 @@ class EntrainPlanner:
 
     Attributes:
         profile_samples: samples to profile; None runs Algorithm 1 for the smallest stable number.
-        confidence_error: alpha, the probability of accepting an unstable number.
-        allocation_error: p_error, the tolerated probability that a fresh batch allocates differently.
-        max_samples: where Algorithm 1 gives up (a ratio on a rounding boundary converges arbitrarily late).
         encoder_stages: stages of the encoder; None splits a replica's stages by the profiled workload ratio.
         num_trials: best estimates that fit memory and run a profiled batch on trial; the paper's planner runs none (1).
     """
 
     profile_samples: int | None = None
-    confidence_error: float = 0.05
-    allocation_error: float = 0.05
-    max_samples: int = 16384
     encoder_stages: int | None = None
     num_trials: int = 1
 
     def __post_init__(self) -> None:
-        check_least(self, "strategy.planner", 1, "num_trials", "max_samples")
-        if self.profile_samples is not None:
-            require(self.profile_samples >= 1, "strategy.planner.profile_samples", self.profile_samples, "at least 1")
-        if self.encoder_stages is not None:
-            require(self.encoder_stages >= 1, "strategy.planner.encoder_stages", self.encoder_stages, "at least 1")
-        for name in ("confidence_error", "allocation_error"):
-            value = getattr(self, name)
-            require(1e-4 <= value < 1, f"strategy.planner.{name}", value, "in [0.0001, 1)")
+        check_least(self, "strategy.planner", 1, "num_trials", "profile_samples", "encoder_stages")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The layout with the highest estimated throughput among those that fit memory (Algorithm 2)."""
@@ -81,7 +84,9 @@ class EntrainPlanner:
             draw = profile.samples.draw
         else:
             # All fixed jobs share the samples that are stable for the first.
-            stable = dict.fromkeys(usable, self._num_samples(profile, self._first(profile, usable)))
+            default = default_job(profile.job)
+            first = next((one for one in (default.degrees() if default else ()) if one in usable), usable[0])
+            stable = dict.fromkeys(usable, self._num_samples(profile, first))
             draw = cache(profile.samples.draw)
 
         def candidates(sized: Profile) -> list[Candidate]:
@@ -98,14 +103,14 @@ class EntrainPlanner:
             )
         return layout
 
-    @staticmethod
-    def _first(profile: Profile, usable: Sequence[Degrees]) -> Degrees:
-        """The default degrees, or the first that are usable."""
-        default = default_job(profile.job)
-        return next((one for one in (default.degrees() if default else ()) if one in usable), usable[0])
-
     def _num_samples(self, profile: Profile, degrees: Degrees) -> int:
-        return self.profile_samples or self.stable_samples(profile, degrees)
+        """Algorithm 1: the smallest doubling of the batch whose allocation 59 fresh batches repeat."""
+        if self.profile_samples:
+            return self.profile_samples
+        num_samples, stable = stable_samples(profile, degrees, NUM_VALIDATIONS, MAX_SAMPLES)
+        if not stable:
+            logger.warning("allocation still varies at %d samples; planning with those", num_samples)
+        return num_samples
 
     def _candidates(
         self, profile: Profile, stable: Mapping[Degrees, int], draw: Callable[[int], SampleShapes]
@@ -114,29 +119,14 @@ class EntrainPlanner:
             if degrees not in stable:
                 continue
             samples = draw(stable[degrees])
-            stages = self._split(profile, samples, degrees)
+            if self.encoder_stages is None or not profile.job.model.encoders:
+                stages = allocate_stages(profile, samples, degrees)
+            else:
+                stages = self.encoder_stages, degrees.pp - self.encoder_stages
             for recompute in recompute_choices(profile.job):
                 seconds, layers = _estimate(profile, samples, degrees, stages, recompute)
                 layout = place_chain(profile.job, degrees, layers, recompute, leading=True)
                 yield Candidate(seconds, layout)
-
-    def _split(self, profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
-        """Stages of the encoders and of the LLM."""
-        if self.encoder_stages is None or not profile.job.model.encoders:
-            return allocate_stages(profile, samples, degrees)
-        return self.encoder_stages, degrees.pp - self.encoder_stages
-
-    @property
-    def num_validations(self) -> int:
-        """Validation batches that must all agree (k of Algorithm 1)."""
-        return ceil(log(self.confidence_error) / log(1 - self.allocation_error))
-
-    def stable_samples(self, profile: Profile, degrees: Degrees) -> int:
-        """Algorithm 1: the smallest doubling of the batch whose allocation 59 fresh batches repeat."""
-        num_samples, stable = stable_samples(profile, degrees, self.num_validations, self.max_samples)
-        if not stable:
-            logger.warning("allocation still varies at %d samples; planning with those", num_samples)
-        return num_samples
 
 
 def _estimate(
@@ -167,3 +157,23 @@ def _mean_layer_s(profile: Profile, samples: SampleShapes, name: str, degrees: D
     fit = profile.layers.forward_fit(module, degrees.tp, degrees.cp)
     per_kind = np.maximum(np.polynomial.polynomial.polyval(lengths, fit.T[::-1]), 0.0).sum(axis=-1) / len(samples)
     return np.asarray(per_kind[module.layer_kind])
+
+
+@dataclass(frozen=True, slots=True)
+class EntrainScheduler(OneForwardOneBackward):
+    """1F1B in which deferred samples run backward with the LLM microbatch that took them.
+
+    Encoder stages warm up with as many forwards as memory allows.
+
+    Attributes:
+        split_backward: whether an encoder microbatch's backward is cut; else it waits for its last deferred sample.
+    """
+
+    handles_generators: ClassVar[bool] = False
+
+    eager: str = "encoder"
+    split_backward: bool = True
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program; warm-up grows with free memory, one stage at least one forward ahead of the next."""
+        return self.in_chain(shapes, layout, assignment, profile, self.split_backward)

@@ -9,13 +9,10 @@ import pytest
 
 from entrain_bench.balancing.corrected import CorrectedAssigner
 from entrain_bench.balancing.correction import Corrector, Observation
-from entrain_bench.balancing.interface import Observer
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rounds import layouts_with_widths
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
-from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate.executor import Simulator
 from support.braid import BRAID, MODEL, layout_of, shape
 from support.builders import profile_of, random_samples, tiny_cluster, tiny_job
@@ -84,24 +81,3 @@ def test_units_that_are_believed_to_take_no_time_teach_nothing(actual: float) ->
     ratios = Corrector().learn([nothing, known], 1.0).ratios
     assert ratios.keys() == {130, 131}
     assert np.isfinite([*ratios.values()]).all()
-
-
-def test_what_a_profile_is_taught_does_not_change_it() -> None:
-    profile, shapes = profile_with(), SAMPLES
-    before = profile.estimates.units(MODEL.llm, shapes, 1, 1).copy()
-    ratios = dict.fromkeys(range(128, 256), 2.0)
-    assert np.array_equal(
-        profile.corrected(Corrector(ratios=ratios)).estimates.units(MODEL.llm, shapes, 1, 1), 2 * before
-    )
-    assert np.array_equal(profile.estimates.units(MODEL.llm, shapes, 1, 1), before)
-    assert profile.corrected(Corrector()) is profile
-
-
-@pytest.mark.parametrize("name", ["braid", "orchmllm"])
-def test_it_is_a_choice_of_assigner(name: str) -> None:
-    (cell,) = compose_cells([f"strategy={name}", f"strategy/assigner={name}_corrected"])
-    assigner = prepare(cell.config).strategy.assigner
-    assert isinstance(assigner, CorrectedAssigner)
-    assert isinstance(assigner, Observer)
-    assert assigner.handles_widths
-    assert assigner.handles_generators == (name == "braid")

@@ -5,13 +5,11 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.lpt import largest_differencing
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import UserError
 
 
 def sums(weight: list[int], part: IntArray, num_parts: int) -> list[int]:
@@ -83,8 +81,3 @@ def test_equal_fractions_are_whole_numbers_that_are_equal() -> None:
     assert thirds.tolist() == largest_differencing(np.array([1, 1, 1, 1]), 2).tolist()
     assert largest_differencing(np.zeros(3), 2).shape == (3,)
     assert largest_differencing(np.array([], np.int64), 2).tolist() == []
-
-
-def test_less_than_one_part_is_refused() -> None:
-    with pytest.raises(UserError, match="parts=0: must be at least 1"):
-        largest_differencing(np.array([1]), 0)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing import rank_groups
 from entrain_bench.balancing.interface import Programs
 from entrain_bench.balancing.planes import PlanePlanner
-from entrain_bench.balancing.rank_groups import first_positions, joined, step_assignment
-from entrain_bench.balancing.rounds import layouts_with_widths, plane_layout
-from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
+from entrain_bench.balancing.rank_groups import joined
+from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
@@ -97,10 +94,6 @@ def test_no_nested_groups_end_before_the_joined_ones(units: list[tuple[int, int]
     assert ends_s(own) <= min(ends_s(groups) for groups in nested(0, 4)) * (1 + 1e-8)
 
 
-def test_first_positions_are_aligned() -> None:
-    assert first_positions(np.array([1, 4, 2, 1])).tolist() == [6, 0, 4, 7]
-
-
 @pytest.mark.parametrize("strategy", ["fsdp", "veomni", "orchmllm"])
 def test_a_position_has_one_pack_in_each_micro_step(strategy: str) -> None:
     made = setting(strategy)
@@ -122,20 +115,6 @@ def test_a_position_has_one_pack_in_each_micro_step(strategy: str) -> None:
         np.testing.assert_array_equal(step, arrived)
 
 
-def test_groups_of_one_position_are_the_replicas_of_fixed_degrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = setting("fsdp", "layout.cp=1")
-    whole = [(len(module.layers),) for module in made.job.model.modules]
-    layout = plane_layout(made.job, 1, whole, False, (False, False), 2, sharded=True)
-    alone = replace(layout, modules=tuple(replace(placed, widths=()) for placed in layout.modules))
-    shapes = made.source.batch(0, 16, 0)
-    monkeypatch.setattr(rank_groups, "joined", lambda *given: (given[4], np.ones_like(given[4])))
-    for ours, theirs in zip(
-        *(made.strategy.assigner.assign(shapes, each, made.profile).modules for each in (layout, alone)), strict=True
-    ):
-        np.testing.assert_array_equal(ours.replica, theirs.replica)
-        np.testing.assert_array_equal(ours.microbatch, theirs.microbatch)
-
-
 def test_widths_hold_samples_that_no_rank_can() -> None:
     short = ("layout.cp=1", "cluster.device.memory_bytes=60000000")
     fixed = setting("fsdp", *short, "strategy.planner.widths=false")
@@ -146,19 +125,3 @@ def test_widths_hold_samples_that_no_rank_can() -> None:
     program = made.strategy.program(made.source.batch(0, 16, 0), layout, made.profile)
     assert program.chunks[-1].replica.max() >= layout.modules[-1].dp
     assert made.profile.memory.peak_bytes(program).max() <= made.job.memory_budget_bytes
-
-
-def test_units_that_fit_on_no_group_and_layouts_of_several_tps_are_refused() -> None:
-    made = setting("orchmllm")
-    whole = [(len(module.layers),) for module in made.job.model.modules]
-    layout = plane_layout(made.job, 1, whole, False, (False, False), 2, sharded=True)
-    shapes = made.source.batch(0, 16, 0)
-    small = setting("orchmllm", "cluster.device.memory_bytes=20000000")
-    with pytest.raises(OutOfMemoryError, match=r"units of vision do not fit on 4 ranks"):
-        step_assignment(shapes, layout, small.profile, balanced=["vision", "llm"])
-    mixed = next(layouts_with_widths(made.job))
-    with pytest.raises(IncompatibleError, match="needs groups of several widths with one TP"):
-        step_assignment(shapes, mixed, made.profile, balanced=())
-    staged = plane_layout(made.job, 1, [(10,), (5, 5)], False, (False, False), 2)
-    with pytest.raises(IncompatibleError, match=r"layout\.pp=2: must be 1 for micro-steps"):
-        step_assignment(shapes, staged, made.profile, balanced=())

@@ -12,24 +12,17 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.interleaved import Interleaved, find_turns, interleaved_program, interleaved_slots
 from entrain_bench.balancing.schedules import one_f_one_b
-from entrain_bench.balancing.warmup import OneForwardOneBackward
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
-from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from support.builders import (
-    TOKENS,
-    chain_layout,
     durations,
-    encoder_config,
-    llm_config,
     makespan,
     no_delay,
-    passes,
     placed,
     profile_of,
     samples,
@@ -124,15 +117,6 @@ def scheduled(layout: Layout, shapes: SampleShapes, assignment: Assignment, mode
     return program
 
 
-def test_without_virtual_stages_it_is_1f1b() -> None:
-    model = tiny_model(4, 8)
-    layout = chain_layout(model, 1, 3, 6, dp=2)
-    shapes, assignment = uniform_batch(model, 6, 2)
-    ours, theirs = (scheduled(layout, shapes, assignment, model, s()) for s in (Interleaved, OneForwardOneBackward))
-    assert np.array_equal(ours.lane_actions, theirs.lane_actions)
-    assert [passes(ours, lane) for lane in range(8)] == [passes(theirs, lane) for lane in range(8)]
-
-
 def test_with_virtual_stages_it_is_interleaved() -> None:
     model = tiny_model(encoder=2, llm=8)
     layout = virtual_layout(4, 2, 8)
@@ -146,55 +130,12 @@ def test_with_virtual_stages_it_is_interleaved() -> None:
     ]
 
 
-def test_encoders_run_with_the_first_stage() -> None:
-    program = virtual_program(2, 2, 4)
-    assert passes(program, 0)[:3] == ["vision F0", "llm F0", "vision F1"]
-    assert passes(program, 0)[-2:] == ["llm B3", "vision B3"]
-
-
-def test_generators_run_with_the_last_stage() -> None:
-    modules = {"llm": llm_config(4), "out": encoder_config(role="generator", item_tokens=16)}
-    modules = {"vision": encoder_config(), **modules}
-    model = ModelSpec.from_config({"name": "handmade", "modules": modules, "tokens": TOKENS})
-    vision, llm, out = model.modules
-    ranks = np.arange(2).reshape(1, 2, 1)
-    layout = Layout((placed(vision, ranks[:, :1]), placed(llm, ranks[:, [0, 1, 0, 1]]), placed(out, ranks[:, 1:])), 2)
-    shapes, assignment = uniform_batch(model, 2)
-    program = interleaved_program(model, shapes, layout, assignment)
-    order = passes(program, 1)
-    assert order == [
-        "llm F0",
-        "llm F1",
-        *("llm F0", "out F0", "out B0", "llm B0"),
-        *("llm F1", "out F1", "out B1", "llm B1"),
-        "llm B0",
-        "llm B1",
-    ]
-
-
 def test_microbatches_that_do_not_divide_are_refused_as_megatron_does() -> None:
     with pytest.raises(
         IncompatibleError,
         match=r"5 microbatches; .* must be a multiple of 4",
     ):
         virtual_program(4, 2, 5)
-
-
-def test_a_longer_warmup_is_refused() -> None:
-    model = tiny_model(encoder=2, llm=8)
-    shapes, assignment = uniform_batch(model, 8)
-    with pytest.raises(IncompatibleError, match=r"strategy\.scheduler\.eager=all: must be none with virtual stages"):
-        scheduled(virtual_layout(4, 2, 8), shapes, assignment, model, Interleaved(eager="all"))
-
-
-def test_other_modules_elsewhere_are_refused() -> None:
-    model = tiny_model(encoder=2, llm=4)
-    vision, llm = model.modules
-    ranks = np.arange(3).reshape(1, 3, 1)
-    layout = Layout((placed(vision, ranks[:, 2:]), placed(llm, ranks[:, [0, 1, 0, 1]])), 2)
-    shapes, assignment = uniform_batch(model, 2)
-    with pytest.raises(IncompatibleError, match="virtual stages that go round the ranks in order"):
-        interleaved_program(model, shapes, layout, assignment)
 
 
 def test_a_chain_of_both_modules_goes_round_the_ranks_by_hand() -> None:
@@ -232,16 +173,3 @@ def test_a_chain_of_both_modules_goes_round_the_ranks_by_hand() -> None:
     behind = [("llm", "B", 0, 0), ("vision", "B", 0, 1), ("llm", "B", 1, 0), ("vision", "B", 1, 1)]
     assert runs[1] == second + between + behind
     place_actions(program, np.ones(program.num_actions), no_delay(program))
-
-
-def test_chains_that_do_not_go_round_are_none() -> None:
-    model = tiny_model(encoder=2, llm=4)
-    assert find_turns(model, chain_layout(model, 1, 3, 6)) is None
-    vision, llm = model.modules
-    ranks = np.arange(2).reshape(1, 2, 1)
-    # Modules with segments of their own on the same ranks (arXiv:2504.14145) do.
-    colocated = find_turns(model, Layout((placed(vision, ranks), placed(llm, ranks)), 2))
-    assert colocated is not None
-    assert [own.tolist() for own in colocated.places] == [[0, 1], [2, 3]]
-    # Three places on two ranks do not.
-    assert find_turns(model, Layout((placed(vision, ranks[:, :1]), placed(llm, ranks[:, [1, 0]])), 2)) is None

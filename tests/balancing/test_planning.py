@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import combinations, pairwise, product
 
 import numpy as np
@@ -19,15 +19,13 @@ from entrain_bench.balancing.planning import (
     partitions,
     place_chain,
     proportional_allocation,
-    recompute_choices,
-    recompute_factor,
     slowest_stages_s,
     stage_sums,
 )
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.job import Degrees, Job, LayoutRequest
 from entrain_bench_strategies.megatron import ArrivalOrder
-from support.builders import as_ints, generating_model, profile_of, samples, tiny_cluster, tiny_job, tiny_model
+from support.builders import generating_model, profile_of, samples, tiny_cluster, tiny_job, tiny_model
 
 MODEL = tiny_model(encoder=2, llm=4)
 
@@ -85,37 +83,6 @@ def test_allocation_is_the_nearest_in_least_squares(data: st.DataObject) -> None
     feasible = [c for c in compositions(total, len(shares)) if all(n <= m for n, m in zip(c, most, strict=True))]
     assert given in feasible
     assert error(given) == pytest.approx(min(map(error, feasible)), abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("total", "shares", "expected"),
-    [
-        (8, [1.0, 1.0], (4, 4)),
-        (8, [5.0, 3.0], (5, 3)),
-        (8, [1.0, 99.0], (1, 7)),
-        (8, [0.0, 3.0], (1, 7)),
-        (8, [3.0, 0.0], (7, 1)),
-        (2, [9.0, 1.0], (1, 1)),
-        (4, [1.0], (4,)),
-    ],
-)
-def test_allocations_by_hand(total: int, shares: list[float], expected: tuple[int, ...]) -> None:
-    assert proportional_allocation(total, np.array(shares)) == expected
-
-
-@pytest.mark.parametrize(
-    ("shares", "least", "expected"), [([1.0, 99.0], 2, (2, 14)), ([0.575, 0.425], 2, (9, 7)), ([0.9, 0.1], 4, (12, 4))]
-)
-def test_every_module_has_at_least_so_much(shares: list[float], least: int, expected: tuple[int, ...]) -> None:
-    assert proportional_allocation(16, np.array(shares), least=least) == expected
-
-
-def test_less_than_the_least_of_all_is_refused() -> None:
-    with pytest.raises(
-        UserError,
-        match=r"^layout: cannot split 7 GPUs among modules that take 4 to 7 and 4 to 7. Change layout.pp$",
-    ):
-        proportional_allocation(7, np.ones(2), least=4, what="GPUs")
 
 
 @pytest.mark.parametrize(
@@ -183,19 +150,6 @@ def test_a_chain_keeps_what_1f1b_has_under_way() -> None:
     assert 0.8 * peak <= kept <= peak
 
 
-def test_several_encoders_share_the_encoder_stages() -> None:
-    model = tiny_model(2, 2, audio=4)
-    job = tiny_job(model, tiny_cluster(1, 4))
-    layout = place_chain(job, Degrees(1, 1, 4, 1), [(2, 2), (3, 3), (2, 2)], (False,) * 3, leading=True)
-    assert [m.ranks.ravel().tolist() for m in layout.modules] == [[0, 1], [0, 1], [2, 3]]
-
-
-def test_recompute_costs_one_forward_of_three() -> None:
-    assert recompute_factor(False) == 1.0
-    assert recompute_factor(True) == pytest.approx((1 + 2 + 1) / (1 + 2))
-    assert sorted(recompute_choices(tiny_job(MODEL))) == sorted(product([False, True], repeat=2))
-
-
 # Degrees of a job
 
 
@@ -236,52 +190,6 @@ def test_degrees_are_all_that_use_every_rank_and_meet_the_request(nodes: int, gp
     found = [(d.tp, d.cp, d.pp, d.dp) for d in job.degrees()]
     assert len(found) == len(set(found))
     assert set(found) == expected
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"dp": 3}, r"global_batch=32: must be a multiple of layout\.dp=3 x microbatch_size=2"),
-        ({"tp": 16}, r"layout\.tp=16: must be a divisor of the 8 ranks of a node"),
-        ({"pp": 11}, r"layout\.pp=11: must be at most 10, the layers of model=handmade"),
-        ({"dp": 16}, r"layout\.dp=16: no TP x CP x PP x DP equals the 8 ranks"),
-        ({"tp": 2, "dp": 8}, r"layout\.tp=2 layout\.dp=8: no TP x CP x PP x DP equals the 8 ranks of cluster=handmade"),
-        ({"pp": 3}, r"layout\.pp=3: no TP x CP x PP x DP"),
-    ],
-)
-def test_requests_that_cannot_be_met_say_why(asked: dict[str, int], message: str) -> None:
-    job = tiny_job(MODEL, request=LayoutRequest(**asked))
-    with pytest.raises(UserError, match=message):
-        list(job.degrees())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"global_batch": 0}, "global_batch=0: must be at least 1"),
-        ({"microbatch_size": 0}, "microbatch_size=0: must be at least 1"),
-        ({"request": LayoutRequest(cp=0)}, r"layout\.cp=0: must be null or at least 1"),
-        ({"request": LayoutRequest(pp=-1)}, r"layout\.pp=-1: must be null or at least 1"),
-    ],
-)
-def test_bad_jobs_are_named(change: dict[str, int], message: str) -> None:
-    make: Callable[..., Job] = tiny_job
-    with pytest.raises(UserError, match=message):
-        make(MODEL, **change)
-
-
-def test_microbatches_of_a_replica() -> None:
-    job = tiny_job(MODEL, global_batch=24, microbatch_size=3)
-    assert [job.num_microbatches(dp) for dp in as_ints([1, 2, 4, 8]).tolist()] == [8, 4, 2, 1]
-    with pytest.raises(UserError, match="global_batch=24"):
-        job.num_microbatches(5)
-
-
-def test_tensor_parallelism_that_would_straddle_nodes_is_refused() -> None:
-    # On nodes of 6, ranks 4..7 would be one TP group of 4 over two nodes.
-    job = tiny_job(MODEL, tiny_cluster(2, 6), global_batch=24, request=LayoutRequest(tp=4))
-    with pytest.raises(UserError, match=r"layout\.tp=4"):
-        list(job.degrees())
 
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=12))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.layer_profile import PROFILED_TOKENS, LayerProfile
+from entrain_bench.balancing.layer_profile import LayerProfile
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.balancing.unit_estimates import smoothed_over_lengths
@@ -15,17 +15,12 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.costs.edges import held_s
 from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
-from support.builders import TOKENS as TOKEN_RULES
+from entrain_bench.specs.shapes import shapes_from_lists
 from support.builders import (
     chain_layout,
-    encoder_config,
-    llm_config,
-    placed,
     profile_of,
     random_samples,
     samples,
@@ -75,16 +70,6 @@ def whole_module(coefficients: dict[str, tuple[float, float, float]], module: Mo
     return total
 
 
-def test_fit_reproduces_a_quadratic_cost(quadratic: dict[str, tuple[float, float, float]]) -> None:
-    profile = profile_of(JOB, SHAPES)
-    for module in MODEL.modules:
-        fit = profile.layers.forward_fit(module, 1, 1)
-        expected = [quadratic[kind.kind] for kind in module.kinds]
-        at = np.array([1.0, 100.0, 5000.0, 16384.0])
-        for row, (a, b, c) in zip(fit, expected, strict=True):
-            assert np.polyval(row, at) == pytest.approx(np.polyval([a, b, c], at), rel=1e-6)
-
-
 def test_estimates_of_a_quadratic_cost_are_exact(quadratic: dict[str, tuple[float, float, float]]) -> None:
     profile = profile_of(JOB, SHAPES)
     for module in MODEL.modules:
@@ -103,18 +88,6 @@ def test_estimates_of_a_quadratic_cost_are_exact(quadratic: dict[str, tuple[floa
     assert llm == pytest.approx([whole_module(quadratic, LLM, x) for x in (211, 500, 1510, 3020)], rel=1e-6)
 
 
-def test_fit_is_the_least_squares_of_the_measured_points() -> None:
-    profile = profile_of(JOB, SHAPES)
-    fit = profile.layers.forward_fit(LLM, 2, 1)
-    for kind in range(len(LLM.kinds)):
-        points = []
-        for tokens in PROFILED_TOKENS:
-            times = profile.layers.measure(LLM, np.array([tokens]), 2, 1)[kind]
-            points.append(float((times.forward_s + times.forward_comm_s)[0]))
-        expected = np.polynomial.Polynomial.fit(PROFILED_TOKENS, points, 2)(PROFILED_TOKENS)
-        assert np.polyval(fit[kind], PROFILED_TOKENS) == pytest.approx(expected, rel=1e-6)
-
-
 def test_measurements_are_the_truth_of_one_packed_microbatch() -> None:
     profile = profile_of(JOB, SHAPES)
     lengths = np.array([100, 300, 17])
@@ -127,13 +100,6 @@ def test_measurements_are_the_truth_of_one_packed_microbatch() -> None:
         assert times[kind].forward_s.shape == (1,)
         assert times[kind].forward_s[0] <= sum(one[kind].forward_s[0] for one in alone)
     assert truth.cluster is not None
-
-
-def test_estimates_are_never_negative() -> None:
-    profile = profile_of(JOB, SHAPES)
-    tiny = samples(*[(tokens, [tokens]) for tokens in range(1, 200)])
-    for module in (VISION, LLM):
-        assert np.all(profile.estimates.units(module, tiny, 1, 1) >= 0.0)
 
 
 # Errors of belief
@@ -182,31 +148,6 @@ def test_errors_are_uniform_unbiased_and_independent() -> None:
     assert abs(np.corrcoef(vision, errors("vision", seed=1))[0, 1]) < 0.1
 
 
-def test_modules_with_a_common_prefix_have_errors_of_their_own() -> None:
-    config = {
-        "name": "long names",
-        "modules": {
-            "encoder_image": encoder_config(2),
-            "encoder_audio": encoder_config(2, "audio"),
-            "llm": llm_config(2),
-        },
-        "tokens": TOKEN_RULES,
-    }
-    model = ModelSpec.from_config(config)
-    image, audio = (errors(name, 300, model=model) for name in ("encoder_image", "encoder_audio"))
-    assert abs(np.corrcoef(image, audio)[0, 1]) < 0.3
-
-
-def test_items_of_a_sample_share_its_error() -> None:
-    shapes = samples((10, [4000, 2000, 8000]), (10, [4000]))
-    job = tiny_job(tiny_model())
-    module = job.model.modules[0]
-    wrong, exact = (profile_of(job, shapes, 0, error).estimates.units(module, shapes, 1, 1) for error in (0.2, 0.0))
-    ratio = wrong / exact
-    assert ratio[:3] == pytest.approx([ratio[0]] * 3, rel=1e-12)
-    assert ratio[3] != pytest.approx(ratio[0], rel=1e-3)
-
-
 # Draws
 
 
@@ -221,13 +162,6 @@ def test_draws_are_new_each_time_and_repeat_with_the_seed() -> None:
     assert first == ids(same)
     assert first != ids(one)
     assert first != ids(other)
-
-
-def test_samples_without_encoder_work_cost_the_encoder_nothing() -> None:
-    text: SampleShapes = samples((10, []), (3000, []))
-    encoder, llm = profile_of(JOB, text, belief_error=0.2).estimates.samples(text, 1, 1)
-    assert encoder.tolist() == [0.0, 0.0]
-    assert llm[1] > llm[0] >= 0.0
 
 
 def test_the_bias_depends_on_length_alone_and_turns_around_over_two_octaves() -> None:
@@ -280,32 +214,6 @@ def test_estimates_of_a_batch_are_kept_and_cannot_be_changed() -> None:
     assert profile.estimates.units(LLM, other, 1, 1).tolist() == first[[1, 0, 2, 3]].tolist()
     with pytest.raises(ValueError, match="read-only"):
         first[0] = 1.0
-
-
-def test_modules_that_share_ranks_hide_a_part_of_their_steps() -> None:
-    model = tiny_model(encoder=2, llm=4)
-    profile = profile_of(tiny_job(model, tiny_cluster(1, 8)), samples((10, [40])))
-    truth = CostTruth(model, profile.job.cluster)
-    vision, llm = model.modules
-
-    def steps(module: ModuleSpec, placed: ModuleLayout) -> list[float]:
-        exposed = truth.step_costs.exposed(module, placed)
-        assert np.all(exposed.gather_s > 0)
-        return (exposed.gather_s + exposed.sync_s + exposed.optimizer_s).tolist()
-
-    # The encoder on both ranks of each replica of a two-stage LLM; beside it; on the LLM's first stage.
-    stages = placed(llm, [[[0], [1]], [[2], [3]]])
-    shared, beside, first = (
-        placed(vision, ranks) for ranks in ([[[0]], [[1]], [[2]], [[3]]], [[[4]], [[5]]], [[[0]], [[2]]])
-    )
-    (head, tail), both = steps(llm, stages), steps(vision, shared)[0]
-    # Beside each other the optimizers wait for the slowest synchronisation of all.
-    apart = [truth.step_costs.exposed(*each) for each in ((vision, beside), (llm, stages))]
-    expected = max(max(each.gather_s + each.optimizer_s) for each in apart) + max(max(each.sync_s) for each in apart)
-    assert profile.programs.step_s(Layout((beside, stages), 1)) == pytest.approx(expected, rel=1e-12)
-    # On the same ranks a part of each hides beside the other's passes.
-    assert both < profile.programs.step_s(Layout((shared, stages), 1)) < both + max(head, tail)
-    assert both < profile.programs.step_s(Layout((first, stages), 1)) < steps(vision, first)[0] + max(head, tail)
 
 
 def test_a_trial_is_the_simulation_of_a_program() -> None:

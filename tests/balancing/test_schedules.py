@@ -88,13 +88,6 @@ def test_warmups_that_fall_by_at_least_one_never_cost_time(
     assert makespan(program, end) <= (num_microbatches + 3) * (forward + backward)
 
 
-def test_a_stage_that_warms_up_less_than_1f1b_costs_time() -> None:
-    # So that the two tests above can fail.
-    program = uniform_program(2, 2, 6, warmup=[np.array([1, 1]), np.array([1, 0])])
-    _, end = uniform_times(program, 1.0, 2.0)
-    assert makespan(program, end) > (6 + 3) * 3.0
-
-
 # Slots
 
 
@@ -165,26 +158,6 @@ def test_order_is_that_of_torch_schedule_1f1b(num_stages: int, num_microbatches:
     for lane in range(2 * num_stages):
         ours = [text.split()[1] for text in passes(program, lane)]
         assert ours == torch_order(lane % num_stages, num_stages, num_microbatches)
-
-
-@pytest.mark.parametrize(("num_stages", "num_microbatches"), SIZES)
-def test_order_passes_torch_schedule_validation(num_stages: int, num_microbatches: int) -> None:
-    from torch.distributed.pipelining import schedules
-
-    generate: Any = schedules._get_1f1b_rank_ops
-    actions: dict[int, list[Any]] = {}
-    program = uniform_program(0, num_stages, num_microbatches)
-    for lane in range(num_stages):
-        ours = [text.split()[1] for text in passes(program, lane)]
-        kinds = {"F": schedules._ComputationType.FORWARD, "B": schedules._ComputationType.FULL_BACKWARD}
-        actions[lane] = [schedules._Action(lane, kinds[text[0]], int(text[1:])) for text in ours]
-        # The generator behind torch's interleaved 1F1B, with one stage a rank.
-        ahead = num_stages - 1 - lane
-        theirs = generate(
-            1, num_stages, ahead, num_microbatches - ahead, ahead, lane, lambda _, s=lane: s, lambda _, s=lane: s
-        )
-        assert actions[lane] == [action for action in theirs if action is not None]
-    schedules._validate_schedule(actions, num_stages, num_stages, num_microbatches)
 
 
 @pytest.mark.parametrize(("num_stages", "num_microbatches"), [*SIZES[1:], *FEW_MICROBATCHES])

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from entrain_bench.balancing.candidates import check_memory
 from entrain_bench.balancing.halving import (
@@ -25,12 +23,11 @@ from entrain_bench.balancing.halving import (
 from entrain_bench.balancing.interface import Programs, Strategy
 from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.tuning import default_job, fixed_jobs, tuned
+from entrain_bench.balancing.tuning import fixed_jobs, tuned
 from entrain_bench.base.errors import UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import DEFAULT_DEGREES, DEFAULT_MICROBATCH_SIZE, Job, LayoutRequest
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
-from entrain_bench_strategies.megatron_rigid import RigidPlanner
 from support.builders import GIB, profile_of, random_samples, tiny_job, tiny_model
 from support.tuner import all_layouts
 
@@ -121,12 +118,6 @@ def test_what_is_tuned_fits_every_drawn_batch() -> None:
     assert len(chosen) > 1
 
 
-def test_own_trials_are_as_before_and_rules_of_thumb_are_not_tuned() -> None:
-    thumb = replace(STRATEGY, planner=RigidPlanner(placement="first_stage"))
-    fixed = requested(tp=1, size=1)
-    assert candidate_key(thumb.plan(profile_for(fixed))) == candidate_key(thumb.plan(profile_for(fixed, None)))
-
-
 def test_the_best_of_every_value_come_before_the_second_best() -> None:
     knobs = [("a", 1), ("a", 1), ("a", 2), ("b", 2), ("b", 3)]
     offers = [Offer(float(index), knob, index) for index, knob in enumerate(knobs)]
@@ -171,17 +162,6 @@ def test_strata_are_by_the_longest_units_and_rounds_share_no_batch() -> None:
     ]
     middle, low, high = longest
     assert low < middle < high
-
-
-def test_the_default_job_is_that_of_the_configuration() -> None:
-    values = yaml.safe_load((Path(__file__).parents[2] / "experiments" / "config.yaml").read_text())
-    layout = values["layout"]
-    assert LayoutRequest(tp=layout["tp"], cp=layout["cp"], dp=layout["dp"]) == DEFAULT_DEGREES
-    assert values["microbatch_size"] == DEFAULT_MICROBATCH_SIZE
-    fixed = default_job(FREE)
-    assert fixed is not None
-    assert default_job(fixed) is None
-    assert default_job(replace(FREE, request=LayoutRequest(tp=1, cp=8))) is None
 
 
 def test_every_value_is_among_the_fixed_jobs() -> None:

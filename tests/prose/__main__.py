@@ -50,7 +50,6 @@ SENTENCE = re.compile(r"(?<=[.!?])[\"')\]*_]*\s+(?=[\"'(*_`]*[A-Z`])")
 WORD = re.compile(r"\w[\w'/.,:=%x-]*")
 # Of a public function or class.
 RIDDLE = re.compile(r'(?:def|class) [A-Za-z][^"]*"""(?:What|Who|Which)\b.*')
-# On the left of a screen of help.
 NAME = re.compile(r"^ {2}\S.*?(?: {2,}|$)", re.MULTILINE)
 
 

@@ -79,10 +79,10 @@ def test_forward_std_is_over_the_microbatches_of_a_rank_if_groups_have_several_w
 
 
 @pytest.mark.wide
-def test_sub_microbatches_count_as_the_microbatch_that_they_are_parts_of() -> None:
+def test_sub_microbatches_count_as_the_microbatch_that_they_are_parts_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("entrain_bench_strategies.dip.partitioner.EFFICIENCY", 0.01)  # an image each
     small = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=4", "layout.tp=1", "layout.dp=2"]
-    tiny_parts = "strategy.assigner.efficiency=0.01"  # an image each
-    s = prepare(compose_cells([*small, "strategy=optimus", "workload=opencqa_ocr", tiny_parts])[0].config)
+    s = prepare(compose_cells([*small, "strategy=optimus", "workload=opencqa_ocr"])[0].config)
     shapes = s.source.batch(0, 16, 0)
     timeline = s.executor.execute(s.strategy.program(shapes, s.strategy.plan(s.profile), s.profile))
     program = timeline.program

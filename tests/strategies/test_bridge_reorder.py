@@ -27,16 +27,6 @@ def test_a_microbatch_step_by_hand() -> None:
     assert vision.replica.tolist() == [0, 1, 1, 0, 0]
 
 
-def test_llm_tokens_count_if_they_have_a_weight() -> None:
-    shapes = samples((900, [4]), (5, [8]), (5, [8]), (800, [4]))
-    profile = profile_of(tiny_job(MODEL, global_batch=4, microbatch_size=2), shapes)
-    layout = chain_layout(MODEL, 1, 1, 1, dp=2)
-    by_patches = PatchBalance().assign(shapes, layout, profile).modules[-1].replica.tolist()
-    by_text = PatchBalance(0.0, 1.0).assign(shapes, layout, profile).modules[-1].replica.tolist()
-    assert by_patches == [0, 0, 1, 1]  # 8 -> 0 and 1, 4 -> 0 and 1
-    assert by_text == [0, 1, 0, 1]  # 901 -> 0, 801 -> 1, 7 -> 1, which is then full, 7 -> 0
-
-
 def test_the_first_group_has_the_largest_sample_of_every_step_unless_loads_are_carried() -> None:
     shapes = samples((5, [40]), (5, [900]), (5, [800]), (5, [40]))
     profile = profile_of(tiny_job(MODEL, global_batch=4, microbatch_size=1), shapes)

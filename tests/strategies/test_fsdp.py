@@ -12,12 +12,10 @@ from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
-from entrain_bench.costs.sharding import collective_passes, price_layers, price_passes
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import Feed, prepare
+from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import Job
 from entrain_bench_strategies.fsdp import FsdpPlanner, sharded_degrees, sharded_job
-from entrain_bench_strategies.veomni import EncoderBalance
 
 SMALL = (
     "model=tiny",
@@ -49,15 +47,6 @@ def test_dp_is_what_tp_and_cp_leave_and_a_multiple_of_what_is_asked_for() -> Non
         sharded_job(default)
     free_tp = sharded_job(replace(default, request=replace(default.request, tp=None, dp=32)))
     assert triples(free_tp) == [(2, 1, 32)]
-
-
-def test_a_small_batch_makes_smaller_microbatches() -> None:
-    job, profile, strategy = setting("strategy=fsdp", "layout.tp=1", "layout.cp=1", "microbatch_size=8")
-    layout = strategy.plan(profile)
-    assert layout.modules[-1].dp == 4
-    assert layout.num_microbatches == 1
-    shapes = profile.samples.draw(job.global_batch)
-    assert np.bincount(strategy.program(shapes, layout, profile).chunks[-1].replica).tolist() == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -95,26 +84,6 @@ def test_every_module_is_sharded_on_all_ranks_in_one_stage() -> None:
     assert all(module.sharded and module.pp == 1 and module.ranks.size == 4 for module in layout.modules)
 
 
-def test_ties_layer_by_layer_would_add_little_to_ties_pass_by_pass() -> None:
-    made = prepare(
-        compose_cells(["strategy=orchmllm", "workload=chartqa", "layout.dp=32", "strategy.planner.num_trials=1"])[
-            0
-        ].config
-    )
-    layout = made.strategy.plan(made.profile)
-    program, _ = Feed(made, layout, 0).program(Feed(made, layout, 0).batch(0))
-    group, by_layer, by_pass = collective_passes(program), 0.0, 0.0
-    for index in range(len(layout.modules)):
-        layers_s = price_layers(program, index, made.truth.layer_times)
-        for passes in price_passes(program, index, layers_s, made.truth.cluster):
-            beside = np.append(passes.ready_s[1:], 0.0) + np.append(0.0, passes.left_s[:-1])
-            seconds, mine = np.maximum(passes.compute_s, beside), group[passes.actions]
-            for each in np.unique(mine):
-                by_layer += seconds[mine == each].max(axis=0).sum()
-                by_pass += seconds[mine == each].sum(axis=1).max()
-    assert by_pass <= by_layer < 1.02 * by_pass
-
-
 def spread(values: IntArray, replica: IntArray, row: IntArray) -> float:
     """Fullest replica of every row, summed."""
     table = np.zeros((row.max() + 1, 4))
@@ -132,15 +101,3 @@ def test_veomni_moves_items_within_their_micro_step_and_leaves_samples() -> None
     tokens = job.model.encoders[0].lengths(shapes, job.model.encoders[0].units(shapes))
     row = ours.modules[0].microbatch
     assert spread(tokens**2, ours.modules[0].replica, row) < spread(tokens**2, arrived.modules[0].replica, row)
-
-
-def test_veomni_needs_one_dp() -> None:
-    job, profile, _ = setting("strategy=hetero_colocated", "layout.tp=2", "layout.dp=2", "layout.cp=1")
-    layout = prepare(
-        compose_cells([*SMALL, "strategy=hetero_colocated", "layout.tp=4", "strategy.planner.encoder_tp=1"])[0].config
-    )
-    found = layout.strategy.plan(layout.profile)
-    with pytest.raises(IncompatibleError, match="dp=4, llm has dp=1"):
-        EncoderBalance().assign(profile.samples.draw(job.global_batch), found, profile)
-    with pytest.raises(UserError, match=r"strategy.assigner.cost_exponent=3: must be 1 or 2"):
-        EncoderBalance(cost_exponent=3)

@@ -10,23 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.interface import Programs, Strategy
-from entrain_bench.balancing.interleaved import Interleaved, find_valley
+from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.planning import average_layer_s, partition_layers, stage_sums
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.warmup import OneForwardOneBackward
 from entrain_bench.base.errors import OutOfMemoryError, UserError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Program
-from entrain_bench.program.layout import Layout, check_layout, layout_from_json, layout_to_json
-from entrain_bench.program.validate import check_program
+from entrain_bench.program.layout import Layout, check_layout, layout_to_json
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.megatron import ArrivalOrder, LayerCosts, MegatronPlanner
 from support.builders import (
     GIB,
     PlainPrograms,
-    chain_layout,
-    passes,
     plan_with,
     profile_of,
     samples,
@@ -48,47 +44,7 @@ def profile_for(*rows: tuple[int, list[int]], budget_bytes: float = 16 * GIB, **
 # Arrival order
 
 
-def test_samples_fill_microbatches_in_order_and_microbatches_go_round_the_replicas() -> None:
-    profile = profile_for(ROW)
-    shapes = samples(*[(10, [40])] * 12)
-    assignment = ArrivalOrder().assign(shapes, chain_layout(MODEL, 1, 1, 3, dp=2), profile)
-    vision, llm = assignment.modules
-    assert llm.replica.tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1]
-    assert llm.microbatch.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
-    assert np.array_equal(vision.replica, llm.replica)
-    assert np.array_equal(vision.microbatch, llm.microbatch)
-
-
-def test_the_schedule_is_1f1b_over_the_chain() -> None:
-    profile = profile_for(ROW)
-    layout = chain_layout(MODEL, 1, 2, 4)
-    shapes = samples(*[(10, [40])] * 8)
-    program = OneForwardOneBackward().schedule(shapes, layout, ArrivalOrder().assign(shapes, layout, profile), profile)
-    check_program(program)
-    assert passes(program, 0) == [f"vision {p}" for p in ["F0", "F1", "F2", "B0", "F3", "B1", "B2", "B3"]]
-    assert passes(program, 1) == [f"llm {p}" for p in ["F0", "F1", "B0", "F2", "B1", "F3", "B2", "B3"]]
-    assert passes(program, 2) == [f"llm {p}" for p in ["F0", "B0", "F1", "B1", "F2", "B2", "F3", "B3"]]
-
-
 # Averages
-
-
-def test_the_average_microbatch_by_hand() -> None:
-    # 2 samples a microbatch. Items: 3 over 2 samples, 1.5 a sample, so 3 a microbatch of (900 + 300 + 300) / 3 = 500
-    # tokens. LLM: 2 sequences of ((10 + 225 + 75) + (20 + 75)) / 2 = 202.5, rounded to 202.
-    shapes = samples((10, [900, 300]), (20, [300]))
-    profile = profile_of(tiny_job(MODEL, microbatch_size=2), shapes)
-    vision, llm = average_layer_s(profile, shapes, 1, 1)
-    for costs, module, lengths in ((vision, MODEL.modules[0], [500] * 3), (llm, MODEL.llm, [202] * 2)):
-        times = profile.layers.measure(module, np.array(lengths), 1, 1)
-        expected = [float(times[kind].total_s[0]) for kind in module.layer_kind]
-        assert costs.tolist() == pytest.approx(expected, rel=1e-12)
-
-
-def test_an_encoder_without_items_costs_nothing() -> None:
-    shapes = samples((10, []), (20, []))
-    vision, _ = average_layer_s(profile_of(tiny_job(MODEL), shapes), shapes, 1, 1)
-    assert vision.tolist() == [0.0] * len(MODEL.modules[0].layers)
 
 
 # Plans
@@ -174,41 +130,6 @@ def test_of_every_number_of_encoder_stages_the_fastest_split_of_the_rest(seed: i
     assert found == expected
 
 
-@pytest.mark.parametrize("split", ["balanced", "uniform"])
-def test_virtual_stages_go_round_the_ranks_and_run_interleaved(split: str) -> None:
-    model = tiny_model(encoder=2, llm=8)
-    job = tiny_job(model, tiny_cluster(1, 4), request=LayoutRequest(tp=1, cp=1, dp=2), microbatch_size=1)
-    planner = MegatronPlanner(profile_samples=4, split=split, virtual_stages=2)
-    profile = profile_of(job, samples(ROW))
-    layout = plan_with(planner, profile)
-    vision, llm = layout.modules
-    assert (llm.pp, llm.stages_per_rank) == (4, 2)
-    assert llm.ranks[0].ravel().tolist() == [0, 1, 0, 1]
-    assert np.array_equal(vision.ranks, llm.ranks[:, :1])
-    assert split == "balanced" or llm.layers_per_stage == (3, 2, 2, 3)
-    shapes = samples(*[ROW] * job.global_batch)
-    check_program(Interleaved().schedule(shapes, layout, ArrivalOrder().assign(shapes, layout, profile), profile))
-
-
-@pytest.mark.parametrize("placement", ["first_stage", "leading_stages"])
-def test_zb_v_goes_down_the_ranks_and_back_up(placement: str) -> None:
-    model = tiny_model(encoder=4, llm=8)
-    job = tiny_job(model, tiny_cluster(1, 4), request=LayoutRequest(tp=1, cp=1, dp=1), microbatch_size=1)
-    profile = profile_of(job, samples(ROW))
-    layout = plan_with(MegatronPlanner(placement, profile_samples=4, schedules=["zb_v"]), profile)
-    valley = find_valley(model, layout)
-    assert valley is not None
-    assert layout.split_backward
-    vision, llm = layout.modules
-    ranks = [*vision.ranks[0].ravel().tolist()] * (placement == "leading_stages") + [*llm.ranks[0].ravel().tolist()]
-    assert ranks == [0, 1, 2, 3, 3, 2, 1, 0]
-    assert layout_to_json(layout_from_json(layout_to_json(layout))) == layout_to_json(layout)
-    shapes = samples(*[ROW] * job.global_batch)
-    program = Interleaved().schedule(shapes, layout, ArrivalOrder().assign(shapes, layout, profile), profile)
-    check_program(program)
-    assert program.splits_backward(1)
-
-
 def test_trials_decide_among_schedules_each_with_as_many() -> None:
     profile = profile_for(ROW, tp=1, cp=1, dp=2)
     # All samples are alike, so a profiled batch is as any other.
@@ -234,19 +155,6 @@ def test_trials_decide_among_schedules_each_with_as_many() -> None:
     assert seconds == min(own for own, _ in each)
     assert asked == set().union(*(own for _, own in each))
     assert [len(own) for _, own in each] == [2] * 4
-
-
-def test_a_uniform_split_is_megatrons_and_no_better_balanced() -> None:
-    profile = profile_for(ROW, tp=1, cp=1, dp=2)
-    layouts = [plan_with(MegatronPlanner("first_stage", 4, 1, split), profile) for split in ("balanced", "uniform")]
-    vision, llm = (c.tolist() for c in average_layer_s(profile, profile.samples.draw(4), 1, 1))
-    slowest = []
-    for layout in layouts:
-        bounds = np.cumsum((0, *layout.modules[1].layers_per_stage))
-        stages = [sum(llm[lo:hi]) for lo, hi in pairwise(bounds)]
-        slowest.append(max(sum(vision) + stages[0], *stages[1:]))
-    assert layouts[1].modules[1].layers_per_stage == (2, 1, 1, 2)
-    assert slowest[0] <= slowest[1]
 
 
 def test_blocks_that_cannot_be_spread_are_named() -> None:
@@ -275,14 +183,6 @@ def test_memory_pressure_leads_to_recomputation_and_then_to_an_error() -> None:
     assert outcomes[-1] is True
     with pytest.raises(OutOfMemoryError, match="GiB more than planners may use of the budget"):
         plan_with(MegatronPlanner(profile_samples=4), profile_for((4000, [4000]), budget_bytes=too_little, **request))
-
-
-def test_a_request_that_no_placement_meets_is_refused() -> None:
-    # One stage cannot hold leading encoder stages and the LLM.
-    with pytest.raises(UserError):
-        plan_with(MegatronPlanner("leading_stages", profile_samples=4), profile_for(ROW, pp=1))
-    with pytest.raises(UserError):
-        plan_with(MegatronPlanner("first_stage", profile_samples=4), profile_for(ROW, pp=8, tp=1, dp=1))
 
 
 def test_tp_that_does_not_divide_the_heads_is_named() -> None:

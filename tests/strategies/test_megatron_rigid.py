@@ -76,12 +76,6 @@ def test_as_memory_shrinks_what_is_tried_last_is_recomputation_with_most_stages(
     assert found == [(1, False), (1, True), (2, True)]
 
 
-def test_recomputation_is_asked_for_or_comes_where_nothing_fits_without() -> None:
-    assert all(module.recompute for module in planned(recompute=True).modules)
-    asked = planned(request={"recompute": ("vision",)}, recompute=True)
-    assert [module.recompute for module in asked.modules] == [True, False]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -121,10 +115,3 @@ def test_a_large_encoder_has_chunks_of_its_own() -> None:
     assert vision.pp > 1
     shared = vision.ranks[0, -1].tolist() == llm.ranks[0, 0].tolist()
     assert vision.pp + llm.pp == 4 + shared
-
-
-def test_what_cannot_be_one_chain_is_refused() -> None:
-    with pytest.raises(UserError, match="virtual_stages=1: must be at least 2"):
-        RigidPlanner(virtual_stages=1)
-    with pytest.raises(UserError, match="allowed are an LLM and one encoder"):
-        interleaved(tiny_model(audio=2))

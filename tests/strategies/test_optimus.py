@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from entrain_bench.balancing.interface import Strategy
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.simulate import place_actions
-from entrain_bench_strategies.dip import DipAssigner, DipPlanner
 from entrain_bench_strategies.optimus import OptimusScheduler
 from support.builders import (
     durations,
@@ -17,7 +13,6 @@ from support.builders import (
     passes,
     profile_of,
     samples,
-    tiny_cluster,
     tiny_job,
     uniform_batch,
 )
@@ -59,13 +54,3 @@ def test_it_keeps_all_encoder_activations() -> None:
     order = passes(phases, 0)
     assert order[:12] == [f"vision F{m}" for m in range(12)]
     assert order[-12:] == [f"vision B{m}" for m in range(12)]
-
-
-def test_the_layout_is_dips_with_one_stage_a_rank() -> None:
-    shapes = samples(*[(400, [400])] * 8)
-    profile = profile_of(tiny_job(MODEL, tiny_cluster(1, 4)), shapes)
-    strategy = Strategy("optimus", DipPlanner(), DipAssigner(), OptimusScheduler())
-    layout = strategy.plan(profile)
-    vision, llm = layout.modules
-    assert np.array_equal(np.unique(vision.ranks), np.unique(llm.ranks))
-    assert vision.stages_per_rank == llm.stages_per_rank == 1

@@ -1,20 +1,16 @@
 """What a user asks of a layout binds every planner."""
 
-import re
-from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from entrain_bench.balancing.planning import recompute_choices
-from entrain_bench.balancing.profile import Profile
-from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.config.tree import choices
 from entrain_bench.program.layout import Layout
-from entrain_bench.records.records import new_record
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import prepare, run_experiment
-from entrain_bench.specs.job import Job, LayoutRequest
+from entrain_bench.run.experiment import prepare
+from entrain_bench.specs.job import LayoutRequest
 from support.builders import tiny_job, tiny_model
 from support.wide import each, each_strategy, own_dp
 
@@ -49,11 +45,6 @@ def test_modules_that_share_their_ranks_recompute_together_or_not_at_all() -> No
         asked_for(names[0])
 
 
-def test_a_module_that_the_model_does_not_have_is_named() -> None:
-    with pytest.raises(UserError, match=r"^layout\.recompute=vison: unknown \(did you mean vision\?\)"):
-        planned("layout.recompute=[vison]")
-
-
 # One has no estimates, so nothing to try.
 TRYING = [name for name in choices("strategy") if name != "megatron_rigid"]
 # Whose microbatches are as many as their samples need; of these, the size decides what they hold.
@@ -80,44 +71,3 @@ def test_a_free_microbatch_size_is_chosen_and_every_part_follows_it(strategy: st
     if strategy not in OWN_NUMBER:
         assert 1 + program.chunks[llm].microbatch.max() <= layout.num_microbatches
     assert setting.profile.under(layout).job.microbatch_size == size
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("strategy", each(name for name in TRYING if name not in SEVERAL_SETS))
-def test_trials_take_the_candidate_that_is_fastest_on_trial(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[float] = []
-
-    def trial_s(*_: object) -> float:
-        tried.append(float(-len(tried)))
-        return tried[-1]
-
-    monkeypatch.setattr(Profile, "trial_s", trial_s)
-    overrides = (f"strategy={strategy}", "strategy.planner.num_trials={}", "layout.dp=null")
-    layouts = {}
-    for num_trials in (1, 3):
-        tried.clear()
-        layouts[num_trials] = planned(*(text.format(num_trials) for text in overrides))
-        assert len(tried) == (0 if num_trials == 1 else num_trials)
-    # Every trial is faster than the one before.
-    assert layouts[1].describe() != layouts[3].describe()
-
-
-def test_microbatch_sizes_are_powers_of_two_that_divide_what_a_replica_gets() -> None:
-    free = replace(tiny_job(tiny_model(), global_batch=48), free_microbatch_size=True)
-
-    def sizes(job: Job) -> list[int]:
-        return [each.microbatch_size for each in job.each_microbatch_size()]
-
-    assert sizes(free) == [1, 2, 4, 8, 16]
-    assert sizes(replace(free, request=LayoutRequest(dp=4))) == [1, 2, 4]
-    assert sizes(replace(free, request=LayoutRequest(dp=3))) == [1, 2, 4, 8, 16]
-    # No replica gets whole samples: planners say so.
-    assert sizes(replace(free, request=LayoutRequest(dp=5))) == [free.microbatch_size]
-    assert sizes(replace(free, free_microbatch_size=False)) == [2]
-
-
-def test_a_run_records_the_number_of_microbatches_that_its_planner_chose() -> None:
-    (cell,) = compose_cells([*SMALL, "strategy=megatron", "microbatch_size=null", "iterations=1"])
-    record = new_record(cell, "ok", outcome=run_experiment(cell.config))
-    assert record.row()["microbatch_size"] is None
-    assert re.search(r"microbatches (1|2|4|8)\b", record.row()["layout"])

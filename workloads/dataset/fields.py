@@ -147,6 +147,15 @@ class FieldSource(ABC):
         texts = (self.text,) if isinstance(self.text, str) else tuple(self.text or ())
         return Fields(texts, self.images, self.audio, self.video, self.seconds)
 
+    def check_columns(self, columns: Sequence[str], place: object) -> None:
+        """Raise ``UserError`` for a field that is no column of the data at a place."""
+        missing = [name for name in self.fields_at().names if name not in columns]
+        if missing:
+            raise UserError(
+                f"source: {place} has no column {missing[0]}; columns: {', '.join(columns)} "
+                "(source.text, source.images, source.audio, source.video name them, null: none)"
+            )
+
     @abstractmethod
     def head(self) -> tuple[Collection[str], Sequence[Row]]:
         """Return the names of all fields, and some of the first rows."""

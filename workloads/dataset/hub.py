@@ -44,10 +44,8 @@ class HubSource(FieldSource):
     def shards(self) -> list[Shard]:
         """Return the data set's shards; ``UserError`` if it cannot be read, or lacks a column."""
         opened = self._opened()
-        columns = opened.column_names or []
-        missing = [name for name in self.fields_at().names if columns and name not in columns]
-        if missing:
-            raise UserError(f"source: {self.path} has no column {missing[0]}; columns: {', '.join(columns)}")
+        if opened.column_names:
+            self.check_columns(opened.column_names, self.path)
         total = opened.num_shards
         taken = Take.parse(self.take, "source.take").of(total)
         version = _version(self.fields_at().root)

@@ -13,13 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, islice
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from entrain_bench.base.errors import UserError
 
 from ..budget import BUDGET
 from .fields import Fields, FileSource, Row
@@ -63,7 +60,7 @@ class ParquetSource(FileSource):
             # The scan reports a file that cannot be read.
             with suppress(*_UNREADABLE), pq.ParquetFile(file.path) as opened:
                 if not checked:
-                    self._check(opened.schema_arrow.names, file.path)
+                    self.check_columns(opened.schema_arrow.names, file.path)
                     checked = True
                 parts = [*_parts(opened.metadata)]
             place = str(file.path)
@@ -77,7 +74,8 @@ class ParquetSource(FileSource):
                 schema = opened.schema_arrow
                 rows = list[Row]()
                 held = [field.name for field in schema if re.search("string|binary", str(field.type))]
-                with suppress(BadSampleError):
+                # The scan reports rows that are beyond the budget.
+                with suppress(BadSampleError, MemoryError), BUDGET.held():
                     for group in range(min(1, opened.num_row_groups)):
                         batches = _batches(opened, group, held)
                         rows += islice((row for batch in batches for row in batch.to_pylist()), _HEAD_ROWS)
@@ -107,14 +105,6 @@ class ParquetSource(FileSource):
         """Read one row; its row group is read up to that row, and its last batches are kept."""
         start, batch = _batch_with(file, number, tuple(names))
         return f"row {number + 1}", batch.slice(number - start, 1).to_pylist()[0]
-
-    def _check(self, names: Sequence[str], path: Path) -> None:
-        missing = [name for name in self.fields_at().names if name not in names]
-        if missing:
-            raise UserError(
-                f"source: {path} has no column {missing[0]}; columns: {', '.join(names)} "
-                "(source.text, source.images, source.audio, source.video name them, null: none)"
-            )
 
 
 def _batches(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -33,7 +33,7 @@ SOURCES: Mapping[str, type[FileSource]] = {kind.__name__: kind for kind in (Parq
 
 
 class Kept:
-    """What a process has read last; it is empty in other processes."""
+    """The last content that a process has read; empty in other processes."""
 
     def __init__(self) -> None:
         self.samples: dict[str, tuple[RawSample, Sizes]] = {}

@@ -52,11 +52,6 @@ _COLUMNS: Mapping[str, pa.DataType] = {
     "audio_seconds": pa.float64(),
     "video_seconds": pa.float64(),
 }
-# Errors of a network or a machine that may pass: the same file may be readable later.
-_PASSING = frozenset(
-    {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH}
-    | {errno.ECONNRESET, errno.ECONNREFUSED, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
-)
 type Advance = Callable[[int, int, int], None]
 
 
@@ -99,7 +94,7 @@ def measure(sample: RawSample, limits: Limits) -> Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What a scan or a shard gave.
+    """The result of a scan or of a shard.
 
     Attributes:
         samples: rows of the trace.
@@ -202,7 +197,12 @@ class Scan:
             first = next((f". First: {name} ({key}): {what}" for name, key, what in tally.listed), "")
             raise UserError(f"source: {source} has no valid sample ({reasons or 'it is empty'}){first}")
         files = {shard.label: shard.version for shard in shards}
-        made = {"digest": whole, "entrain_bench": version("entrain-bench"), "files": files, "tally": asdict(tally)}
+        made: dict[str, Any] = {
+            "digest": whole,
+            "entrain_bench": version("entrain-bench"),
+            "files": files,
+            "tally": asdict(tally),
+        }
         made |= {**settings, "tokenizer": self.tokenizer}
         stream_atomically(output, lambda file: self._write(file, parts, made))
         shutil.rmtree(folder)
@@ -320,8 +320,9 @@ def _read(job: Job) -> Iterator[tuple[str, dict[str, Any] | BadRecord]]:
         yield label, BadRecord(f"after {seen} records", error)
     # The libraries that read files raise anything on damaged bytes.
     except Exception as error:
-        passing = isinstance(error, OSError) and error.errno in _PASSING
-        if passing or isinstance(error, UserError | ConnectionError | TimeoutError):
+        # The machine and the network give other error numbers; the file may be readable later.
+        is_passing = isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
+        if is_passing or isinstance(error, UserError | ConnectionError | TimeoutError):
             raise
         what = " ".join(f"{type(error).__name__}: {error}".split())
         yield label, BadRecord(f"after {seen} records", BadSampleError(Reason.FILE, what))

@@ -24,18 +24,16 @@ def belief_errors(runs: pd.DataFrame) -> pd.DataFrame:
     if BELIEVED not in runs:
         return runs.iloc[:0].assign(error=pd.Series(dtype="float64"))
     exact = runs["status"].eq("ok") & runs[BELIEVED].notna() & runs[[*EXACT]].eq(0).all(axis=1)
-    found = runs[exact]
-    return found.assign(error=(found[BELIEVED] / found["iteration_time_s"] - 1).abs())
+    return runs[exact].assign(error=lambda table: (table[BELIEVED] / table["iteration_time_s"] - 1).abs())
 
 
 def beliefs_markdown(runs: pd.DataFrame) -> str:
     """A row for each strategy: number of runs, median and worst error, and the run with the worst."""
     rows = []
-    for strategy, own in belief_errors(runs).groupby("strategy", sort=True):
-        worst = own.sort_values([*CELL, "key"], kind="stable").sort_values("error", ascending=False, kind="stable")
+    for strategy, group in belief_errors(runs).groupby("strategy", sort=True):
+        worst = group.sort_values([*CELL, "key"], kind="stable").sort_values("error", ascending=False, kind="stable")
         place = ", ".join(str(worst[name].iloc[0]) for name in CELL[1:])
-        median = own["error"].median()
-        most = worst["error"].iloc[0]
-        rows.append([str(strategy), f"{len(own):,}", f"{median:.2%}", f"{most:.1%}", place])
+        errors = (f"{group['error'].median():.2%}", f"{worst['error'].iloc[0]:.1%}")
+        rows.append([str(strategy), f"{len(group):,}", *errors, place])
     headings = ["strategy", "runs", "median", "worst", "worst run: workload, model, cluster, seed"]
     return markdown_table(headings, rows, right=["runs", "median", "worst"])

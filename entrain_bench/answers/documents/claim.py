@@ -193,8 +193,8 @@ def load_claims(config_dir: str | None = None) -> list[Claim]:
     claims = []
     for folder, theirs in ((config_tree(), None), *([(Path(config_dir), config_dir)] if config_dir else [])):
         for path in sorted((folder / FOLDER).glob("*.yaml")):
-            found = read_definitions(path, "claims", partial(parse_claims, config_dir=theirs))
-            named = (replace(claim, file=path.stem, system=claim.system or path.stem) for claim in found)
+            parsed = read_definitions(path, "claims", partial(parse_claims, config_dir=theirs))
+            named = (replace(claim, file=path.stem, system=claim.system or path.stem) for claim in parsed)
             claims += sorted(named, key=lambda claim: claim.name)
     return claims
 

@@ -51,7 +51,7 @@ def write_results(study: Study) -> str:
     """Write ``results.md`` and sentences for other pages; returns what is missing from them, if anything."""
     parts = [TEXT.read_text()]
     sweeps: list[SweepOverrides] = []
-    tables = []
+    tables: list[pd.DataFrame] = []
     headlines = []
     for title, experiment in TABLES.items():
         sweeps.append((f"figure={experiment}",))
@@ -98,8 +98,8 @@ def free_keys_sentence(free: pd.DataFrame, fixed: pd.DataFrame) -> str:
         free: run table of jobs with free keys; cells with a failed run are left out, also below.
         fixed: run table of the same jobs and seeds with fixed keys.
     """
-    tables = (over_seeds(each, CASE, time=(TIME, "mean")) for each in (free, fixed))
-    one, other = (each[each["num_ok"] == each["num_runs"]].set_index(CASE)["time"] for each in tables)
+    tables = (over_seeds(runs, CASE, time=(TIME, "mean")) for runs in (free, fixed))
+    one, other = (table[table["num_ok"] == table["num_runs"]].set_index(CASE)["time"] for table in tables)
     cost = (one / other - 1.0).dropna()
     slow = cost[cost.map(decisive) > COSTLY].sort_values(ascending=False, kind="stable")
     labels = [names(free, column) for column in CASE]
@@ -120,8 +120,8 @@ def posterior_markdown(data: pd.DataFrame, odds: Mapping[tuple[str, str], Mappin
     """
     labels = {column: names(data, column) for column in CASE}
     rows = []
-    for (model, workload), found in odds.items():
-        for name, chance in found.items():
+    for (model, workload), chances in odds.items():
+        for name, chance in chances.items():
             if chance.num_fastest and chance.lead:
                 job = f"{labels['model'][model]} {labels['workload'][workload]}"
                 lead = f"{chance.lead.median:.2f}x ({chance.lead.low:.2f}x to {chance.lead.high:.2f}x)"
@@ -134,12 +134,12 @@ def lead_sentences(data: pd.DataFrame, odds: Sequence[Mapping[str, Chance]] = ()
     """Return sentences on the fastest strategy of each job, on the speedups of our strategies, and on P(fastest)."""
     comparisons = [*compared(data, CASE[:2]).values()]
     labels = names(data, "strategy")
-    found = [winners_sentence(comparisons, labels)]
+    sentences = [winners_sentence(comparisons, labels)]
     ours = [name for name, family in families(data).items() if family == OURS]
     times = [{name: standing.times for name, standing in one.standings.items()} for one in comparisons]
     for name in ours:
-        found.append(lead_sentence([lead_of(by_name, name) for by_name in times if name in by_name], labels[name]))
-    return [*filter(None, found), *posterior_sentences(odds, labels, ours)]
+        sentences.append(lead_sentence([lead_of(by_name, name) for by_name in times if name in by_name], labels[name]))
+    return [*filter(None, sentences), *posterior_sentences(odds, labels, ours)]
 
 
 def results_markdown(data: pd.DataFrame) -> str:
@@ -155,10 +155,9 @@ def results_markdown(data: pd.DataFrame) -> str:
     for family in groups or [first[1]]:
         heading = f"### {FAMILIES[family]}\n\n" if len(groups) > 1 else ""
         members = [first[0], *(name for name, theirs in others if theirs == family)]
-        own = data[data["strategy"].isin(members)]
         marks = {
             (*case, strategy): "**" if strategy in best[case].best else "*"
-            for case, comparison in compared(own, CASE[:2]).items()
+            for case, comparison in compared(data[data["strategy"].isin(members)], CASE[:2]).items()
             for strategy in comparison.best
         }
         cells = {case: _cell(row, marks.get(case, "")) for case, row in rows.items()}

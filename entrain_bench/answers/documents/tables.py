@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from statistics import median
 from string import Formatter
 from typing import Any
 
@@ -260,37 +261,34 @@ def lead_markdown(lead: Lead, study: Study) -> tuple[str, str]:
     rows = []
     results = []
     comparisons = []
-    notes = []
+    lost = []
     labels = dict[str, str]()
-    all_gaps = list[float]()
+    gaps = list[float]()
     for job in lead.rows:
-        own = run_table(study.cells(*lead.of_leader(job)), study.results)
-        labels[LEADER] = names(own, "strategy")[own["strategy"].iloc[0]]
-        found = {LEADER: times_by_seed(own)}
+        leading = run_table(study.cells(*lead.of_leader(job)), study.results)
+        labels[LEADER] = names(leading, "strategy")[leading["strategy"].iloc[0]]
+        times = {LEADER: times_by_seed(leading)}
         for given in lead.rivals:
             others = run_table(study.cells(*lead.of_rival(job, given)), study.results)
-            called = names(others, "strategy")
-            for name, mine in others.groupby("strategy", sort=False):
-                rival = ", ".join(filter(None, (called[str(name)], given)))
-                found[rival] = times_by_seed(mine)
+            for name, runs in others.groupby("strategy", sort=False):
+                rival = ", ".join(filter(None, (names(others, "strategy")[str(name)], given)))
+                times[rival] = times_by_seed(runs)
                 labels[rival] = rival
-        result = lead_of(found, LEADER)
+        result = lead_of(times, LEADER)
         assert result
-        done = own[own["status"] == "ok"]
-        gap = float((done[TIME] / done["cluster_bound_s"] - 1).mean())
+        done = leading[leading["status"] == "ok"]
+        gaps.append(float((done[TIME] / done["cluster_bound_s"] - 1).mean()))
         gain = speedup(result.own.speedup) if result.own.speedup else ""
-        shown = "" if math.isnan(gap) else f"{100 * gap:.0f}%"
+        shown = "" if math.isnan(gaps[-1]) else f"{100 * gaps[-1]:.0f}%"
         rows.append([job, result.rival, _seconds(result.other), _seconds(result.own), gain, shown])
         results.append(result)
-        comparisons.append(compare(found, {}))
-        all_gaps.append(gap)
-        notes += [f"{job}: {sentence}" for sentence in without_result(own)]
-    told = [winners_sentence(comparisons, labels), lead_sentence(results, labels[LEADER])]
-    if len(all_gaps) > 1 and not any(map(math.isnan, all_gaps)):
-        median, greatest = (100 * statistic for statistic in (pd.Series(all_gaps).median(), max(all_gaps)))
-        told.append(f"Its gap is {median:.0f}% in the median and {greatest:.0f}% at most.")
+        comparisons.append(compare(times, {}))
+        lost += [f"{job}: {sentence}" for sentence in without_result(leading)]
+    notes = [winners_sentence(comparisons, labels), lead_sentence(results, labels[LEADER])]
+    if len(gaps) > 1 and not any(map(math.isnan, gaps)):
+        notes.append(f"Its gap is {100 * median(gaps):.0f}% in the median and {100 * max(gaps):.0f}% at most.")
     heading = ["fastest of the others", "its s", f"{labels[LEADER]}, s", "speedup (95%)", "gap"]
-    notes = [*filter(None, told), *notes]
+    notes = [*filter(None, notes), *lost]
     return lead.captioned(heading, rows, heading[1:], notes), " ".join(notes)
 
 
@@ -339,10 +337,10 @@ def strategies_by_family(config_dir: str | None = None) -> dict[str, list[str]]:
 def tables_output(table: Table | Lead | None = None) -> Output:
     """A table, or all of ours; each is read once."""
     tables = [table] if table else load_tables()
-    sweeps = [sweep for each in tables for sweep in each.sweeps]
+    sweeps = [sweep for definition in tables for sweep in definition.sweeps]
     # What a table shows that only timelines tell.
-    counting = [each for each in tables if isinstance(each, Table) and each.fields & {MICROBATCHES, SAMPLES}]
-    counted = [sweep for each in counting for sweep in each.sweeps]
+    counting = [one for one in tables if isinstance(one, Table) and one.fields & {MICROBATCHES, SAMPLES}]
+    counted = [sweep for one in counting for sweep in one.sweeps]
 
     return Output(
         table.name if table else "tables",
@@ -406,7 +404,7 @@ def _value(name: str, runs: pd.DataFrame, cells: Sequence[Cell], results: Result
         return _at_seeds(layout, count, len(runs)) + more
     if name == RECOMPUTED:
         modules = Counter(runs["layout"].str.findall(RECOMPUTING).explode().dropna())
-        return ", ".join(_at_seeds(each, modules[each], len(runs)) for each in sorted(modules)) or "none"
+        return ", ".join(_at_seeds(name, modules[name], len(runs)) for name in sorted(modules)) or "none"
     if name in (MICROBATCHES, SAMPLES):
         counts = [microbatches(run_actions([cell], results)) for cell in cells]
         sizes = [cell.config.global_batch / count.sum() for cell, count in zip(cells, counts, strict=True)]

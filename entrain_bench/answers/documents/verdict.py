@@ -134,7 +134,7 @@ def judge(claim: Claim, measure: Measure, cases: pd.DataFrame) -> Finding:
     """
     interval = _interval(claim, measure, _over(cases, measure.over))
     ends = {"low": interval.low, "high": interval.high} if interval.num_values > 1 else {}
-    counts: dict[str, int] = {}
+    counts: dict[str, Any] = {}
     if claim.kind == Kind.ORDER:
         intervals = [_interval(claim, measure, row) for _, row in cases.iterrows()]
         held = sum(one.low > ORDER for one in intervals)
@@ -148,7 +148,9 @@ def judge(claim: Claim, measure: Measure, cases: pd.DataFrame) -> Finding:
         by = _by_share if claim.kind == Kind.GAIN else _by_distance
         verdicts = {by(claim, end) for end in (interval.low, interval.high)}
     verdict = verdicts.pop() if len(verdicts) == 1 else Verdict.UNDECIDED
-    numbers = {name: float(f"{end:.{DIGITS}g}") for name, end in {"number": interval.mean, **ends}.items()}
+    numbers: dict[str, Any] = {
+        name: float(f"{end:.{DIGITS}g}") for name, end in {"number": interval.mean, **ends}.items()
+    }
     return Finding(verdict=Verdict.NO_SOURCE if claim.no_source else verdict, **numbers, **counts)
 
 

@@ -175,7 +175,7 @@ def plan_forwards(composer: Composer) -> Iterable[Forward]:
     for row in pd.read_csv(config_tree() / "ledger" / "forwards.csv").to_dict("records"):
         job = f"workload={row['workload']}", f"model={row['model']}"
         setting, program = first_program(composer.run(("strategy=megatron", *planning, *job)))
-        yield Forward(**row, truth=setting.truth, program=program)
+        yield Forward(truth=setting.truth, program=program, **{str(name): value for name, value in row.items()})
 
 
 def forwards_table(forwards: Iterable[Forward]) -> Table:

@@ -265,7 +265,7 @@ def fitted_kernels_table(composer: Composer) -> Table:
 
 
 def expectations_table(constants: Sequence[Constant]) -> Table:
-    """What is expected of constants before a fit."""
+    """The expectations of constants before a fit."""
     rows = [[each.knob.name, f"{each.usual:g}", f"{100 * each.spread:.0f}%", each.why] for each in constants]
     return "What is expected before a fit", ["constant", "median", "standard deviation", "why"], rows
 

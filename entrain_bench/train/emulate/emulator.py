@@ -14,13 +14,12 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from entrain_bench.base.errors import unknown_choice
 from entrain_bench.costs.truth import CostTruth, Prices
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate.executor import Simulator, make_timeline
-from entrain_bench.specs.parse import Count, at_least
+from entrain_bench.specs.parse import Count, OneOf, at_least
 from entrain_bench.train.emulate.work import (
     LaneOrder,
     PassSeconds,
@@ -55,16 +54,13 @@ class Emulator:
 
     truth: CostTruth
     memory_budget_bytes: float
-    device: str = "auto"
-    dtype: str = "bfloat16"
+    device: Annotated[str, OneOf(DEVICES)] = "auto"
+    dtype: Annotated[str, OneOf(DTYPES)] = "bfloat16"
     num_warm_ups: Annotated[int, at_least(0)] = 1
     num_repetitions: Count = 5
     measured: Measured = field(default_factory=Measured, repr=False)
 
     def __post_init__(self) -> None:
-        for name, choices in (("device", DEVICES), ("dtype", DTYPES)):
-            if getattr(self, name) not in choices:
-                raise unknown_choice(f"harness.{name}", getattr(self, name), choices)
         refuse_generators(self.truth.model, "harness=emulate")
 
     def execute(self, program: Program) -> Timeline:

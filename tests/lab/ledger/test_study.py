@@ -14,7 +14,6 @@ from entrain_bench.config.compose import Composer
 from entrain_bench.lab.ledger import study as studies
 from entrain_bench.lab.ledger.fit import Fit, Interval, Knob, Point, fit_points
 from entrain_bench.lab.ledger.study import (
-    FITTED,
     SPEED,
     Constant,
     Ledger,
@@ -56,11 +55,6 @@ def test_factors_of_speed_are_all_fitted_and_in_their_places() -> None:
     expected = {knob.name: factor for knob, factor in zip(SPEED, factors, strict=True)} | {"reserve": 9.0}
     assert {field.name: getattr(speed, field.name) for field in fields(Speed)} == expected
     assert at_speed(factors)(CLUSTER) == CLUSTER.at(make_speed(factors))
-
-
-def test_fitted_constants_say_why_and_are_told_apart() -> None:
-    assert all(constant.why and constant.usual > 0 for constant in FITTED)
-    assert len({constant.knob.name for constant in FITTED}) == len(FITTED)
 
 
 @pytest.fixture(scope="module")

@@ -8,34 +8,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.listing import ListedActions
-from support.braid import Row, actions_of, lanes_of, most_held, orders, scheduled, timed
+from support.braid import Row, actions_of, most_held, orders, scheduled, timed
 
 F, B = False, True
-
-
-def test_a_pipeline_of_two_lanes_alternates() -> None:
-    # Two microbatches through two lanes, a second a forward and two a backward: F0 F1 B0 B1 on both.
-    rows: list[Row] = []
-    edges = []
-    for _ in range(2):
-        first = len(rows)
-        rows += [((0,), F, 1.0), ((1,), F, 1.0), ((1,), B, 2.0), ((0,), B, 2.0)]
-        edges += [(first + step, first + step + 1, 0.0) for step in range(3)]
-    place, end_s, forced = scheduled(actions_of(rows, edges), np.repeat([0, 1], 4), np.repeat([0, 1], 4))
-    # Lane 1: F0 1-2, then B0 2-4 (in turn), F1 4-5, B1 5-7; lane 0 ends at 9.
-    assert end_s == 9.0
-    assert forced == 0
-    assert [*np.argsort(place)] == [0, 1, 4, 2, 3, 5, 6, 7] or end_s == timed(
-        actions_of(rows, edges), np.argsort(place)
-    )
-
-
-@pytest.mark.parametrize(("alternate", "expected"), [(True, [0, 1, 2, 3]), (False, [0, 1, 3, 2])])
-def test_forwards_and_backwards_take_turns(alternate: bool, expected: list[int]) -> None:
-    # A forward makes way for the backward of its own; two more wait, a forward and a backward.
-    rows: list[Row] = [((0,), F, 1.0), ((0,), B, 1.0), ((0,), F, 1.0), ((0,), B, 1.0)]
-    place, _, _ = scheduled(actions_of(rows, [(0, 1, 0.0), (0, 3, 0.0)]), [0, 0, 1, 0], [0, 0, 1, 1], alternate)
-    assert [*np.argsort(place)] == expected
 
 
 def test_long_encoder_backwards_wait_for_the_llm() -> None:
@@ -46,14 +21,6 @@ def test_long_encoder_backwards_wait_for_the_llm() -> None:
     assert (started[3] < started[2], end_s) == (True, 11.0)
     waiting, end_s, _ = scheduled(actions, [0, 1, 1, 0], [0.0, 0.0, 1.0, 9.0], held=[0, 0, 0, 1])
     assert (waiting[3] < waiting[2], end_s) == (False, 13.0)
-
-
-def test_what_memory_waits_for_is_not_held() -> None:
-    # The LLM's second forward fits only once the held backward has freed its lane.
-    rows: list[Row] = [((0,), F, 1.0), ((0,), B, 1.0), ((0,), F, 1.0), ((0,), B, 1.0)]
-    actions = actions_of(rows, [(0, 1, 0.0), (2, 3, 0.0)], room=1, sizes=1, of_llm=[0, 0, 1, 1])
-    place, end_s, forced = scheduled(actions, [0, 0, 1, 1], [0.0, 0.0, 1.0, 1.0], held=[0, 1, 0, 0])
-    assert ([*place], end_s, forced) == ([0, 1, 2, 3], 4.0, 0)
 
 
 def test_transfers_hold_both_ends() -> None:
@@ -75,12 +42,6 @@ def test_the_first_unfinished_group_is_refused_nowhere() -> None:
     )
     assert forced == 0
     assert place[1] < place[2]
-
-
-def test_what_never_fits_is_let_in_all_the_same() -> None:
-    rows: list[Row] = [((0,), F, 1.0), ((0,), B, 1.0)]
-    place, end_s, forced = scheduled(actions_of(rows, [(0, 1, 0.0)], room=1, sizes=2), [0, 0], [0.0, 0.0])
-    assert ([*place], end_s, forced) == ([0, 1], 2.0, 1)
 
 
 @pytest.mark.parametrize(("room", "end"), [(2, 10.0), (3, 8.0), (4, 6.0)])
@@ -185,11 +146,3 @@ def test_no_schedule_beats_brute_force_and_most_are_near(case: tuple[ListedActio
     assert min(ends) >= best - 1e-9
     # Graham's bound holds for actions of one lane without transfers; wide ones and transfers cost little more here.
     assert min(ends) <= 2 * best + len(groups)
-
-
-def test_a_lane_that_has_no_part_in_an_action_does_not_wait_for_it() -> None:
-    rows: list[Row] = [((0, 1), F, 5.0), ((2,), F, 1.0), ((2,), B, 1.0)]
-    actions = actions_of(rows, [(1, 2, 0.0)])
-    place, end_s, _ = scheduled(actions, [0, 1, 1], [0.0, 1.0, 1.0])
-    assert end_s == 5.0
-    assert [*lanes_of(actions, int(np.argsort(place)[0]))] in ([0, 1], [2])

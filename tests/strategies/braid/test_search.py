@@ -8,23 +8,21 @@ import pytest
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench_strategies.braid import BraidAssigner, BraidScheduler
 from entrain_bench_strategies.braid.scheduler import (
-    Choice,
     Rules,
     Search,
     afforded_rollouts,
     first_choices,
     improve,
-    moved,
     split_replicas,
 )
-from support.braid import BRAID, layout_of, profile_for, shape
+from support.braid import BRAID, assigned_in_chunks, layout_of, profile_for, shape
 
 
 def searched(rollouts: int, leads: tuple[int, ...] = (0, 1000)) -> list[float]:
     profile = profile_for()
     layout = layout_of(profile, shape(encoder_tp=1, segments=2))
     shapes = profile.samples.draw(32)
-    assignment = BraidAssigner(overhead=0.5).assign(shapes, layout, profile)
+    assignment = assigned_in_chunks(shapes, layout, profile)
     program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
     searches = [Search(replica, Rules(leads)) for replica in split_replicas(program, assignment, profile)]
     improve(searches, rollouts)
@@ -54,15 +52,6 @@ def test_rollouts_take_a_tenth_of_an_iteration_at_most(monkeypatch: pytest.Monke
     assert np.array_equal(
         BraidScheduler(rollouts=64).schedule(shapes, layout, assignment, profile).lane_actions, program.lane_actions
     )
-
-
-def test_moves_keep_all_groups() -> None:
-    rng, rules = np.random.default_rng(0), Rules((0, 4), (0.0, 2.0))
-    choice = Choice(np.arange(7), np.zeros(7, np.int64), 0, 0.0)
-    for _ in range(200):
-        choice = moved(choice, rules, rng)
-        assert sorted(choice.order) == [*range(7)]
-        assert choice.lead in rules.leads
 
 
 def test_seeds_are_orders_of_all_groups() -> None:

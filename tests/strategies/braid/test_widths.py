@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.rounds import group_widths, layouts_with_widths, packed_program
 from entrain_bench.base.arithmetic import decisive
-from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.program import Pass
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
@@ -20,8 +19,6 @@ from entrain_bench.simulate import Simulator
 from entrain_bench_strategies.braid import BraidPlanner, planner
 from entrain_bench_strategies.braid.packs import (
     LIMITS,
-    NARROW,
-    SHARED,
     WIDE,
     Deal,
     dealt,
@@ -31,7 +28,7 @@ from entrain_bench_strategies.braid.packs import (
     place_packs,
     priced,
 )
-from entrain_bench_strategies.braid.planner import evenly_s, has_room, shrink_job
+from entrain_bench_strategies.braid.planner import has_room, shrink_job
 
 FREE = ("layout.tp=null", "layout.cp=null", "layout.dp=null", "microbatch_size=null")
 SMALL = ("model=tiny_av", "workload=synthetic_av", "cluster=a40x16", "global_batch=32")
@@ -57,21 +54,6 @@ def test_samples_are_as_wide_as_the_limit_asks() -> None:
     assert deal.first.tolist()[:2] == [0, 0]
     assert {*deal.first.tolist()[2:]} == {2, 3}
     assert deal.end_s == pytest.approx(2.42 + 2.75)
-
-
-def test_without_a_limit_every_sample_takes_the_least_time_of_ranks() -> None:
-    seconds = even([8.0, 5.0, 2.0, 1.0])
-    deal = dealt(seconds, np.zeros_like(seconds), WIDTHS, 4, 1.0, np.inf)
-    assert deal.width.tolist() == [1, 1, 1, 1]
-    assert deal.end_s == 8.0
-
-
-def test_what_does_not_fit_one_rank_is_wider() -> None:
-    seconds = even([2.0, 1.0])
-    bytes_ = np.array([[4.0, 1.0], [2.0, 0.5], [1.0, 0.25]])
-    assert dealt(seconds, bytes_, WIDTHS, 4, 2.0, np.inf).width.tolist() == [2, 1]
-    # Nothing fits: as fast as it can be.
-    assert dealt(seconds, bytes_, WIDTHS, 4, 0.1, np.inf).width.tolist() == [4, 4]
 
 
 @settings(max_examples=60, deadline=None)
@@ -147,26 +129,6 @@ def test_packs_are_few_the_largest_last_and_running_passes_count_once() -> None:
     assert packed(4.5, WIDE) == [[[0]], [[1], [5]], [[2], [3, 4]]]
 
 
-def test_wide_packs_come_first_last_or_with_the_last_narrow_ones() -> None:
-    assert packed(6.5, NARROW) == [[[1, 2], [3, 4, 5]], [[0]]]
-    assert packed(5.5, SHARED) == [[[5]], [[0], [1, 2], [3, 4]]]
-
-
-def test_packs_that_recompute_hide_more_than_packs_that_fit() -> None:
-    own = setting("workload=coco", "model=qwen25vl_llama3_3b", "cluster=a40x64", "global_batch=512")
-    layout = next(layouts_with_widths(own.job))
-    shapes = own.source.batch(0, 512, 0)
-    believed_s, labels = fastest_packs(shapes, layout, own.profile)
-    program = packed_program(shapes, layout, labels, own.profile)
-    assert believed_s == decisive(packed_iteration_s(program, own.profile)) > evenly_s(shapes, own.profile)
-    assert own.profile.memory.peak_bytes(program).max() <= own.job.planning_budget_bytes
-    assert believed_s < fastest_packs(shapes, layout, own.profile, compare=False)[0]
-    # Two packs a rank fit without recomputation, and leave the reduction of gradients in the open.
-    llm = labels.modules[-1]
-    assert len(np.unique(np.stack([llm.replica, llm.microbatch]), axis=1).T) == 64
-    assert sum(int(remade.sum()) for remade in program.remade) > 0
-
-
 def test_rounds_of_sharded_weights_share_the_work_evenly() -> None:
     own = setting("workload=coco", "model=qwen25vl_llama3_3b", "global_batch=256")
     layouts = [*layouts_with_widths(own.job)]
@@ -209,13 +171,6 @@ def test_weights_are_sharded_where_that_hides_more_traffic_or_alone_fits(
     assert own.profile.memory.peak_bytes(program).max() <= own.job.planning_budget_bytes
     # What keeps its activations takes more rounds than what recomputes them.
     assert (len(np.unique(program.chunks[-1].microbatch)) == 1) == fits_whole
-
-
-def test_rounds_that_exceed_memory_whatever_their_number_are_refused() -> None:
-    own = setting("workload=coco", "model=qwen25vl_llama3_3b", "memory_fraction=0.05")
-    layout = next(each for each in layouts_with_widths(own.job) if each.modules[0].sharded)
-    with pytest.raises(OutOfMemoryError, match="32 samples do not fit in memory in any number of rounds"):
-        own.strategy.assigner.assign(own.source.batch(0, 32, 0), layout, own.profile)
 
 
 def test_units_of_a_pack_stay_on_its_ranks_and_the_busiest_group_is_the_best_of_all_widths() -> None:
@@ -271,21 +226,6 @@ def test_all_of_a_batch_fits_memory_and_is_faster_than_one_width() -> None:
     assert own.profile.trial_s(program) < own.profile.trial_s(narrow.strategy.program(shapes, plain, narrow.profile))
 
 
-def test_a_requested_tp_holds_for_all_groups_of_the_llm_and_stages_have_one_width() -> None:
-    own = setting("layout.tp=2", "layout.dp=4")
-    assert {tp for tp, _ in own.strategy.plan(own.profile).modules[-1].widths} == {2}
-    own = setting("layout.tp=2", "layout.pp=2")
-    assert not own.strategy.plan(own.profile).modules[0].widths
-
-
-def test_pipelines_are_planned_where_groups_would_leave_ranks_idle() -> None:
-    own = setting("model=whisper_qwen25_7b", "workload=librispeech", "cluster=a100x64", "global_batch=512")
-    llm = own.strategy.plan(own.planning).modules[-1]
-    # Its gradients stay in the node: over all nodes their reduction takes longer than the passes.
-    assert llm.pp == 8
-    assert llm.dp == 1
-
-
 def test_a_part_of_a_large_job_says_what_the_whole_does(monkeypatch: pytest.MonkeyPatch) -> None:
     own = setting("model=qwen25vl_llama3_1b", "workload=mathvision", "cluster=a40x64", "global_batch=512")
     whole, even_s = BraidPlanner()._with_widths(own.planning)
@@ -302,17 +242,6 @@ def test_a_part_of_a_large_job_says_what_the_whole_does(monkeypatch: pytest.Monk
     assert some_even_s == pytest.approx(even_s, rel=0.25)
 
 
-def test_a_part_holds_what_the_whole_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "PART", 16)
-    # Requested replicas have no counterpart in a part.
-    big = "global_batch=16384"
-    assert shrink_job(setting(big, "cluster=a40x64").planning).job.cluster.num_ranks == 16
-    assert shrink_job(setting(big, "cluster=a40x64", "layout.dp=4").planning).job.cluster.num_ranks == 64
-    # States of 70B fit 32 ranks, not 16.
-    own = setting(big, "model=llavaov_llama3_70b", "workload=dflop_mixed", "cluster=h100x64")
-    assert shrink_job(own.planning).job.cluster.num_ranks == 32
-
-
 def test_the_same_batch_has_the_same_deal_whatever_the_scale_of_time() -> None:
     """No decision hangs on the last digit."""
     seconds = even([8.0, 5.0, 5.0, 2.0, 2.0, 1.0])
@@ -323,11 +252,3 @@ def test_the_same_batch_has_the_same_deal_whatever_the_scale_of_time() -> None:
         other = dealt(noisy, np.zeros_like(seconds), WIDTHS, 4, 1.0, float(limit))
         assert one.first.tolist() == other.first.tolist()
         assert one.width.tolist() == other.width.tolist()
-
-
-def test_layouts_offer_only_groups_that_hold_whole_layers() -> None:
-    own = setting()
-    for layout in layouts_with_widths(own.job):
-        for module, placed in zip(own.job.model.modules, layout.modules, strict=True):
-            assert all(size % tp == 0 for tp, _ in placed.widths for size in module.sharded_sizes.values())
-            assert all(tp % placed.tp == 0 for tp, _ in placed.widths)

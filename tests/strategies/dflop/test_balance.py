@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.lpt import deal, longest_first, lpt_with_exchange, trivial_bound
+from entrain_bench.balancing.lpt import longest_first, lpt_with_exchange, trivial_bound
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench_strategies.dflop.assigner import SolverLimits, balance, improve, makespan, solve
-
-NO_SOLVER = SolverLimits(0.0)
-LIMITS = SolverLimits(0.05)
+from entrain_bench_strategies.dflop.assigner import balance, improve, makespan, solve
 
 
 @settings(max_examples=15, deadline=None)
@@ -22,7 +19,7 @@ LIMITS = SolverLimits(0.05)
 def test_the_solver_finds_the_optimum_of_small_cases(seed: int, items: int, buckets: int) -> None:
     cost = np.random.default_rng(seed).integers(0, 20, (items, 2)).astype(np.float64)
     best = min(makespan(cost, np.array(choice), buckets) for choice in product(range(buckets), repeat=items))
-    assert makespan(cost, balance(cost, buckets, LIMITS), buckets) == pytest.approx(best)
+    assert makespan(cost, balance(cost, buckets, 0.05), buckets) == pytest.approx(best)
     assert trivial_bound(cost, buckets) <= best
 
 
@@ -47,28 +44,11 @@ def test_lpt_is_that_of_the_definition_ties_included(seed: int, items: int, buck
 def test_exchange_beats_lpt_and_the_solver_beats_exchange() -> None:
     cost = np.array([[0.0, v] for v in (7, 7, 6, 6, 5, 5, 4, 4, 4)])
     assert makespan(cost, longest_first(cost, 4), 4) == 15
-    assert makespan(cost, balance(cost, 4, NO_SOLVER), 4) == 12
+    assert makespan(cost, balance(cost, 4, 0.0), 4) == 12
     # LPT leaves {11, 4, 4}, {9, 8, 4}; the best is {11, 9}, {8, 4, 4, 4}, a swap of two items for one.
     cost = np.array([[0.0, v] for v in (11, 9, 8, 4, 4, 4)])
-    assert makespan(cost, balance(cost, 2, NO_SOLVER), 2) == 21
-    assert makespan(cost, balance(cost, 2, LIMITS), 2) == 20
-
-
-def test_both_costs_are_limited() -> None:
-    # The encoder alone would accept {9}, {4, 5}; with the LLM's costs only {9, 4}, {5} keeps both sums at 13.
-    cost = np.array([[9.0, 1.0], [4.0, 8.0], [5.0, 12.0]])
-    bucket = balance(cost, 2, LIMITS)
-    assert makespan(cost, bucket, 2) == 13
-    assert bucket[0] == bucket[1] != bucket[2]
-
-
-@pytest.mark.parametrize("spread", [0.3, 1.0])
-@pytest.mark.parametrize(("samples", "buckets"), [(4096, 32), (2048, 128)])
-def test_exchange_ends_within_a_thousandth_of_the_bound_on_many_items(
-    spread: float, samples: int, buckets: int
-) -> None:
-    cost = np.random.default_rng(0).lognormal(0, spread, (samples, 2))
-    assert makespan(cost, lpt_with_exchange(cost, buckets), buckets) <= 1.001 * trivial_bound(cost, buckets)
+    assert makespan(cost, balance(cost, 2, 0.0), 2) == 21
+    assert makespan(cost, balance(cost, 2, 0.05), 2) == 20
 
 
 @settings(max_examples=40, deadline=None)
@@ -92,20 +72,11 @@ def test_exchange_ends_where_none_helps_the_fullest_bucket(seed: int, items: int
             assert makespan(cost[both], changed[both], buckets) >= high * (1 - 2e-6)
 
 
-def test_exchange_is_optimal_more_often_than_lpt() -> None:
-    rng, optimal = np.random.default_rng(0), np.zeros(2)
-    for _ in range(50):
-        cost = rng.integers(1, 20, (6, 2)).astype(np.float64)
-        best = min(makespan(cost, np.array(choice), 3) for choice in product(range(3), repeat=6))
-        optimal += [makespan(cost, fill(cost, 3), 3) == best for fill in (longest_first, lpt_with_exchange)]
-    assert optimal[0] < 40 <= 45 <= optimal[1]
-
-
 @pytest.mark.wide
 def test_the_solver_closes_most_of_lpts_gap_on_a_batch() -> None:
     cost = np.random.default_rng(0).lognormal(0, 1.0, (256, 2))
     bound, start = trivial_bound(cost, 16), longest_first(cost, 16)
-    left = makespan(cost, improve(cost, 16, start, SolverLimits(0.1)), 16) - bound
+    left = makespan(cost, improve(cost, 16, start, 0.1), 16) - bound
     assert left < 0.5 * (makespan(cost, start, 16) - bound)
 
 
@@ -113,34 +84,10 @@ def test_the_solver_closes_most_of_lpts_gap_on_a_batch() -> None:
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1e-4, 0.01]))
 def test_the_solver_never_hurts_and_repeats_itself(seed: int, work: float) -> None:
     cost = np.random.default_rng(seed).pareto(1.5, (40, 2))
-    start, limits = longest_first(cost, 6), SolverLimits(work)
-    found = improve(cost, 6, start, limits)
+    start = longest_first(cost, 6)
+    found = improve(cost, 6, start, work)
     assert makespan(cost, found, 6) <= makespan(cost, start, 6)
-    np.testing.assert_array_equal(found, improve(cost, 6, start, limits))
-
-
-def test_without_wall_time_lpt_is_left() -> None:
-    cost = np.array([[0.0, v] for v in (7, 7, 6, 6, 5, 5, 4, 4, 4)])
-    start = longest_first(cost, 4)
-    np.testing.assert_array_equal(improve(cost, 4, start, SolverLimits(1.0, 1e-9)), start)
-
-
-def test_a_program_that_cannot_be_built_in_time_is_not_solved() -> None:
-    cost = np.array([[0.0, v] for v in (7, 7, 6, 6, 5, 5, 4, 4, 4)])
-    start = longest_first(cost, 4)
-    found, work = solve(cost, 4, start, SolverLimits(1.0, 1e-9))
-    np.testing.assert_array_equal(found, start)
-    assert work == 0
-    found, work = solve(cost, 4, start, SolverLimits(1.0))
-    assert makespan(cost, found, 4) == 12
-    assert work > 0
-
-
-def test_items_are_dealt_inside_their_group() -> None:
-    seconds = np.array([5.0, 4.0, 3.0, 3.0, 1.0])
-    chosen = deal(np.arange(5), np.array([0, 0, 1, 0, 1]), seconds, 2, 2)
-    assert chosen.tolist() == [0, 1, 0, 1, 1]
-    assert deal(np.arange(5), np.zeros(5, np.int64), np.ones(5), 1, 3).tolist() == [0, 1, 2, 0, 1], "ties to the first"
+    np.testing.assert_array_equal(found, improve(cost, 6, start, work))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the signals a process catches are read from /proc")
@@ -157,7 +104,7 @@ def test_ctrl_c_reaches_python_after_the_solver() -> None:
             np.array([[5.0, 1.0], [4.0, 2.0], [3.0, 3.0], [3.0, 1.0]]),
             2,
             np.array([0, 0, 1, 1]),
-            SolverLimits(1.0),
+            1.0,
         )
         assert caught()
     finally:

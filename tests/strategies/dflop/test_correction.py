@@ -4,18 +4,15 @@ import numpy as np
 import pytest
 
 from entrain_bench.balancing.correction import Observation, shape_classes
-from entrain_bench.balancing.interface import Observer, Strategy
+from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.warmup import OneForwardOneBackward
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
-from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.simulate.executor import Simulator
 from entrain_bench_strategies.dflop import Corrector, DflopAssigner, DflopPlanner
 from entrain_bench_strategies.dflop.assigner import makespan, unit_s
-from entrain_bench_strategies.megatron import ArrivalOrder
 from support.builders import placed, profile_of, random_samples, tiny_cluster, tiny_job, tiny_model
 
 MODEL = tiny_model(encoder=4, llm=4)
@@ -53,16 +50,6 @@ def test_a_common_factor_and_small_errors_are_left_alone() -> None:
     assert corrector.penalties(CLASSES).tolist() == [1.0, 1.0]
 
 
-def test_modules_are_compared_with_each_other() -> None:
-    # The encoder takes twice what is predicted, the LLM what is predicted: 4/3 and 2/3 of the average factor.
-    encoder = Observation(np.array([1]), np.array([[1.0], [1.0]]), np.array([2.0, 2.0]), 2)
-    llm = Observation(np.array([130]), np.array([[1.0], [1.0]]), np.array([1.0, 1.0]), 2)
-    corrector = Corrector(cost_s=0.0)
-    for _ in range(20):
-        corrector = corrector.learn([encoder, llm])
-    np.testing.assert_allclose(corrector.penalties(np.array([1, 130])), [4 / 3, 2 / 3], rtol=1e-3)
-
-
 def test_tracking_that_does_not_pay_switches_itself_off() -> None:
     corrector = Corrector(cost_s=0.01, window=3)
     for iteration in range(3):
@@ -82,12 +69,6 @@ def test_a_bias_that_ends_switches_tracking_off_and_penalties_with_it() -> None:
         corrector = corrector.learn([biased(1.0)])
     assert not corrector.active
     assert corrector.penalties(CLASSES).tolist() == [1.0, 1.0]
-
-
-def test_an_empty_module_teaches_nothing() -> None:
-    nothing = Observation(np.zeros(0, np.int64), np.zeros((0, 0)), np.zeros(0), 1)
-    assert Corrector().learn([nothing, biased(1.4)]).ratios.keys() == {7, 9}
-    assert Corrector().learn([nothing]) == Corrector()
 
 
 # On executed iterations
@@ -138,34 +119,3 @@ def test_correction_improves_the_balance_of_executed_microbatches() -> None:
         right = unit_s(MODEL.llm, shapes, layout.modules[1], 8, exact)
         worst.append(makespan(np.stack([right, right], 1), llm.microbatch * 2 + llm.replica, 16))
     assert worst[1] < worst[0]
-
-
-def test_only_observers_learn_and_a_run_leaves_nothing_behind() -> None:
-    profile, layout = setting(0.3)
-    assigner = DflopAssigner(0.0)
-    strategy = Strategy("dflop", DflopPlanner(), assigner, OneForwardOneBackward())
-    later = strategy.observe(execute(strategy, profile, layout, 0), profile)
-    assert isinstance(assigner, Observer)
-    assert assigner.correction == Corrector()
-    assert later.assigner != assigner
-    assert not isinstance(ArrivalOrder(), Observer)
-    fixed = Strategy("megatron", DflopPlanner(), ArrivalOrder(), OneForwardOneBackward())
-    assert fixed.observe(execute(fixed, profile, layout, 0), profile) is fixed
-    off = DflopAssigner(0.0, correction=None)
-    assert off.observe(execute(strategy, profile, layout, 0), profile) is off
-
-
-@pytest.mark.wide
-def test_a_run_feeds_the_assigner_and_repeats_itself() -> None:
-    small = ["model=tiny", "cluster=tiny", "global_batch=32", "microbatch_size=2", "layout.tp=1", "layout.dp=2"]
-    run = [*small, "strategy=dflop", "belief_bias=0.4", "iterations=3", "workload=synthetic"]
-    config, plain = (compose_cells([*run, *more])[0].config for more in ([], ["strategy.assigner.correction=null"]))
-    first, again, without = (run_experiment(one) for one in (config, config, plain))
-    times = [[row["lower_bound_s"] for row in one.iterations] for one in (first, again)]
-    assert times[0] == times[1]
-    spread = [[row["llm_forward_std_ms"] for row in one.iterations] for one in (first, again, without)]
-    assert spread[0] == spread[1]
-    # What the first iteration showed is known when the third is assigned, not before.
-    assert spread[0][:2] == spread[2][:2]
-    assert spread[0][2:] != spread[2][2:]
-    assert prepare(config).strategy.assigner == DflopAssigner()

@@ -11,7 +11,6 @@ from entrain_bench_strategies.dflop.profiling import (
     ThroughputTable,
     attention_flops,
     encoder_cost,
-    layer_s,
     llm_cost,
 )
 from support.builders import profile_of, samples, tiny_cluster, tiny_job, tiny_model
@@ -36,10 +35,10 @@ def test_tables_give_back_the_measured_times_at_their_points(tp: int) -> None:
     encoder, llm = MODEL.modules
     cost = encoder_cost(profiled, encoder, 700, tp)
     flops = encoder.forward_flops(np.full(4, 700)).sum()
-    measured = layer_s(profiled, encoder, np.full(4, 700), tp).sum()
+    measured = profiled.layers.layer_s(encoder, np.full(4, 700), tp, 1).sum()
     assert float(cost.seconds(flops, 4.0, 1)) == pytest.approx(measured)
     assert float(cost.seconds(flops, 4.0, 3)) == pytest.approx(measured / 3)
-    whole = layer_s(profiled, llm, np.array([2048]), tp).sum()
+    whole = profiled.layers.layer_s(llm, np.array([2048]), tp, 1).sum()
     assert llm_cost(profiled, llm, tp).seconds(np.array([2048]), 2048.0, 1)[0] == pytest.approx(whole)
 
 
@@ -50,7 +49,7 @@ def test_the_llm_split_tells_packing_from_one_sequence() -> None:
     packed = float(cost.seconds(np.full(4, 2048), 8192.0, 1).sum())
     whole = float(cost.seconds(np.array([8192]), 8192.0, 1)[0])
     assert packed < whole
-    assert packed == pytest.approx(layer_s(profiled, llm, np.full(4, 2048), 1).sum(), rel=0.03)
+    assert packed == pytest.approx(profiled.layers.layer_s(llm, np.full(4, 2048), 1, 1).sum(), rel=0.03)
 
 
 def test_attention_flops_do_not_depend_on_key_value_groups() -> None:

@@ -17,10 +17,7 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench_strategies.dflop import DflopAssigner, DflopPlanner
 from entrain_bench_strategies.dflop.planner import (
     DflopDegrees,
-    accepted_plans,
     enumerate_degrees,
-    microbatches,
-    walking_order,
 )
 from entrain_bench_strategies.dflop.profiling import BOTH_PASSES, DataShapes, data_shapes, encoder_cost, llm_cost
 from support.builders import profile_of, samples, tiny_cluster, tiny_job, tiny_model
@@ -120,14 +117,6 @@ def test_the_walk_accepts_what_the_loops_accept(
         assert len(ranked) == len(enumerate_degrees(profile.job, any_dp=True))
 
 
-def test_memory_drops_plans() -> None:
-    counts = [
-        len([*DflopPlanner(microbatches="released").rank(profile, data_shapes(profile, SAMPLES))])
-        for profile in (profile_for(budget, 8, 64, LayoutRequest()) for budget in (1e12, 2e7, 1e7, 5e6))
-    ]
-    assert counts[0] > counts[1] > counts[2] > counts[3] == 0
-
-
 def test_an_llm_dp_that_does_not_divide_the_batch_is_walked_and_runs() -> None:
     profile = profile_for(1e12, 8, 50, LayoutRequest(dp=5, tp=1))
     assert 5 in enumerate_degrees(profile.job, any_dp=True)[:, 5]
@@ -147,36 +136,3 @@ def test_several_encoders_share_the_encoders_ranks() -> None:
     np.testing.assert_array_equal(layout.modules[0].ranks, layout.modules[1].ranks)
     assert layout.num_ranks == 8
     assert all(placed.recompute for placed in layout.modules)
-
-
-def test_microbatches_by_hand() -> None:
-    # 2 items and 100 tokens a sample on average, at most 8 items and 300 tokens; 60 samples.
-    shapes = DataShapes((2.0,), (10,), 100, (8,), 300)
-    job = tiny_job(MODEL, tiny_cluster(2, 8), global_batch=60)
-    degrees = np.array(
-        [
-            # At most 4 samples an encoder replica, 60 / (4 x 1) = 15; at most 3 an LLM replica, 60 / (3 x 2) = 10.
-            [1, 1, 1, 1, 1, 2],
-            [1, 1, 4, 1, 1, 2],
-            # 10 microbatches would leave 8 encoder replicas 60 / 80 samples: all that two LLM replicas can have.
-            [1, 1, 8, 1, 1, 2],
-            # 60 / (3 x 7) = 2.9.
-            [1, 1, 7, 1, 1, 7],
-        ]
-    )
-    assert microbatches(job, shapes, degrees).tolist() == [15, 10, 30, 3]
-
-
-def test_acceptance_drifts_with_the_order() -> None:
-    # 10.9 is within 1.1 x 10, 11.9 within 1.1 x 10.9; 9 is fastest but has more microbatches.
-    seconds, count, fits = np.array([10.0, 10.9, 9.0, 11.9]), np.array([8, 6, 7, 4]), np.ones(4, np.bool_)
-    assert accepted_plans(seconds, count, fits) == [0, 1, 3]
-    assert accepted_plans(seconds[::-1], count[::-1], fits) == [0]
-    assert accepted_plans(seconds, count, np.array([False, True, True, True])) == [1, 3]
-
-
-def test_the_encoder_is_walked_first() -> None:
-    degrees = np.array(
-        [[1, 1, 2, 1, 1, 6], [2, 1, 1, 1, 1, 6], [1, 1, 1, 1, 1, 7], [1, 1, 1, 1, 7, 1], [1, 2, 1, 2, 1, 3]]
-    )
-    assert walking_order(degrees).tolist() == [2, 3, 0, 4, 1]

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.interface import Strategy
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
@@ -16,17 +15,15 @@ from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator
-from entrain_bench.specs.job import PLANNING_SHARE, Degrees, LayoutRequest
+from entrain_bench.specs.job import PLANNING_SHARE, Degrees
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench_strategies.dip import DipAssigner, DipPlanner, DipScheduler
+from entrain_bench_strategies.dip import DipAssigner, DipScheduler
 from entrain_bench_strategies.dip.partitioner import (
     chunks_per_rank,
-    colocate,
     efficient_items,
-    measured_layer_s,
     sub_microbatches,
 )
-from entrain_bench_strategies.dip.scheduler import build_segments, chunk_s
+from entrain_bench_strategies.dip.scheduler import build_segments
 from support.builders import labels, placed, profile_of, random_samples, samples, tiny_cluster, tiny_job
 from support.disttrain import generating
 
@@ -63,7 +60,7 @@ def test_encoder_and_generator_cut_the_items_by_sizes_of_their_own() -> None:
     shapes = samples(*[(10, [64, 64, 64, 64])] * 4)
     profile = profile_of(job, shapes)
     layout = on_all_ranks(1)
-    most = [efficient_items(profile, module, shapes, 1, 1, 0.95) for module in (VISION, OUT)]
+    most = [efficient_items(profile, module, shapes, 1, 1) for module in (VISION, OUT)]
     assert most[0] > most[1] >= 1
     vision, llm, out = DipAssigner().assign(shapes, layout, profile).modules
     assert llm.microbatch.tolist() == [0, 0, 1, 1]
@@ -104,42 +101,17 @@ def test_a_microbatch_is_one_group_with_what_encodes_and_generates_its_items() -
     assert by_module.per_group == 3
 
 
-def test_believed_times_of_a_generator_add_up_where_samples_have_several_items() -> None:
-    shapes = samples((10, [40, 80, 20]), (10, [40]))
-    profile = profile_of(tiny_job(MODEL), shapes)
-    layout = on_all_ranks(2)
-    program = scheduled(layout, shapes, cut_by(shapes, 1, (4, 3)))
-    forward, backward = chunk_s(OUT, layout.modules[2], shapes, program.chunks[2], profile)
-    # Two sub-microbatches of two items, all of one length.
-    each = profile.estimates.units(OUT, shapes, 1, 1)
-    assert forward.shape == (2, 2)
-    assert forward.sum(axis=1) == pytest.approx([2 * each[0]] * 2, rel=1e-9)
-    assert backward == pytest.approx(2 * forward, rel=1e-9)
-
-
-@pytest.mark.wide
-def test_generators_go_round_all_ranks_and_leave_the_first_ones_out() -> None:
-    shapes = random_samples(np.random.default_rng(0), 16)
-    profile = profile_of(tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1, dp=2)), shapes)
-    layout = Strategy("dip", DipPlanner(), DipAssigner(), DipScheduler()).plan(profile)
-    assert [module.pp for module in layout.modules] == [4, 4, 4]
-    assert np.array_equal(layout.modules[0].ranks, layout.modules[2].ranks)
-    layers = [(1, 1, 1, 1), (1, 1, 1, 1), (2, 2)]
-    few = colocate(tiny_job(MODEL), Degrees(1, 1, 6, 1), layers, (False,) * 3)
-    assert [module.ranks.ravel().tolist() for module in few.modules] == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5]]
-
-
 def test_chunks_a_rank_count_the_generators_efficient_batch() -> None:
     # A microbatch of eight samples, of which the LLM takes all and the generator one image at a time.
     model = generating(encoder=6, llm=6, generator=60, item_tokens=1024)
     shapes, degrees = samples((10, [64])), Degrees(1, 1, 1, 1)
     profile = profile_of(tiny_job(model, tiny_cluster(launch_s=1e-7), microbatch_size=8), shapes)
     vision, llm, generator = model.modules
-    assert efficient_items(profile, generator, shapes, 1, 1, 0.95) == 1
-    images = efficient_items(profile, vision, shapes, 1, 1, 0.95)
+    assert efficient_items(profile, generator, shapes, 1, 1) == 1
+    images = efficient_items(profile, vision, shapes, 1, 1)
     batches = (vision, np.full(images, 64)), (llm, np.full(8, 26)), (generator, np.array([1024]))
-    seconds = [measured_layer_s(profile, module, lengths, degrees).sum() for module, lengths in batches]
-    chunks = chunks_per_rank(profile, shapes, degrees, 0.95)
+    seconds = [profile.layers.layer_s(module, lengths, degrees.tp, degrees.cp).sum() for module, lengths in batches]
+    chunks = chunks_per_rank(profile, shapes, degrees)
     assert chunks == tuple(int(each / min(seconds)) for each in seconds)
     assert 1 == min(chunks) < max(chunks) == chunks[2] < len(generator.layers)
 

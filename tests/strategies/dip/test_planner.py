@@ -14,49 +14,30 @@ from entrain_bench.balancing.candidates import MEMORY_BATCHES
 from entrain_bench.balancing.interface import Scheduler, Strategy
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program
-from entrain_bench.program.layout import Layout
-from entrain_bench.simulate import place_actions
 from entrain_bench.specs.job import PLANNING_SHARE, Degrees, LayoutRequest
 from entrain_bench_strategies.dip import DipAssigner, DipPlanner, DipScheduler
 from entrain_bench_strategies.dip.partitioner import (
     chunks_per_rank,
-    colocate,
     efficient_items,
-    layer_s,
     sub_microbatches,
 )
 from entrain_bench_strategies.optimus import OptimusScheduler
 from support.builders import (
-    no_delay,
-    placed,
     profile_of,
-    random_samples,
     samples,
     tiny_cluster,
     tiny_job,
     tiny_model,
-    uniform_batch,
 )
 from support.dip import (
     MEMORY,
     MODEL,
-    colocated,
     peak_activations,
     program_of,
     seeds,
 )
 
 # ---- assigner
-
-
-def test_sub_microbatches_by_hand() -> None:
-    # Replica 0: five items of microbatch 0 (three cuts of at most two), one of microbatch 2; replica 1: two items.
-    replica = np.array([0, 0, 0, 0, 0, 1, 1, 0])
-    microbatch = np.array([0, 0, 0, 0, 0, 1, 1, 2])
-    assert sub_microbatches(replica, microbatch, 2).tolist() == [0, 0, 1, 1, 2, 0, 0, 3]
-    assert sub_microbatches(replica, microbatch, 1).tolist() == [0, 1, 2, 3, 4, 0, 1, 5]
-    assert sub_microbatches(replica, microbatch, 9).tolist() == [0, 0, 0, 0, 0, 0, 0, 1]
-    assert sub_microbatches(replica[:0], microbatch[:0], 3).tolist() == []
 
 
 @given(seeds, st.integers(1, 5), st.integers(1, 3))
@@ -85,7 +66,7 @@ def test_efficient_items_is_the_smallest_that_reaches_the_share_of_the_peak(each
     job = tiny_job(MODEL, tiny_cluster(launch_s=launch_s))
     profile = profile_of(job, samples((10, [each])))
     module = MODEL.encoders[0]
-    found = efficient_items(profile, module, samples((10, [each, each])), 1, 1, 0.95)
+    found = efficient_items(profile, module, samples((10, [each, each])), 1, 1)
 
     def rate(items: int) -> float:
         times = profile.layers.measure(module, np.full(items, each), 1, 1)
@@ -97,50 +78,7 @@ def test_efficient_items_is_the_smallest_that_reaches_the_share_of_the_peak(each
         assert all(rate(n) < 0.95 * peak for n in range(1, found))
 
 
-def test_items_are_cut_and_the_llm_keeps_whole_microbatches() -> None:
-    profile = profile_of(tiny_job(MODEL, tiny_cluster(launch_s=1e-7), microbatch_size=2), samples((10, [4096])))
-    shapes = samples((10, [4096, 4096]), (10, []), (10, [4096]), (10, [4096]), (10, [4096]), (10, []))
-    assignment = DipAssigner().assign(shapes, colocated(2), profile)
-    assert assignment.modules[1].microbatch.tolist() == [0, 0, 1, 1, 2, 2]
-    assert efficient_items(profile, MODEL.encoders[0], shapes, 1, 1, 0.95) == 1
-    assert assignment.modules[0].microbatch.tolist() == [0, 1, 2, 3, 4]
-
-
-def test_modules_with_a_dp_of_their_own_are_refused() -> None:
-    profile = profile_of(tiny_job(MODEL), samples((10, [40])))
-    modules = (placed(MODEL.modules[0], [[[0]], [[1]]]), placed(MODEL.modules[1], [[[2]]]))
-    with pytest.raises(IncompatibleError, match="the same DP"):
-        DipAssigner().assign(samples((10, [40])), Layout(modules, 1), profile)
-
-
 # ---- planner
-
-
-@pytest.mark.wide
-def test_all_modules_share_all_ranks_and_are_split_by_themselves() -> None:
-    shapes = random_samples(np.random.default_rng(0), 16)
-    profile = profile_of(tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1, dp=2)), shapes)
-    layout = Strategy("dip", DipPlanner(), DipAssigner(), DipScheduler()).plan(profile)
-    assert [module.pp for module in layout.modules] == [4, 4]
-    assert np.array_equal(layout.modules[0].ranks, layout.modules[1].ranks)
-    assert layout.num_lanes == 8
-
-
-def test_modules_with_few_layers_leave_lanes_out_but_together_use_all() -> None:
-    job = tiny_job(MODEL)
-    layout = colocate(job, Degrees(1, 1, 6, 1), [(1, 1, 1, 1), (1, 1, 1, 1)], (False, False))
-    assert layout.modules[0].ranks.ravel().tolist() == [0, 1, 2, 3]
-    assert layout.modules[1].ranks.ravel().tolist() == [2, 3, 4, 5]
-    shapes, assignment = uniform_batch(MODEL, 4)
-    program = program_of(layout, shapes, assignment)
-    place_actions(program, np.ones(program.num_actions), no_delay(program))
-
-
-def test_chunks_go_round_the_ranks() -> None:
-    layout = colocate(tiny_job(MODEL), Degrees(1, 1, 2, 2), [(2, 2), (1, 1, 1, 1)], (False, False))
-    assert layout.modules[0].ranks[..., 0].tolist() == [[0, 1], [2, 3]]
-    assert layout.modules[1].ranks[..., 0].tolist() == [[0, 1, 0, 1], [2, 3, 2, 3]]
-    assert (layout.num_lanes, layout.num_ranks) == (4, 4)
 
 
 def test_chunks_per_rank_follow_the_latencies() -> None:
@@ -150,16 +88,16 @@ def test_chunks_per_rank_follow_the_latencies() -> None:
     degrees = Degrees(1, 1, 1, 1)
     vision, llm = model.modules
     times = []
-    for module, count, tokens in ((vision, efficient_items(profile, vision, shapes, 1, 1, 0.95), 1600), (llm, 3, None)):
+    for module, count, tokens in ((vision, efficient_items(profile, vision, shapes, 1, 1), 1600), (llm, 3, None)):
         each = tokens or round(float(shapes.llm_tokens.mean()))
         measured = profile.layers.measure(module, np.full(count, each), 1, 1)
         times.append(sum(float(measured[kind].total_s[0]) for kind in module.layer_kind))
     ratio = int(times[1] / times[0])
     assert 1 < ratio < 20
-    assert chunks_per_rank(profile, shapes, degrees, 0.95) == (1, ratio)
+    assert chunks_per_rank(profile, shapes, degrees) == (1, ratio)
     # Every stage of every chunk has a layer; a module without items does not count.
-    assert chunks_per_rank(profile, shapes, Degrees(1, 1, 8, 1), 0.95) == (1, min(ratio, 2))
-    assert chunks_per_rank(profile, samples((2000, [])), degrees, 0.95) == (1, 1)
+    assert chunks_per_rank(profile, shapes, Degrees(1, 1, 8, 1)) == (1, min(ratio, 2))
+    assert chunks_per_rank(profile, samples((2000, [])), degrees) == (1, 1)
 
 
 @pytest.mark.wide
@@ -177,12 +115,6 @@ def test_the_planner_keeps_one_chunk_where_the_order_takes_no_more() -> None:
     assert stages("one", dip) == stages("one", optimus) == stages("auto", optimus) == [2, 2]
     with pytest.raises(IncompatibleError, match="a rank holds 8 stages of llm"):
         stages("rule", optimus)
-
-
-def test_a_module_without_items_in_the_profile_is_still_split_by_its_layers() -> None:
-    profile = profile_of(tiny_job(MODEL), samples((10, []), (20, [])))
-    cost = layer_s(profile, MODEL.encoders[0], samples((10, [])), Degrees(1, 1, 2, 1))
-    assert np.all(cost > 0)
 
 
 @pytest.mark.wide

@@ -7,21 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.lpt import place_in_group
 from entrain_bench.balancing.planning import Island, place_islands
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
-from entrain_bench.program.validate import check_program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import run_experiment
-from entrain_bench.simulate import place_actions
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainScheduler
-from entrain_bench_strategies.disttrain.assigner import position_within, stage_shares, unit_replicas
+from entrain_bench_strategies.disttrain.assigner import stage_shares, unit_replicas
 from support.builders import (
     chain_layout,
     labels,
-    no_delay,
     placed,
     profile_of,
     random_samples,
@@ -91,21 +89,6 @@ def test_more_encoder_replicas_than_the_llms_are_balanced_one_by_one() -> None:
     assert spread[1] < 0.2 * spread[0]
 
 
-def test_loads_are_carried_over_only_if_asked() -> None:
-    # Two ranks, a sample each: 5 and 3, then 4 and 2. Alone the heavier goes to rank 0 each time, to 9 and 5; with what
-    # they have, 5 and 3, rank 1 takes the 4, to 7 and 7.
-    work_s = np.array([5.0, 3.0, 4.0, 2.0])
-    assert DistTrainAssigner("microbatch").groups(work_s, 2, 2).tolist() == [0, 1, 0, 1]
-    assert DistTrainAssigner("microbatch", carry=True).groups(work_s, 2, 2).tolist() == [0, 1, 1, 0]
-
-
-def test_microbatches_of_one_column_stay_in_their_column() -> None:
-    shapes = random_samples(np.random.default_rng(5), 32)
-    profile = profile_of(tiny_job(MODEL, global_batch=32), shapes)
-    labels = DistTrainAssigner("microbatch", inter=False).assign(shapes, disjoint(4, 4, 4), profile).modules[-1]
-    assert np.array_equal(labels.microbatch, np.arange(32) // 8)
-
-
 @pytest.mark.parametrize(
     ("encoder_dp", "llm_dp", "expected"),
     [
@@ -119,7 +102,7 @@ def test_brokers_join_and_split_in_order(encoder_dp: int, llm_dp: int, expected:
     replica = np.arange(8) // (8 // llm_dp)
     zero = np.zeros(8, np.int64)
     layout = disjoint(encoder_dp, llm_dp, 1)
-    found = unit_replicas(replica, zero, position_within(replica), layout, slice(0, 1), llm=1)
+    found = unit_replicas(replica, zero, place_in_group(replica), layout, slice(0, 1), llm=1)
     assert found is not None
     assert found.tolist() == expected
 
@@ -139,28 +122,6 @@ def test_stage_shares_add_up_and_count_recomputation() -> None:
 
 
 # Different DP of encoder and LLM
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.sampled_from([(1, 4), (2, 4), (4, 4), (4, 2), (3, 2)]), st.integers(1, 5))
-def test_different_dp_runs_to_the_end(seed: int, dps: tuple[int, int], count: int) -> None:
-    encoder_dp, llm_dp = dps
-    shapes = random_samples(np.random.default_rng(seed), 2 * llm_dp * count)
-    layout = disjoint(encoder_dp, llm_dp, count)
-    profile = profile_of(tiny_job(MODEL, global_batch=len(shapes)), shapes)
-    assignment = DistTrainAssigner().assign(shapes, layout, profile)
-    program = DistTrainScheduler().schedule(shapes, layout, assignment, profile)
-    check_program(program)
-    _, end, _ = place_actions(program, np.ones(program.num_actions), no_delay(program))
-    assert np.all(np.isfinite(end))
-
-
-def test_modules_that_share_ranks_with_different_dp_are_incompatible() -> None:
-    layout = Layout((placed(MODEL.modules[0], [[[0]], [[1]]]), placed(MODEL.modules[1], [[[0], [1]]])), 1)
-    shapes = samples((10, [40]), (10, [40]))
-    profile = profile_of(tiny_job(MODEL, global_batch=2), shapes)
-    with pytest.raises(IncompatibleError, match="share ranks"):
-        DistTrainScheduler().schedule(shapes, layout, DistTrainAssigner().assign(shapes, layout, profile), profile)
 
 
 def test_an_llm_microbatch_ahead_of_its_encoder_microbatch_is_refused() -> None:

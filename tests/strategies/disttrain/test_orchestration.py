@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench.base.errors import UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import LayoutRequest
-from entrain_bench_strategies.disttrain import DistTrainPlanner
 from entrain_bench_strategies.disttrain.orchestration import (
     GroupLoads,
     Options,
@@ -35,7 +33,7 @@ from support.builders import (
     tiny_cluster,
     tiny_job,
 )
-from support.disttrain import MODEL, generating, plan, profile_for
+from support.disttrain import MODEL, generating, profile_for
 
 
 class GroupLoad(NamedTuple):
@@ -115,19 +113,6 @@ def test_units_without_work_and_too_few_gpus() -> None:
     assert only.tolist() == [6.0]
 
 
-@pytest.mark.wide
-def test_three_units_are_solved_like_two() -> None:
-    loads = [GroupLoad(3.0, 1, 60), GroupLoad(6.0, 2, 60, fills=False), GroupLoad(1.0, 1, 60)]
-    gpus = solved(loads, 60, 20)
-    assert gpus is not None
-    best = min(
-        seconds_of(loads, np.array([x, 60.0 - x - z, z]), 20)
-        for x, z in product(np.linspace(1, 57, 225), np.linspace(1, 57, 225))
-        if 60 - x - z >= 2
-    )
-    assert seconds_of(loads, gpus, 20) <= best * (1 + 1e-3)
-
-
 def test_bounds_are_kept_and_too_little_is_refused() -> None:
     loads = [GroupLoad(1.0, 10, 64), GroupLoad(50.0, 1, 20, fills=False)]
     gpus = solved(loads, 64, 32)
@@ -199,16 +184,6 @@ def test_the_encoders_dp_divides_the_backbones_or_splits_its_microbatches_evenly
     assert asked.backbone_dps() == [2]
     assert asked.dps(0, 2) == [1, 2, 4, 6, 12]
     assert replace(asked, bound=None).dps(0, 2) == [2]
-
-
-def test_a_sub_problem_is_bounded_by_perfect_division() -> None:
-    profile = profile_for((2000, [200]))
-    space = Orchestration(profile, profile.samples.draw(1))
-    # 4 LLM replicas of TP 2, recomputed, encoders of TP 1; microbatches of 2 samples, 8 GPUs, 32 / (4 x 2) steps.
-    vision_s, llm_s = space.unit_s(0, 1), space.unit_s(1, 2) * 4 / 3
-    step_s = (1 * 4 * 2 * vision_s + 2 * 4 * 2 * llm_s) / 8
-    problem = SubProblem(4, (1, 2), (False, True))
-    assert space.least_s([problem])[0] == pytest.approx(2 * llm_s + 3 * step_s, rel=1e-12)
 
 
 @pytest.mark.parametrize("budget", [16, 0.01, 0.004])
@@ -295,31 +270,3 @@ def test_the_fewest_gpus_hold_states_and_a_step_in_flight() -> None:
     assert space.needed_gpus(1, 1, 2, True, True) == pytest.approx(space.state_bytes(1, 1, 2) / room, rel=1e-12)
     # One GPU of two replicas each, however little that holds.
     assert space.fewest([SubProblem(2, (1, 1), (False, True))], True).tolist() == [[1.0, 2.0]]
-
-
-def test_requests_bind() -> None:
-    layout = plan(profile_for((500, [2000]), tp=1, dp=2, pp=4))
-    assert [(m.tp, m.dp) for m in layout.modules] == [(1, 2), (1, 2)]
-    assert sum(m.pp for m in layout.modules) == 4
-    assert np.array_equal(layout.modules[0].ranks[1, 0], layout.modules[1].ranks[0, -1] + 1), "replicas are consecutive"
-    free = plan(profile_for((500, [20000]), tp=1, dp=2), requests_bind_encoder=False)
-    assert (free.modules[1].tp, free.modules[1].dp) == (1, 2)
-
-
-def test_an_impossible_request_says_why() -> None:
-    with pytest.raises(UserError, match=r"layout\.tp=4 layout\.dp=4: no stages of encoder and LLM"):
-        plan(profile_for((500, [2000]), tp=4, dp=4))
-    with pytest.raises(UserError, match=r"layout\.tp=3: must be a divisor"):
-        plan(profile_for((500, [2000]), tp=3))
-    with pytest.raises(UserError, match=r"strategy\.planner\.profile_samples=0"):
-        DistTrainPlanner(profile_samples=0)
-
-
-def test_a_heavier_encoder_gets_more_ranks() -> None:
-    few, many = (plan(profile_for(row, tp=1, dp=1)).modules[0].ranks.size for row in ((8000, [100]), (100, [8000])))
-    assert many > few
-
-
-def test_a_sample_without_items_is_drawn_again() -> None:
-    profile = profile_for((500, []), (500, []), (500, []), (100, [8000]), tp=1, dp=1)
-    assert plan(profile).modules[0].ranks.size > 1

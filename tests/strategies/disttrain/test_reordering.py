@@ -97,27 +97,3 @@ def test_interval_filling_by_hand() -> None:
     assert interval_order(forward, backward).tolist() == [1, 4, 0, 2, 3]
     forward[0, 0] = 3.9
     assert interval_order(forward, backward).tolist() == [1, 4, 2, 0, 3]
-
-
-@pytest.mark.parametrize("unit", [1.0, 2.0**-20])
-def test_a_warm_up_with_a_slow_first_stage_by_hand(unit: float) -> None:
-    forward = np.array([[1.0, 4, 1], [9, 3, 2], [5, 3, 2], [7, 2, 3], [4, 3, 4], [6, 2, 4], [2, 3, 3]])
-    backward = np.tile([1.0, 3, 4], (7, 1))
-    # First: 0. Rear: 6 and 2. Interval 1: 4 + 1 forward, 3 + 4 backward = 12; of 4, 6, 7 and 9 the 6 and the 7.
-    # Stage 0: F0 0-1, F5 1-7, F3 7-14, then B0, which arrives at 13, 14-15.
-    # Stage 1: F0 1-5, F5 7-9, B0 10-13, F3 14-16, B5 18-21. Stage 2: F0 5-6, B0 6-10, F5 10-14, B5 14-18.
-    # Idle 21 - 15 = 6 -> the 4, then the 9 that is left.
-    assert interval_order(unit * forward, unit * backward).tolist() == [0, 5, 3, 4, 1, 6, 2]
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(2, 4), st.integers(2, 9))
-def test_the_order_does_not_depend_on_the_unit_of_time(seed: int, stages: int, count: int) -> None:
-    forward, backward = np.random.default_rng(seed).integers(1, 99, (2, count, stages)).astype(np.float64)
-    # A power of two leaves every digit.
-    scaled = interval_order(forward / 2**20, backward / 2**20)
-    assert interval_order(forward, backward).tolist() == scaled.tolist()
-
-
-def test_one_stage_keeps_the_order() -> None:
-    assert interval_order(np.array([[3.0], [1.0]]), np.array([[6.0], [2.0]])).tolist() == [0, 1]

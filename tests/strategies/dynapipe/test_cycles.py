@@ -49,20 +49,6 @@ def unlimited(count: int, stages: int, flying: IntArray | None = None) -> PassOr
     return order_of(ones, 2 * ones, ones, np.full(stages, np.inf), most)
 
 
-def lane(order: PassOrder, stage: int) -> str:
-    steps = {int(slot): f"F{place}" for place, slot in enumerate(order.forward[:, stage])}
-    steps |= {int(slot): f"B{place}" for place, slot in enumerate(order.backward[:, stage])}
-    return " ".join(steps[slot] for slot in range(len(steps)))
-
-
-def test_cycles_by_hand() -> None:
-    # Two stages, four microbatches: what stage 1 has in cycle 2 comes back to stage 0 in cycle 4.
-    order = unlimited(4, 2)
-    assert lane(order, 0) == "F0 F1 F2 B0 F3 B1 B2 B3"
-    assert lane(order, 1) == "F0 B0 F1 B1 F2 B2 F3 B3"
-    assert order.peak_bytes.tolist() == [3, 1]
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 9))
 def test_with_one_microbatch_in_flight_for_each_stage_from_here_on_it_is_1f1b(stages: int, count: int) -> None:
@@ -106,8 +92,8 @@ def test_the_believed_makespan_is_the_simulated_one() -> None:
     profile = profile_of(tiny_job(MODEL), shapes)
     assignment = DynaPipeAssigner().assign(shapes, layout, profile)
     ends = {}
-    for method, classes in (("1f1b", 1), ("cyclic", 1), ("dynamic", 1), ("dynamic", 3)):
-        program = DynaPipeScheduler(method=method, classes=classes).schedule(shapes, layout, assignment, profile)
+    for method in ("1f1b", "cyclic", "dynamic"):
+        program = DynaPipeScheduler(method=method).schedule(shapes, layout, assignment, profile)
         check_program(program)
         seconds = np.zeros(program.num_actions)
         behind = stages_behind(layout, 1)
@@ -118,23 +104,9 @@ def test_the_believed_makespan_is_the_simulated_one() -> None:
             seconds[program.forward_actions(index)] = pipelines.forward_s[at]
             seconds[program.backward_actions(index)] = pipelines.backward_s[at]
         _, end, _ = place_actions(program, seconds, no_delay(program))
-        ends[method, classes] = [
-            float(end[(program.replica == replica) & (program.chunk >= 0)].max()) for replica in range(2)
-        ]
+        ends[method] = [float(end[(program.replica == replica) & (program.chunk >= 0)].max()) for replica in range(2)]
     for replica in range(2):
-        first, cyclic = ends["1f1b", 1][replica], ends["cyclic", 1][replica]
-        assert ends["dynamic", 1][replica] == pytest.approx(min(first, cyclic))
-        assert ends["dynamic", 3][replica] <= ends["dynamic", 1][replica] * (1 + 1e-9)
-
-
-def test_a_slow_microbatch_stalls_cycles_less_than_1f1b() -> None:
-    # The second of six microbatches takes five times as long.
-    forward = np.ones((6, 4)) * np.array([1, 5, 1, 1, 1, 1])[:, None]
-    kept, room = np.ones((6, 4)), np.full(4, np.inf)
-    first = order_of(forward, 2 * forward, kept, room, np.arange(4, 0, -1))
-    cyclic = order_of(forward, 2 * forward, kept, room, np.full(4, FREE))
-    assert cyclic.makespan_s < first.makespan_s
-    assert np.all(cyclic.peak_bytes >= first.peak_bytes)
+        assert ends["dynamic"][replica] == pytest.approx(min(ends["1f1b"][replica], ends["cyclic"][replica]))
 
 
 def test_memory_brings_the_program_down_to_what_there_is() -> None:
@@ -146,7 +118,7 @@ def test_memory_brings_the_program_down_to_what_there_is() -> None:
 
     def peak(method: str, budget_bytes: float) -> float:
         profile = profile_of(tiny_job(MODEL, budget_bytes=budget_bytes), shapes)
-        program = DynaPipeScheduler(method=method, classes=1).schedule(shapes, layout, assignment, profile)
+        program = DynaPipeScheduler(method=method).schedule(shapes, layout, assignment, profile)
         return float(memory.peak_bytes(program).max())
 
     most, least = peak("cyclic", 1e12), peak("1f1b", 1e12)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import UserError
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.entrain.assigner import (
     EntrainAssigner,
@@ -67,22 +66,6 @@ def test_effective_microbatches(encoder: list[float], limit: int, expected: int)
     assert effective_microbatches(np.array([encoder]), limit).tolist() == [expected]
 
 
-@settings(max_examples=80, deadline=None)
-@given(st.lists(work, min_size=1, max_size=12), st.integers(1, 12))
-def test_effective_microbatches_follow_the_formula(encoder: list[float], limit: int) -> None:
-    (count,) = effective_microbatches(np.array([encoder]), limit).tolist()
-    assert 1 <= count <= min(limit, len(encoder))
-    if max(encoder) > 0:
-        assert count <= sum(encoder) / max(encoder) + 1e-6 or count == 1
-        if count < limit:
-            assert count + 1 > sum(encoder) / max(encoder) - 1e-6
-
-
-def test_every_replica_has_its_own_number_of_effective_microbatches() -> None:
-    encoder = np.array([[1.0, 1.0, 1.0, 1.0], [5.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
-    assert effective_microbatches(encoder, 3).tolist() == [3, 1, 3]
-
-
 # c. Microbatches
 
 
@@ -104,11 +87,6 @@ def test_coarse_samples_come_first_each_stratum_by_falling_encoder_work(rows: li
         assert np.all(np.diff(encoder[stratum]) <= 0)
         equal = np.diff(encoder[stratum]) == 0
         assert np.all(np.diff(stratum)[equal] > 0), "of equal work in order of arrival"
-
-
-def test_every_replica_is_stratified_at_its_own_median() -> None:
-    llm = np.array([[1.0, 2.0, 3.0, 4.0], [10.0, 40.0, 30.0, 20.0]])
-    assert stratified_order(np.ones((2, 4)), llm).tolist() == [[2, 3, 0, 1], [1, 2, 0, 3]]
 
 
 @pytest.mark.wide
@@ -140,15 +118,6 @@ def test_each_sample_goes_to_the_least_encoder_work_then_the_least_llm_work(
         else:
             assert loads[chosen][1] == min(load for _, load in loads)
         loads[chosen] = (loads[chosen][0] + float(encoder[sample]), loads[chosen][1] + float(llm[sample]))
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.lists(st.tuples(work, positive_work), min_size=1, max_size=20), st.integers(1, 8))
-def test_no_microbatch_is_empty(rows: list[tuple[float, float]], limit: int) -> None:
-    encoder, llm = (np.array(column) for column in zip(*rows, strict=True))
-    (count,) = effective_microbatches(encoder[None], limit)
-    microbatch = assign_microbatches(order_of(encoder, llm), encoder, llm, count)
-    assert np.all(np.bincount(microbatch, minlength=count) > 0)
 
 
 # The whole assigner
@@ -195,26 +164,3 @@ def test_deferral_evens_out_llm_work_of_a_skewed_batch() -> None:
         spread_of[defer] = np.bincount(llm, weights=llm_s)
     assert spread_of[True].max() < spread_of[False].max()
     assert spread_of[True].std() < spread_of[False].std()
-
-
-def test_a_batch_of_text_alone_is_spread_by_llm_work() -> None:
-    shapes = samples(*[(100 * (1 + i % 3), []) for i in range(24)])
-    replica, encoder, llm, _ = assigned(shapes, 2, 4)
-    assert set(encoder.tolist()) == {-1}
-    assert np.bincount(replica).tolist() == [12, 12]
-    for r in range(2):
-        assert set(llm[replica == r].tolist()) == {0, 1, 2, 3}
-
-
-def test_equal_samples_fill_equal_microbatches() -> None:
-    shapes = samples(*[(100, [400])] * 24)
-    replica, encoder, llm, _ = assigned(shapes, 2, 4)
-    assert np.array_equal(encoder, llm)
-    for r in range(2):
-        assert np.bincount(llm[replica == r]).tolist() == [3] * 4
-
-
-@pytest.mark.parametrize("num_bins", [1, 2**20 + 1, 2**63])
-def test_a_resolution_of_one_bin_or_of_more_than_memory_has_is_refused(num_bins: int) -> None:
-    with pytest.raises(UserError, match=rf"strategy\.assigner\.num_bins={num_bins}: must be at least 2, at most"):
-        EntrainAssigner(num_bins=num_bins)

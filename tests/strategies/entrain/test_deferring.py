@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.interface import Assigner
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
@@ -74,14 +74,10 @@ def test_encoder_microbatches_stay_and_the_heaviest_llm_microbatch_gets_no_heavi
     assert after.max() <= before.max() * (1 + 1e-9)
 
 
-def test_items_cut_away_from_their_sample_are_refused() -> None:
+def test_items_cut_away_from_their_sample_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("entrain_bench_strategies.dip.partitioner.EFFICIENCY", 0.01)
     with pytest.raises(IncompatibleError, match="base=DipAssigner: puts vision items of sample 1 and"):
-        deferred((100, [40]), (100, [40]), (100, [40]), (100, [40]), base=DipAssigner(efficiency=0.01))
-
-
-def test_too_few_bins_are_refused() -> None:
-    with pytest.raises(UserError, match=r"strategy\.assigner\.num_bins=1: must be at least 2"):
-        DeferringAssigner(ArrivalOrder(), num_bins=1)
+        deferred((100, [40]), (100, [40]), (100, [40]), (100, [40]), base=DipAssigner())
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,13 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.job import PLANNING_SHARE, Job
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench_strategies.entrain.scheduler import EntrainScheduler
+from entrain_bench_strategies.entrain.planner import EntrainScheduler
 from support.builders import (
     chain_layout,
     no_delay,
     passes,
-    placed,
     profile_of,
     random_samples,
-    samples,
     tiny_cluster,
     tiny_job,
     tiny_model,
@@ -57,10 +55,9 @@ def random_deferral(rng: np.random.Generator, dp: int, count: int) -> tuple[Samp
 def chosen_warmup(
     profile: Profile, shapes: SampleShapes, layout: Layout, assignment: Assignment, split: bool, only_encoders: bool
 ) -> list[IntArray]:
-    chunks = chain_chunks(MODEL, shapes, layout, assignment, split)
-    freed = backward_microbatch(MODEL, shapes, assignment, chunks)
-    handed = handed_bytes(shapes, layout, assignment, split)
-    return eager_warmup(profile, shapes, layout, chunks, freed, handed, only_encoders)
+    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout), split)
+    freed = backward_microbatch(MODEL, shapes, assignment, program.chunks)
+    return eager_warmup(program, freed, profile, only_encoders)
 
 
 def handed_bytes(
@@ -127,23 +124,6 @@ def test_the_chosen_warmup_fits_and_one_more_forward_does_not(
         ahead = chosen - 1
 
 
-@settings(max_examples=40, deadline=None)
-@given(seeds, st.booleans(), st.booleans())
-def test_the_chosen_warmup_fits_with_recomputation_and_shared_encoder_stages(
-    seed: int, recompute: bool, split: bool
-) -> None:
-    rng = np.random.default_rng(seed)
-    layout = chain_layout(MODEL, 2, 2, 6, 2, recompute)
-    shapes, assignment = random_deferral(rng, 2, 6)
-    budget = budget_between(rng, shapes, layout, assignment, split)
-    plain = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout), split)
-    profile = profile_of(room_job(budget), shapes)
-    warmup = chosen_warmup(profile, shapes, layout, assignment, split, only_encoders=False)
-    program = chain_program(MODEL, shapes, layout, assignment, warmup, split)
-    fits_plainly = MEMORY.peak_bytes(plain) <= budget
-    assert np.all(MEMORY.peak_bytes(program)[fits_plainly] <= budget * (1 + 1e-12))
-
-
 @pytest.mark.wide
 @settings(max_examples=60, deadline=None)
 @given(seeds, st.integers(1, 3), st.integers(1, 8), st.booleans())
@@ -180,37 +160,6 @@ def most_tokens(program: Program, index: int) -> float:
 # By hand
 
 
-def uniform_warmup(extra_microbatches: float, eager: str, count: int = 8) -> list[list[int]]:
-    """Warm-up of 2 encoder and 2 LLM stages when every rank has room for so many microbatches."""
-    layout = chain_layout(MODEL, 2, 2, count)
-    shapes, assignment = uniform_batch(MODEL, count)
-    given, moving = handed_bytes(shapes, layout, assignment, split=True)
-    warmup = []
-    for module, place, tokens in zip(MODEL.modules, layout.modules, (40, 20), strict=True):
-        kept, working = MEMORY.token_bytes(module, place)
-        state = MEMORY.stage_state_bytes(module, place)
-        for stage in range(place.pp):
-            lane = int(place.ranks[0, stage, 0])
-            held = extra_microbatches * (tokens * kept[stage] + given[lane])
-            job = room_job(float(state[stage] + held + tokens * working[stage] + moving[lane]))
-            chosen = chosen_warmup(
-                profile_of(job, shapes), shapes, layout, assignment, split=True, only_encoders=eager == "encoder"
-            )
-            warmup.append([row.tolist() for row in chosen])
-    # Each budget was exact for one stage; report what it chose for that stage.
-    return [[w[0][0], w[0][1], w[1][0], w[1][1]] for w in warmup]
-
-
-def test_room_for_k_microbatches_allows_a_warmup_of_k_minus_1() -> None:
-    assert uniform_warmup(6.5, "encoder")[0][0] == 5
-    assert uniform_warmup(6.001, "encoder")[0][0] == 5
-    assert uniform_warmup(5.999, "encoder")[0][0] == 4
-    # Never less than 1F1B's 3, whatever the room.
-    assert uniform_warmup(1.0, "encoder")[0][0] == 3
-    # Never more than all but one.
-    assert uniform_warmup(100.0, "encoder")[0][0] == 7
-
-
 def roomy_schedule(eager: str, split: bool = True) -> tuple[Program, Profile]:
     layout = chain_layout(MODEL, 2, 2, 8)
     shapes, assignment = uniform_batch(MODEL, 8)
@@ -234,24 +183,6 @@ def test_eager_settings_choose_which_stages_warm_up_longer(eager: str, expected:
     place_actions(program, np.ones(program.num_actions), no_delay(program))
 
 
-def test_without_split_backward_the_warmup_counts_chunks_until_their_last_deferred_sample() -> None:
-    # Two samples a microbatch; the second of every even one is deferred, so whole chunks of even microbatches are kept
-    # for one microbatch more. Room for 5 microbatches then allows a warm-up of 3, not of 4.
-    layout = chain_layout(MODEL, 1, 1, 12)
-    shapes = samples(*[(10, [400])] * 24)
-    encoder = np.arange(24) // 2
-    llm = encoder + ((np.arange(24) % 2 == 1) & (encoder % 2 == 0))
-    assignment = same_microbatches(MODEL, shapes, np.zeros(24, np.int64), encoder, llm)
-    kept = MEMORY.token_bytes(MODEL.modules[0], layout.modules[0])[0][0]
-    budget = float(MEMORY.lane_state_bytes(layout)[0] + 5.01 * 800 * kept)
-    simulator = Simulator(CostTruth(MODEL, tiny_cluster()), budget)
-    assert MEMORY.lane_state_bytes(layout)[1] < budget
-    profile = profile_of(room_job(budget), shapes)
-    for eager in ("none", "encoder"):
-        scheduler = EntrainScheduler(split_backward=False, eager=eager)
-        simulator.execute(scheduler.schedule(shapes, layout, assignment, profile))
-
-
 # Schedules of random assignments
 
 
@@ -268,42 +199,3 @@ def test_schedules_run_within_the_budget_that_1f1b_meets(
     profile = profile_of(room_job(budget), shapes)
     program = EntrainScheduler(split_backward=split, eager=eager).schedule(shapes, layout, assignment, profile)
     Simulator(CostTruth(MODEL, tiny_cluster()), budget).execute(program)
-
-
-def test_eager_forwards_never_delay_a_schedule_whose_forwards_are_late() -> None:
-    # The first encoder microbatch is the heaviest; with eager forwards the encoder keeps ahead of the LLM.
-    rng = np.random.default_rng(0)
-    shapes, assignment = random_deferral(rng, 1, 8)
-    layout = chain_layout(MODEL, 1, 2, 8)
-    profile = profile_of(room_job(1e15), shapes)
-    simulator = Simulator(CostTruth(MODEL, tiny_cluster()), 1e15)
-    seconds = {
-        eager: simulator.execute(
-            EntrainScheduler(eager=eager).schedule(shapes, layout, assignment, profile)
-        ).iteration_time_s
-        for eager in ("none", "encoder")
-    }
-    assert seconds["encoder"] <= seconds["none"] * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("eager", ["none", "encoder", "all"])
-def test_more_microbatches_than_planned_run_or_are_a_user_error(eager: str) -> None:
-    # Another system's assigner may number its microbatches higher than the layout's count ("gaps are allowed").
-    layout = chain_layout(MODEL, 1, 1, 2)
-    shapes, assignment = uniform_batch(MODEL, 4)
-    profile = profile_of(tiny_job(MODEL), shapes)
-    program = EntrainScheduler(eager=eager).schedule(shapes, layout, assignment, profile)
-    check_program(program)
-    place_actions(program, np.ones(program.num_actions), no_delay(program))
-
-
-def test_an_encoder_on_the_first_llm_stage_is_never_eager_by_itself() -> None:
-    layout = Layout((placed(MODEL.modules[0], [[[0]]]), placed(MODEL.llm, [[[0], [1]]])), 4)
-    shapes, assignment = uniform_batch(MODEL, 4)
-    profile = profile_of(room_job(1e15), shapes)
-    none, encoder = (
-        EntrainScheduler(eager=eager).schedule(shapes, layout, assignment, profile) for eager in ("none", "encoder")
-    )
-    assert np.array_equal(none.lane_actions, encoder.lane_actions)
-    everything = EntrainScheduler(eager="all").schedule(shapes, layout, assignment, profile)
-    place_actions(everything, np.ones(everything.num_actions), no_delay(everything))

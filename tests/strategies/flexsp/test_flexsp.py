@@ -12,7 +12,7 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
-from entrain_bench_strategies.flexsp import blasted, bucketed, sample_costs, solved
+from entrain_bench_strategies.flexsp import blasted, bucketed, solved
 
 WIDTHS = np.array([1, 2, 4])
 SMALL = ("model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "workload=synthetic", "layout.tp=1")
@@ -83,10 +83,10 @@ def test_the_integer_program_improves_greedy_groups_and_keeps_every_sequence() -
     greedy = grouped(seconds, np.ones(7), np.array([1]), 3, 100.0)
     assert greedy is not None
     worse = type(greedy)(np.array([1, 1, 1]), np.array([0, 1, 2, 2, 0, 1, 0]), 11.0)
-    better = solved(worse, seconds, np.ones(7), np.array([1]), 3, 100.0, 16, 0.5)
+    better = solved(worse, seconds, np.ones(7), np.array([1]), 3, 100.0, 0.5)
     assert better.makespan_s == 9.0
     assert np.bincount(better.group, seconds[0]).tolist() == [9.0, 9.0, 9.0]
-    assert solved(worse, seconds, np.ones(7), np.array([1]), 3, 100.0, 16, 0.0) is worse
+    assert solved(worse, seconds, np.ones(7), np.array([1]), 3, 100.0, 0.0) is worse
 
 
 def test_programs_run_microbatches_in_order_on_all_ranks() -> None:
@@ -99,16 +99,6 @@ def test_programs_run_microbatches_in_order_on_all_ranks() -> None:
     width = np.array([cp for _, cp in llm.degrees])[llm.degree_of_copy[rows.replica]]
     assert np.bincount(rows.microbatch, width).max() <= llm.dp
     assert sorted(rows.members.tolist()) == [*range(16)]
-
-
-def test_a_sample_costs_less_on_more_ranks_but_more_in_all() -> None:
-    made = setting()
-    layout = made.strategy.plan(made.profile)
-    shapes = made.profile.samples.draw(16)
-    seconds, bytes_ = sample_costs(shapes, layout, made.profile)
-    assert np.all(bytes_ > 0)
-    widths = np.array([cp for _, cp in layout.modules[-1].degrees])
-    assert np.all(np.diff(seconds * widths[:, None], axis=0) > 0)
 
 
 def test_stages_and_samples_beyond_memory_are_refused() -> None:

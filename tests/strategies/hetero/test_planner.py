@@ -23,7 +23,6 @@ from entrain_bench_strategies.hetero import (
     noncolocated_pairs,
 )
 from support.builders import (
-    AV_MODEL,
     GIB,
     profile_of,
     samples,
@@ -66,20 +65,15 @@ def test_the_search_is_exhaustive(nodes: int, gpus: int) -> None:
     if nodes * gpus == 1:
         assert sizes == ()
         with pytest.raises(UserError, match="use the 1 ranks"):
-            noncolocated_pairs(job, None, None)
+            noncolocated_pairs(job)
         return
     expected = {key for key in brute_force(nodes * gpus, False, sizes) if max(key[0], key[3]) <= gpus}
-    apart = keys(noncolocated_pairs(job, None, None))
+    apart = keys(noncolocated_pairs(job))
     assert len(apart) == len(expected) > 0
     assert set(apart) == expected
-    assert set(keys(noncolocated_pairs(job, sizes[-1], 1))) == {
-        key for key in expected if key[1] == 1 and key[0] * key[2] == sizes[-1]
+    assert set(keys(noncolocated_pairs(job, sizes[-1]))) == {
+        key for key in expected if key[0] * key[1] * key[2] == sizes[-1]
     }
-
-
-def test_islands_are_parts_of_a_node_or_nodes() -> None:
-    assert island_sizes(tiny_job(MODEL, tiny_cluster(4, 4))) == [1, 2, 4, 8]
-    assert island_sizes(tiny_job(MODEL, tiny_cluster(1, 8))) == [1, 2, 4]
 
 
 def test_requests_bind_the_llm() -> None:
@@ -89,7 +83,7 @@ def test_requests_bind_the_llm() -> None:
     assert {(p.encoder.tp, p.encoder.dp) for p in pairs} == {(1, 8), (2, 4), (4, 2)}
     whole = replace(job, request=LayoutRequest(tp=2, cp=1, dp=2, pp=2))
     # A chain of two stages leaves one stage to the LLM: 4 ranks, and 4 to the encoder.
-    assert {(p.encoder.pp, p.llm.pp, p.llm.dp) for p in noncolocated_pairs(whole, None, None)} == {(1, 1, 2)}
+    assert {(p.encoder.pp, p.llm.pp, p.llm.dp) for p in noncolocated_pairs(whole)} == {(1, 1, 2)}
     for request in (LayoutRequest(tp=3), LayoutRequest(tp=2, dp=2, pp=3), LayoutRequest(dp=3)):
         with pytest.raises(UserError, match=r"layout\.|dividing"):
             colocated_pairs(replace(job, request=request))
@@ -131,16 +125,6 @@ def test_candidates_take_their_stages_the_step_and_the_offload(colocated: bool) 
     assert seen == set(product([False, True], [False, True], [False, True] if colocated else [False]))
 
 
-def test_encoders_that_share_ranks_take_turns() -> None:
-    job = tiny_job(AV_MODEL, tiny_cluster(1, 8), microbatch_size=1)
-    shapes = shapes_from_lists(["image", "audio"], [(300, [("image", 400, 100), ("audio", 700, 90)])])
-    profile, one = profile_of(job, shapes), Degrees(tp=1, cp=1, pp=1, dp=4)
-    first = next(iter(list_candidates(profile, shapes, [Pair(one, one)], colocated=False)))
-    vision_s, audio_s, llm_s = (average_layer_s(profile, m, shapes, 1, 1, 1).sum() for m in AV_MODEL.modules)
-    passes_s = vision_s + audio_s + llm_s + 7 * max(vision_s + audio_s, llm_s)
-    assert first.estimated_s == pytest.approx(passes_s + profile.programs.step_s(first.layout), rel=1e-12)
-
-
 def test_the_fullest_slice_is_measured() -> None:
     profile, shapes = profile_for(), samples((10, [100, 300]), (20, [200]))
     vision = MODEL.modules[0]
@@ -156,17 +140,9 @@ def test_nothing_that_fits_is_an_error_that_says_so() -> None:
         system(ColocatedPlanner(profile_samples=8)).plan(profile_of(job, samples(ROW)))
 
 
-def test_the_encoders_degree_can_be_fixed() -> None:
-    job = tiny_job(MODEL, tiny_cluster(1, 8), request=LayoutRequest(cp=1))
-    assert {pair.encoder.tp for pair in colocated_pairs(job, encoder_tp=2)} == {2}
-    assert {pair.encoder.tp for pair in noncolocated_pairs(job, None, None, encoder_tp=4)} == {4}
-    with pytest.raises(UserError, match=r"strategy\.planner\.encoder_tp=3: must be null or one of \[1, 2, 4\]"):
-        colocated_pairs(job, encoder_tp=3)
-
-
 def test_context_parallelism_of_the_llm_is_searched_beyond_a_node_and_the_encoders_is_1() -> None:
     job = tiny_job(MODEL, tiny_cluster(2, 4), global_batch=8, microbatch_size=1)
-    for pairs in (colocated_pairs(job), noncolocated_pairs(job, 4, None)):
+    for pairs in (colocated_pairs(job), noncolocated_pairs(job, 4)):
         assert {pair.encoder.cp for pair in pairs} == {1}
         assert {pair.llm.cp for pair in pairs} >= {1, 2, 4}
     assert max(pair.llm.tp * pair.llm.cp for pair in colocated_pairs(job)) == 8
@@ -181,8 +157,3 @@ def test_two_encoders_share_a_grid_and_no_encoder_is_refused() -> None:
         assert np.array_equal(layout.modules[0].ranks, layout.modules[1].ranks)
         with pytest.raises(IncompatibleError, match="has no encoder"):
             system(planner).plan(profile_of(tiny_job(tiny_model(encoder=0)), samples((10, []))))
-
-
-def test_an_island_as_large_as_the_cluster_is_refused() -> None:
-    with pytest.raises(UserError, match=r"encoder_ranks=8: must be at most 7"):
-        system(NoncolocatedPlanner(encoder_ranks=8)).plan(profile_for())

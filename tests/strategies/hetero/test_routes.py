@@ -25,7 +25,6 @@ from entrain_bench_strategies.hetero import (
 )
 from support.builders import (
     durations,
-    labels,
     no_delay,
     placed,
     profile_of,
@@ -34,7 +33,7 @@ from support.builders import (
     tiny_cluster,
     tiny_job,
 )
-from support.hetero import MODEL, ROW, pair_layout, profile_for, program_of
+from support.hetero import MODEL, pair_layout, profile_for, program_of
 
 
 def feeds(assignment: Assignment) -> set[tuple[int, int]]:
@@ -73,14 +72,6 @@ def test_fan_out_slices_one_encoder_replica_among_neighbours() -> None:
     start, _, _ = place_actions(program, np.ones(program.num_actions), no_delay(program))
     assert start[program.forward_actions(0)].ravel().tolist() == [0, 4, 0, 4]
     assert start[program.forward_actions(1)].ravel().tolist() == [1, 5] * 4
-
-
-def test_ratios_that_are_no_integers_are_refused() -> None:
-    layout = Layout((placed(MODEL.modules[0], [[[r]] for r in range(3)]), placed(MODEL.llm, [[[3]], [[4]]])), 1)
-    with pytest.raises(IncompatibleError, match=r"dp=3.*dp=2"):
-        find_ratio(*layout.modules)
-    with pytest.raises(IncompatibleError, match="one to be a multiple of the other"):
-        BatchSlices().assign(samples(ROW, ROW), layout, profile_for())
 
 
 @settings(max_examples=60, deadline=None)
@@ -154,14 +145,6 @@ def test_a_wrong_route_would_change_the_times() -> None:
         _, end, _ = place_actions(program, seconds, no_delay(program))
         ends.append(np.sort(end[program.forward_actions(1)].ravel()).tolist())
     assert ends[0] != ends[1]
-
-
-def test_llm_work_before_its_encoder_microbatch_is_refused() -> None:
-    layout = pair_layout(Degrees(1, 1, 1, 2), Degrees(1, 1, 1, 2), colocated=True, num_ranks=2)
-    shapes = samples(*[(10, [40])] * 2)
-    assignment = Assignment((labels([0, 0], [0, 1]), labels([0, 0], [1, 0])))
-    with pytest.raises(IncompatibleError, match="already in llm microbatch 0"):
-        ColocatedScheduler().schedule(shapes, layout, assignment, profile_for())
 
 
 def test_each_schedule_refuses_the_other_placement() -> None:

@@ -54,19 +54,6 @@ def test_three_phases_with_fan_in_by_hand() -> None:
     assert start[program.backward_actions(0)].ravel().tolist() == [13, 13]
 
 
-def test_encoder_passes_cut_the_window_of_the_three_phases() -> None:
-    layout = pair_layout(Degrees(1, 1, 1, 2), Degrees(1, 1, 2, 1), colocated=True, num_ranks=2, batch=8)
-    program = program_of(layout, 8, passes_of_encoder=2)
-    assert [program.view(a).members for a in program.forward_actions(0).ravel().tolist()] == [
-        (0, 1),
-        (2, 3),
-        (4, 5),
-        (6, 7),
-    ]
-    assert passes(program, 0)[:3] == ["vision F0", "vision F1", "llm F0"]
-    assert passes(program, 0)[-3:] == ["llm B7", "vision B0", "vision B1"]
-
-
 def test_graph_aware_1f1b_with_two_encoder_replicas_by_hand() -> None:
     # Encoder replicas on ranks 2 and 3 halve each microbatch of 2 for a two-stage LLM on ranks 0 and 1.
     layout = pair_layout(Degrees(1, 1, 1, 2), Degrees(1, 1, 2, 1), colocated=False, num_ranks=4)
@@ -81,8 +68,3 @@ def test_graph_aware_1f1b_with_two_encoder_replicas_by_hand() -> None:
     assert start[program.forward_actions(1)].tolist() == [[1, 2], [2, 4], [5, 6]]
     assert start[program.backward_actions(1)].tolist() == [[4, 3], [6, 5], [8, 7]]
     assert start[program.backward_actions(0)].ravel().tolist() == [5, 7, 9] * 2
-
-
-def test_the_island_with_the_wider_tensor_parallelism_comes_first() -> None:
-    layout = pair_layout(Degrees(4, 1, 1, 1), Degrees(1, 1, 1, 4), colocated=False)
-    assert [m.ranks.ravel().tolist() for m in layout.modules] == [[0, 1, 2, 3], [4, 5, 6, 7]]

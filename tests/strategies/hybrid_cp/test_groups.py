@@ -9,10 +9,8 @@ from entrain_bench_strategies.hybrid_cp import (
     Group,
     dev_rounds,
     filled,
-    least_width,
     main_rounds,
-    one_pack_a_round,
-    one_sample_a_round,
+    number_rounds,
 )
 
 # Lengths, then the work of each of four ranks of capacity 4 in every round: of main (d98e8a64) and of dev (d48bd6be).
@@ -45,22 +43,6 @@ def test_the_smallest_batches_are_grouped_as_megatron_does(
     assert work(lengths, dev_rounds(np.array(lengths), 4, 4)) == dev
 
 
-def test_two_short_sequences_wait_on_the_ranks_beside_a_long_one() -> None:
-    _, second = main_rounds(np.array([16, 8, 4, 4, 4, 4]), 4, 4)
-    assert [(group.width, group.samples) for group in second] == [(2, [1]), (1, [2, 4]), (1, [3, 5])]
-
-
-def test_dev_widens_a_short_sequence_rather_than_exceed_its_cap() -> None:
-    # After 4 and 4 on a rank each, at most 1.05 x 4 x 4: a third 4 has no room beside them, so it waits.
-    rounds = dev_rounds(np.array([4, 4, 4]), 2, 4)
-    assert [[(group.width, group.samples) for group in own] for own in rounds] == [[(1, [0]), (1, [1])], [(2, [2])]]
-
-
-@pytest.mark.parametrize(("length", "width"), [(1, 1), (4, 1), (5, 2), (8, 2), (9, 4), (16, 4), (17, 8)])
-def test_the_least_width_is_a_power_of_two(length: int, width: int) -> None:
-    assert least_width(length, 4) == width
-
-
 def test_idle_ranks_go_to_the_first_of_the_narrowest_groups() -> None:
     assert filled(np.array([2, 1]), 8).tolist() == [4, 4]
     assert filled(np.array([4, 1, 1]), 8).tolist() == [4, 2, 2]
@@ -84,11 +66,7 @@ def test_random_batches_lose_no_sample_and_leave_no_rank_idle(num_ranks: int) ->
                     assert all(lengths[sample] <= 64 * group.width for sample in group.samples)
                     if choose is dev_rounds:
                         assert lengths[group.samples].sum() <= 64 * group.width
-            made = (
-                one_pack_a_round(rounds, len(lengths))
-                if choose is dev_rounds
-                else one_sample_a_round(rounds, len(lengths))
-            )
+            made = number_rounds(rounds, len(lengths), one_pack=choose is dev_rounds)
             assert not np.any(made.first % made.width)
             # No two groups of a round overlap, and in main no two samples of a group run at once.
             busy = np.zeros((made.number.max() + 1, num_ranks), np.int64)

@@ -7,7 +7,7 @@ import pytest
 
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.rounds import Rounds, even_layers, mean_tokens, plane_layout, round_labels
+from entrain_bench.balancing.rounds import Rounds, mean_tokens, plane_layout, round_labels
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.columns import Pass
 from entrain_bench.program.layout import Layout
@@ -29,18 +29,6 @@ def layout_of(profile: Profile, pp: int = 1, leading: bool = False) -> Layout:
     encoder = (len(profile.job.model.encoders[0].layers),)
     llm = (blocks - pp + 1 + leading, *[1] * (pp - 1 - leading))
     return plane_layout(profile.job, 1, [encoder, llm], leading, (False, False), 2)
-
-
-def test_stages_hold_planes_of_all_widths() -> None:
-    profile, _ = setting(*FREE)
-    layout = layout_of(profile, pp=2)
-    encoder, llm = layout.modules
-    assert llm.plane.tolist() == [[0, 1], [2, 3]]
-    assert encoder.plane.tolist() == [[0, 1]]
-    assert llm.widths == ((1, 1), (1, 2))
-    own = layout_of(profile, pp=2, leading=True)
-    assert own.modules[0].plane.tolist() == [[0, 1]]
-    assert own.modules[1].plane.tolist() == [[2, 3]]
 
 
 def test_items_of_a_pack_are_dealt_out_to_its_group_or_shared_by_it() -> None:
@@ -88,36 +76,10 @@ def test_main_needs_one_stage_and_runs_samples_alone() -> None:
     assert {placed.pp for placed in strategy.plan(profile).modules} == {1}
 
 
-def test_tokens_of_a_round_follow_from_the_rounds_unless_they_are_given() -> None:
+def test_tokens_of_a_round_follow_from_the_rounds() -> None:
     profile, _ = setting(*FREE)
-    layout = layout_of(profile)
     tokens = int(profile.samples.tuning_batches(1, profile.job.global_batch)[0].llm_tokens.sum())
-    assert mean_tokens(profile, layout) == -(-tokens // 8)
-    few, many = (
-        setting(*FREE, f"strategy.assigner.max_tokens={most}")[1].program(profile.samples.draw(16), layout, profile)
-        for most in (10**6, 1)
-    )
-    assert few.chunks[-1].microbatch.max() < many.chunks[-1].microbatch.max()
-
-
-def test_layers_go_to_stages_of_equal_time() -> None:
-    profile, _ = setting(*FREE)
-    model = profile.job.model
-    encoder, llm = np.ones(len(model.encoders[0].layers)), np.ones(len(model.llm.layers))
-    found = even_layers(model, [encoder * 0.001, llm], 2)
-    assert [leading for _, leading in found] == [False, True]
-    first = found[0][0][1]
-    assert max(first) - min(first) <= 1
-    assert found[1][0] == [(len(encoder),), (len(llm),)]
-
-
-@pytest.mark.parametrize(("part", "other"), [("assigner", "token_budget"), ("scheduler", "zb_h1")])
-def test_parts_that_know_no_widths_are_refused(part: str, other: str) -> None:
-    profile, strategy = setting(*FREE, f"strategy/{part}={other}")
-    with pytest.raises(
-        IncompatibleError, match=rf"strategy/{part}: \w+ knows replicas of fixed degrees, but vision has"
-    ):
-        strategy.program(profile.samples.draw(16), layout_of(profile), profile)
+    assert mean_tokens(profile, layout_of(profile)) == -(-tokens // 8)
 
 
 def test_rounds_need_widths_and_a_plane_that_is_a_power_of_two() -> None:

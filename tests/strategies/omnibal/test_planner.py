@@ -17,7 +17,7 @@ from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, LayoutRequest
-from entrain_bench_strategies.omnibal import MOST_RATED, OmniBalAssigner, OmniBalPlanner, near_partitions, variance
+from entrain_bench_strategies.omnibal import MOST_RATED, OmniBalAssigner, OmniBalPlanner, near_partitions
 from support.builders import profile_of, random_samples, tiny_job, tiny_model
 
 MODEL = tiny_model(encoder=4, llm=4)
@@ -38,8 +38,8 @@ def test_near_partitions_are_all_with_two_cuts_moved(layer_s: FloatArray, stages
         if np.abs(moved).max(initial=0) <= 1 and np.count_nonzero(moved) <= 2:
             expected.add(tuple(np.diff([0, *cuts, len(layer_s)]).tolist()))
     assert {*found} == expected
-    spread = [decisive(variance(stage_sums(layer_s, layers))) for layers in found]
-    assert spread == sorted(spread)
+    spread = [decisive(float(stage_sums(layer_s, layers).var())) for layers in found]
+    assert np.all(np.diff(spread) >= -1e-9)
 
 
 def test_the_most_even_partition_may_not_have_the_fastest_slowest_stage() -> None:
@@ -47,17 +47,6 @@ def test_the_most_even_partition_may_not_have_the_fastest_slowest_stage() -> Non
     layer_s = np.array([9.0, 7.0, 2.0, 6.0])
     assert near_partitions(layer_s, 3, radius=1)[0] == (1, 1, 2)
     assert near_partitions(layer_s, 3, radius=0) == [partition_layers(layer_s, 3)]
-    assert variance([9, 7, 8]) == pytest.approx(2 / 3)
-
-
-def test_a_stage_may_hold_the_end_of_the_encoder_and_the_beginning_of_the_llm() -> None:
-    # Six layers each; the second stage has two of the encoder and two of the LLM.
-    layout = place_cuts(tiny_job(MODEL), Degrees(1, 1, 3, 2), (4, 4, 4), (False, True))
-    vision, llm = layout.modules
-    assert (vision.layers_per_stage, llm.layers_per_stage) == ((4, 2), (2, 4))
-    assert vision.ranks.tolist() == [[[0], [1]], [[3], [4]]]
-    assert llm.ranks.tolist() == [[[1], [2]], [[4], [5]]]
-    assert (vision.recompute, llm.recompute) == (False, True)
 
 
 def planned(planner: OmniBalPlanner, memory: str = "stage") -> tuple[Layout, Profile]:
@@ -92,12 +81,3 @@ def test_the_most_even_partitions_are_rated() -> None:
     job = profile.job
     expected = [place_cuts(job, Degrees(1, 1, 4, 2), layers, (False, False)) for layers in near[:MOST_RATED]]
     assert [layout.describe() for layout in rated] == [layout.describe() for layout in expected]
-
-
-def test_the_plan_is_near_the_fastest_profiled_partition() -> None:
-    layout, _ = planned(OmniBalPlanner(radius=0, num_trials=1))
-    near, _ = planned(OmniBalPlanner(radius=2))
-    chain = [sum(placed.pp for placed in each.modules) for each in (layout, near)]
-    # Four stages, one more where a stage has layers of both.
-    assert all(count in (4, 5) for count in chain)
-    assert not any(placed.recompute for placed in near.modules)

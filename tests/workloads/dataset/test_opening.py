@@ -116,11 +116,7 @@ def test_traces_without_samples_are_refused(tmp_path: Path) -> None:
     [
         (("limits", "frames"), 5),
         (("source", "columns"), "x"),
-        (("source", "kind"), None),
-        (("source",), None),
-        (("limits",), None),
-        (("files",), None),
-        (("tokenizer_version",), None),
+        *(((name,), None) for name in ("source", "limits", "files", "tokenizer_version")),
     ],
 )
 def test_traces_of_other_versions_are_refused(place: tuple[str, ...], value: object, tmp_path: Path) -> None:

@@ -99,17 +99,6 @@ def test_what_a_trace_lists_is_read(tmp_path: Path) -> None:
             np.testing.assert_array_equal(samples.picture(shapes, item), expected[None])
 
 
-def test_images_are_turned_as_they_are_shown(tmp_path: Path) -> None:
-    """Orientation 6 is shown a quarter turned to the right."""
-    samples, shapes = opened(scanned(annotations(tmp_path / "data", lines=True), tmp_path / "t.parquet"))
-    item = int(shapes.item_offsets[6])
-    with Image.open(tmp_path / "data" / "images" / "6.jpg") as image:
-        turned = image.convert("RGB").rotate(-90, expand=True)
-    rows, columns = shapes.item_grids[item].tolist()
-    size = (14 * columns, 14 * rows)
-    np.testing.assert_array_equal(samples.picture(shapes, item)[0], turned.resize(size, Image.Resampling.BICUBIC))
-
-
 def test_sounds_are_one_channel_at_16_khz_in_segments(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [("a.wav", sound_bytes(70.0, 440.0, 8000)), ("a.txt", b"x")])
     samples, shapes = opened(scanned(TarSource(path=str(tmp_path / "a.tar")), tmp_path / "t.parquet"))
@@ -195,15 +184,6 @@ def test_a_sample_that_is_not_what_the_trace_says_is_named(tmp_path: Path) -> No
         UserError, match=r"^sample data.json:3: a path that leaves the data's root: images/3.jpg: a link$"
     ):
         samples.picture(shapes, 3)
-
-
-def test_a_truncated_member_of_an_archive_is_named(tmp_path: Path) -> None:
-    picture = picture_bytes(300, 300, kind="JPEG")
-    members = [("a.jpg", picture[: len(picture) // 2]), ("a.txt", b"x")]
-    write_tar(tmp_path / "a.tar", members)
-    samples, shapes = opened(scanned(TarSource(path=str(tmp_path / "a.tar")), tmp_path / "t.parquet"))
-    with pytest.raises(UserError, match=r"^sample a.tar:0: it cannot be decoded: image file is truncated"):
-        samples.picture(shapes, 0)
 
 
 def test_stated_lengths_may_be_rounded(tmp_path: Path) -> None:
