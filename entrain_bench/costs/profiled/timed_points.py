@@ -24,6 +24,7 @@ def are_quantiles(seconds: tuple[float, ...]) -> bool:
 
 IN_ORDER = "three positive numbers in order: 10th percentile, median, 90th percentile"
 Quantiles = Annotated[tuple[float, ...], Allowed(are_quantiles, IN_ORDER)]
+QuantilesOrNone = Annotated[tuple[float, ...], Allowed(lambda seconds: not seconds or are_quantiles(seconds), IN_ORDER)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class StagePoint:
     lengths: Annotated[tuple[Count, ...], Allowed(bool, "sequences of at least 1 token")]
     forward_s: Quantiles
     backward_s: Quantiles
-    remade_s: Annotated[tuple[float, ...], Allowed(lambda seconds: not seconds or are_quantiles(seconds), IN_ORDER)]
+    remade_s: QuantilesOrNone
     repetitions: Count
     labelled: Annotated[int, at_least(0)] = 0
     cp: Count = 1
