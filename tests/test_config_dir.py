@@ -283,7 +283,7 @@ def test_their_figures_are_listed(folder: Path, capsys: pytest.CaptureFixture[st
         ("figures/own_plot.py", "RUNS = True", "must define EXPERIMENT, RUNS, load and draw; EXPERIMENT is missing"),
         ("figures/own_plot.py", FIGURE.replace('"drawn"', '"none"'), "EXPERIMENT=none: must be the name of a YAML"),
         ("figure/own_plot.yaml", "figure: {drawing: qick}", "there is a figure own_plot"),
-        ("figure/other.yaml", "figure: {drawing: qick}", "figure.drawing=qick: unknown (did you mean quick?)"),
+        ("figure/other.yaml", "figure: {drawing: warmpu}", "figure.drawing=warmpu: unknown (did you mean warmup?)"),
     ],
 )
 def test_what_is_wrong_with_their_figures_is_one_line(
