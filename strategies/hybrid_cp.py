@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.options import check_choices
+from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rank_groups import first_positions
 from entrain_bench.balancing.rounds import Rounds, check_plane, mean_tokens, round_labels
@@ -240,21 +240,22 @@ def _main_round(
 class GroupsByLength:
     """Groups by LLM tokens alone; each item of a pack is shared by all ranks of its group.
 
-    A rank has at most as many LLM tokens in a round as it has on average in the rounds of the layout (Megatron-LM's
-    ``max_seqlen_per_dp_cp_rank``), more in a batch whose longest sample needs more on all ranks.
-
     Attributes:
         scheduler: ``dev`` makes rounds in which every rank has one pack; ``main`` runs every sample alone, one after
             another in its group, and needs PP 1.
+        max_tokens: LLM tokens of a rank in a round at most, Megatron-LM's ``max_seqlen_per_dp_cp_rank``; None: what it
+            has on average in the rounds of the layout. Raised for a batch whose longest sample needs more on all ranks.
     """
 
     handles_generators: ClassVar[bool] = True
     handles_widths: ClassVar[bool] = True
 
     scheduler: str = "dev"
+    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         check_choices(self, "strategy.assigner", scheduler=("dev", "main"))
+        check_least(self, "strategy.assigner", 1, "max_tokens")
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Group and round of every unit.
@@ -270,7 +271,7 @@ class GroupsByLength:
         if llm.dp & (llm.dp - 1):
             raise IncompatibleError(f"layout: DP x CP is {llm.dp}, must be a power of two, as groups are")
         tokens = np.asarray(shapes.llm_tokens, np.int64)
-        capacity = max(mean_tokens(profile, layout), -(-int(tokens.max()) // llm.dp))
+        capacity = max(self.max_tokens or mean_tokens(profile, layout), -(-int(tokens.max()) // llm.dp))
         choose = dev_rounds if self.scheduler == "dev" else main_rounds
         rounds = number_rounds(choose(tokens, llm.dp, capacity), len(shapes), one_pack=self.scheduler == "dev")
         return round_labels(model, shapes, layout, rounds, spread=False)
