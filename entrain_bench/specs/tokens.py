@@ -9,7 +9,7 @@ from entrain_bench.specs.parse import Allowed, between
 # Tokens of a sequence or of an item, at most.
 MAX_TOKENS = 2**30
 Size = Annotated[int, between(1, MAX_TOKENS, f"positive, at most {MAX_TOKENS}")]
-Amount = Annotated[float, between(1 / MAX_TOKENS, MAX_TOKENS, f"positive, at most {MAX_TOKENS}")]
+Amount = Annotated[float, between(1 / MAX_TOKENS, MAX_TOKENS, f"positive, from {1 / MAX_TOKENS:.2g} to {MAX_TOKENS}")]
 # Tiles on a side of a grid: every grid is tried on every image.
 MAX_GRID = 32
 MAX_DYNAMIC = 256
