@@ -52,7 +52,9 @@ def test_every_constant_has_a_source(name: str) -> None:
         for where, owner in owners.items()
         for field in fields(owner)
         # An effect that is off has no source.
-        if field.type != "str" and field.name != "num_ranks" and getattr(owner, field.name) != field.default
+        if not isinstance(value := getattr(owner, field.name), str)
+        and field.name != "num_ranks"
+        and value != field.default
     ]
     assert {*constants} == {constant for part, constant in sources if part in parts}
     # The kernels that efficiencies are of are named in their sources.

@@ -95,7 +95,7 @@ def test_the_models_rules_decide_whether_images_are_cut() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
-    [("max_grid", 0, "max_grid=0: must be positive"), ("max_grid", 33, "at most 32"), ("side", 3, "tiles key")],
+    [("max_grid", 0, "max_grid=0: must be from 1 to 32"), ("max_grid", 33, "from 1 to 32"), ("side", 3, "tiles key")],
 )
 def test_wrong_tile_rules_are_named(key: str, value: int, message: str) -> None:
     config = load("model", "llavaov_llama3_8b")

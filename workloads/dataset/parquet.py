@@ -34,8 +34,8 @@ _KEPT_BYTES = 128 * 2**20
 _BUFFER_BYTES = 2**20
 # Rows that fields are found by.
 _HEAD_ROWS = 32
-# Bytes that an entry of a list takes while Arrow reads it.
-_ENTRY_BYTES = 36
+# Bytes that an entry of a list takes at least as an object of Python: a pointer and a short text.
+_ENTRY_BYTES = 64
 _UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 

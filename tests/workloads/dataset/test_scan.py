@@ -120,7 +120,7 @@ def test_what_was_finished_is_not_scanned_again(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("how", "what"), [("kill", "SIGKILL"), ("hang", "timeout_s=1")])
+@pytest.mark.parametrize(("how", "what"), [("kill", "died"), ("hang", "timeout_s=1")])
 def test_a_deadly_sample_costs_its_shard(tmp_path: Path, how: str, what: str) -> None:
     source = Numbers(deadly=("s2", 1), how=how)
     with pytest.raises(ExecutionError, match=rf"1 of 3 shards could not be scanned \(s2: .*{what}"):
