@@ -34,7 +34,8 @@ TERA = 1e12
 LARGE = 1 << 20
 HALF_PRECISION = ("bf16", "fp16")
 # Matrix products ``[m, k] @ [k, n]``, and attention over sequences of one length.
-PRODUCT, ATTENTION = ("product", "attention")
+PRODUCT = "product"
+ATTENTION = "attention"
 SIZES = {PRODUCT: ["m", "n", "k"], ATTENTION: ["head_dim", "causal", "backward", "tokens"]}
 # FLOPs of attention's backward, in those of its forward.
 BACKWARD = 2.5
