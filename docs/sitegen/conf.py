@@ -42,6 +42,7 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
 }
+html_context = {"default_mode": "auto"}
 html_sidebars: dict[str, list[str]] = {"README": []}
 copybutton_selector = "div.highlight pre, table.interactive pre"
 
