@@ -69,7 +69,7 @@ def strategy_page(
 
 
 def facts_table(strategy: StrategyFacts, papers: Mapping[str, str]) -> str:
-    """What a strategy balances, needs and cites."""
+    """Return a table of a strategy's choice, family, needs and papers."""
     page = strategy.page.partition(".")[0]
     entries = {
         "choose it": f"`strategy={strategy.name}`",

@@ -21,7 +21,7 @@ NOTHING = "-"
 SIGNIFICANT = 3
 DECIMALS = 3
 MAX_DECIMALS = 6
-# What the classes of GPU time (``records.time_shares.TIME_SHARES``) are called.
+# Names of the classes of GPU time (``records.time_shares.TIME_SHARES``).
 TIME_WORDS = {
     "time_work_share": "ideal work",
     "time_kernels_share": "slower computation: packs, splits",

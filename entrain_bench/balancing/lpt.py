@@ -87,7 +87,7 @@ def _place(order, cost, num_buckets):  # type: ignore[no-untyped-def]
     while width < num_buckets:
         width = 2 * width
         depth = depth + 1
-    # Of both sums, and their sum.
+    # A tree of minima over buckets: of the first sum, of the second, and of their total.
     least = np.full((2 * width, 3), np.inf)
     first = np.full(2 * width, num_buckets)
     leaf = np.empty(num_buckets, np.int64)

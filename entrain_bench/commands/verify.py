@@ -93,7 +93,7 @@ class Verification:
             raise UserError(f"results_dir={root}: contains no runs. Name a folder that a sweep has written")
         self._counts["files"] = len(keys)
         self._records = {key: record for key in keys if (record := self._results.read(key))}
-        # Of the records the cells that today's code makes under the same keys, and those of other code.
+        # Cells that today's code makes under the keys of records, and records of other code.
         self._cells: dict[str, Cell] = {}
         self._others: list[Record] = []
 

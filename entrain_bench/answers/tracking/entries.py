@@ -56,7 +56,7 @@ CAPITALS = {"strategy": "Strategy", "workload": "Workload"}
 DEGREES = ("tp", "cp", "pp", "dp")
 # The case of a parent.
 SWEEP = "sweep"
-# What a store takes of a name and of a text.
+# Longest name and text in a store, in characters.
 MAX_NAME = 500
 MAX_TEXT = 6000
 # Records of a sweep of at most so many runs are artifacts.

@@ -18,7 +18,7 @@ URI_VARIABLE = "MLFLOW_TRACKING_URI"
 ASIDE = ("results_dir=", "mlflow", "retry=", "hydra")
 # MLflow takes 500 characters; the page is readable with fewer.
 MAX_NAME = 160
-# What a store takes of the name of a parameter, metric or run.
+# Longest name of a parameter, metric or run in a store, in characters.
 MAX_KEY = 250
 # Characters that no parameter or metric may have in its name.
 FORBIDDEN = re.compile(r"[^/\w.\- :]")

@@ -33,7 +33,7 @@ NEWER_NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "inter
 OPENAI_NAMES = ("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
 CONFORMER_NAMES = ("hidden_size", "num_blocks", "num_attention_heads", "intermediate_size")
 PHI4MM_NAMES = ("attention_dim", "num_blocks", "attention_heads", "linear_units")
-# What encoders with LayerNorm and learned positions have.
+# Values of encoders with LayerNorm and learned positions.
 LAYER_NORM = {"rotary": False, "norm_bias": True, "qkv_bias": True, "linear_bias": True}
 
 

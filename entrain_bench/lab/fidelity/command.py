@@ -17,9 +17,9 @@ from pathlib import Path
 import pandas as pd
 
 from entrain_bench.answers.console_table import make_console
-from entrain_bench.answers.fidelity import pair_rows, rank_correlations, summary
 from entrain_bench.base.errors import require
 from entrain_bench.lab.fidelity import figure
+from entrain_bench.lab.fidelity.comparison import pair_rows, rank_correlations, summary
 from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP, all_rows, predict_group
 from entrain_bench.lab.fidelity.programs import HALVES, FidelityProgram, all_programs
 from entrain_bench.lab.fidelity.ranks import train_programs

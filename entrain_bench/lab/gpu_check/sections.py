@@ -13,10 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from entrain_bench.answers.fidelity import pair_rows
 from entrain_bench.config.tree import choices
 from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.costs.profiled.profiled_cluster import fitted_link
+from entrain_bench.lab.fidelity.comparison import pair_rows
 from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP, program_row
 from entrain_bench.lab.gpu_check.report import FAILED, PASSED, SKIPPED, Finding, Rows, Section
 from entrain_bench.lab.gpu_check.settings import CORRECTNESS, REFERENCE, Runs, Setup, TestMatrix, layout_of, series

@@ -64,8 +64,8 @@ MISSING = """## What is missing
 - **Host.** Every kernel takes the same time to issue; garbage collection and data loading are not priced.
 - **Multimodal training.** No row has an encoder, apart from the forwards on the A40.
 
-What the ledger leaves open is a posterior: `experiments/posterior.csv` holds 50 sets of factors per device that agreed
-with the rows when the constants were fitted (`entrain-bench ledger posterior=FILE` draws from the rows that are left).
+The ledger does not fix every constant. `experiments/posterior.csv` holds 50 sets of factors per device that agreed with
+the rows when the constants were fitted. `entrain-bench ledger posterior=FILE` draws from the rows that are left.
 The key `constants` applies a set.
 """
 

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.fidelity import pair_rows, rank_correlations, summary
 from entrain_bench.figures._runner import render
 from entrain_bench.lab.__main__ import main
 from entrain_bench.lab.fidelity import figure
 from entrain_bench.lab.fidelity.command import report
+from entrain_bench.lab.fidelity.comparison import pair_rows, rank_correlations, summary
 from entrain_bench.lab.fidelity.predict import all_rows, program_row
 from entrain_bench.lab.fidelity.programs import FidelityProgram, first_program, overrides_of
 from entrain_bench.program import Pass
