@@ -19,16 +19,15 @@ if TYPE_CHECKING:
     from entrain_bench.records.metrics import measure, metric
     from entrain_bench.run.experiment import prepare, run_experiment
     from entrain_bench.sampler import BalancedBatchSampler
-    from entrain_bench.specs.items import Items, shapes_of
-    from entrain_bench.specs.shapes import SampleShapes
-    from entrain_bench.specs.stream import ListedShapes
+    from entrain_bench.specs.shapes import Items, SampleShapes, shapes_of
+    from entrain_bench.specs.workload import ListedShapes
 
 _HOMES = {
     "Assignment": "program.assignment",
     "BalancedBatchSampler": "sampler",
-    "Items": "specs.items",
+    "Items": "specs.shapes",
     "Layout": "program.layout",
-    "ListedShapes": "specs.stream",
+    "ListedShapes": "specs.workload",
     "Profile": "balancing.profile",
     "Program": "program",
     "SampleShapes": "specs.shapes",
@@ -39,7 +38,7 @@ _HOMES = {
     "metric": "records.metrics",
     "prepare": "run.experiment",
     "run_experiment": "run.experiment",
-    "shapes_of": "specs.items",
+    "shapes_of": "specs.shapes",
 }
 
 __all__ = [

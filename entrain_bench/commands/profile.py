@@ -18,8 +18,8 @@ from entrain_bench.config.grammar import Request, Verb
 from entrain_bench.costs.profiled.layers import GroupKey, Residual, residuals
 from entrain_bench.costs.profiled.profiled_cluster import fitted_link
 from entrain_bench.costs.profiled.timed_points import DeviceProfile
+from entrain_bench.specs.framework import with_options
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.variants import with_options
 from entrain_bench.train.profiling.settings import ProfileSettings
 from entrain_bench.train.settings import refuse_generators
 

@@ -33,10 +33,10 @@ from entrain_bench.records.cached_layouts import CachedLayout, CachedLayouts
 from entrain_bench.records.keys import plan_key, workload_of
 from entrain_bench.records.metrics import BELIEVED, Metric, check_results, measure
 from entrain_bench.records.run_result import RunResult
+from entrain_bench.specs.framework import with_options
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.variants import with_options
 from entrain_bench.specs.workload import ShapeSource, Workload, counts_of
 
 # Timelines of larger programs are not kept: they would take longer to write than to simulate.

@@ -10,8 +10,8 @@ from typing import Any
 from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.specs.cluster import ATTENTION_KERNELS, DeviceSpec
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, LOGIT_CHUNK_TOKENS
-from entrain_bench.specs.model import FULL, SELECTIVE, ModuleSpec
-from entrain_bench.specs.module_layers import CROSS_ENTROPIES, UNFUSED
+from entrain_bench.specs.model import FULL, SELECTIVE, ModelSpec, ModuleSpec
+from entrain_bench.specs.module_layers import CROSS_ENTROPIES, UNFUSED, language_head
 
 P2P = ("blocking", "overlapped")
 SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
@@ -178,3 +178,25 @@ class FrameworkOptions:
         """Build the settings from the top-level keys of a run."""
         given = {name: values[name] for name in cls.__dataclass_fields__}
         return cls(**given | {"freeze": tuple(str(name) for name in given["freeze"])})
+
+
+def with_options(model: ModelSpec, framework: FrameworkOptions) -> ModelSpec:
+    """The model with the head that the framework runs, what it recomputes, and what it freezes."""
+    model = with_cross_entropy(model, framework.cross_entropy)
+    if framework.head_tokens == LABELLED:
+        model = with_labelled_head(model)
+    return model.with_recomputation(framework.recompute_granularity).with_frozen(framework.freeze)
+
+
+def with_cross_entropy(model: ModelSpec, kind: str) -> ModelSpec:
+    """The model whose LLM computes its loss by one of ``CROSS_ENTROPIES``."""
+    head = model.llm.layers[-1]
+    if kind == UNFUSED:
+        return model
+    changed = language_head(model.llm.config, kind)
+    return model.with_head(changed if head.learns else changed.frozen(passes_gradients=head.backward_share > 0))
+
+
+def with_labelled_head(model: ModelSpec) -> ModelSpec:
+    """The model with logits and loss of labelled tokens only."""
+    return model.with_head(model.llm.layers[-1].split_by_label())

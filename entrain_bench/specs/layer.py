@@ -136,16 +136,17 @@ class Layer:
 
     def frozen(self, passes_gradients: bool) -> Layer:
         """The layer with fixed weights; if nothing before it learns, it has no backward and keeps nothing for one."""
-        labelled = self.labelled and self.labelled.frozen(passes_gradients)
-        if passes_gradients:
-            remade = self.remade and self.remade.frozen(passes_gradients)
-            return replace(self, remade=remade, labelled=labelled, learns=False, backward_share=0.5)
-        return replace(
+        still = replace(
             self,
-            remade=None,
-            labelled=labelled,
+            remade=self.remade and self.remade.frozen(passes_gradients) if passes_gradients else None,
+            labelled=self.labelled and self.labelled.frozen(passes_gradients),
             learns=False,
-            backward_share=0.0,
+            backward_share=0.5 * passes_gradients,
+        )
+        if passes_gradients:
+            return still
+        return replace(
+            still,
             activation_bytes_per_token=0.0,
             input_bytes_per_token=0.0,
             replicated_bytes_per_token=0.0,
@@ -155,19 +156,15 @@ class Layer:
 
     def unneeded_flops(self, lengths: IntArray) -> FloatArray:
         """Of three times the FLOPs of a forward, those that a frozen layer has no need of, per sequence."""
-        tokens = np.asarray(lengths, np.float64)
-        products = sum((gemm.flops(tokens) for gemm in self.gemms), start=np.zeros_like(tokens))
         if self.backward_share > 0:
-            return 2.0 * (1.0 - self.backward_share) * products
+            return 2.0 * (1.0 - self.backward_share) * replace(self, attention=None).forward_flops(lengths)
         return 2.0 * self.forward_flops(lengths)
 
     def forward_flops(self, lengths: IntArray) -> FloatArray:
         """Model FLOPs of a forward for sequences of the given lengths; a backward takes twice as many."""
         tokens = np.asarray(lengths, np.float64)
-        total = self.attention.flops(lengths) if self.attention else np.zeros_like(tokens)
-        for gemm in self.gemms:
-            total = total + gemm.flops(tokens)
-        return total
+        attention = self.attention.flops(lengths) if self.attention else np.zeros_like(tokens)
+        return sum((gemm.flops(tokens) for gemm in self.gemms), start=attention)
 
     def kept_bytes(self, tp: int, sequence_parallel: bool, element_bytes: int = BF16_BYTES) -> float:
         """Bytes a token leaves for backward on a rank of ``tp``, without context parallelism."""
@@ -228,3 +225,36 @@ class Layer:
             return 0.0
         kept = self.labelled.kept_bytes(tp, False, element_bytes) + self.labelled.working_bytes(tp, element_bytes)
         return LOGIT_CHUNK_TOKENS * kept
+
+    def split_by_label(self) -> Layer:
+        """An LLM's head whose logits and loss are of labelled tokens only; its norm is of all tokens.
+
+        It keeps the norm's input of all tokens and its output of those that have a label, here as if all had one.
+        """
+        norm = self.replicated_elementwise_bytes_per_token
+        back = self.backward_elementwise_bytes_per_token
+        logits = replace(
+            self,
+            kind="logits",
+            elementwise_bytes_per_token=self.elementwise_bytes_per_token - norm,
+            num_elementwise_kernels=self.num_elementwise_kernels - 1,
+            backward_elementwise_bytes_per_token=back and back - 2 * norm,
+            parameters=0,
+            activation_bytes_per_token=self.activation_bytes_per_token - self.replicated_bytes_per_token,
+            input_bytes_per_token=0.0,
+            replicated_elementwise_bytes_per_token=0.0,
+            replicated_bytes_per_token=0.0,
+        )
+        return replace(
+            self,
+            gemms=(),
+            elementwise_bytes_per_token=norm,
+            num_elementwise_kernels=1,
+            backward_elementwise_bytes_per_token=back and 2 * norm,
+            gathered_width=0,
+            activation_bytes_per_token=self.replicated_bytes_per_token,
+            whole_bytes_per_token=0.0,
+            fp32_bytes_per_token=0.0,
+            cast_bytes_per_token=0.0,
+            labelled=logits,
+        )

@@ -10,7 +10,6 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze
 from entrain_bench.base.errors import IncompatibleError, UserError, require
-from entrain_bench.specs.image_rules import parse_images
 from entrain_bench.specs.layer import BF16_BYTES, Layer
 from entrain_bench.specs.module_layers import (
     ModuleConfig,
@@ -22,7 +21,7 @@ from entrain_bench.specs.module_layers import (
 )
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
+from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules, parse_images
 from entrain_bench.specs.unet import parse_unet, unet_layers
 
 # Layers of a module: planners compare every pair of them.
@@ -240,6 +239,11 @@ class ModelSpec:
         """Indices of the modules that DistTrain lays out as one: encoders, LLM, generators."""
         roles = [[i for i, module in enumerate(self.modules) if module.role is role] for role in Role]
         return tuple(tuple(unit) for unit in roles if unit)
+
+    def with_head(self, head: Layer) -> ModelSpec:
+        """The model with another last layer of its LLM."""
+        changed = replace(self.llm, layers=(*self.llm.layers[:-1], head))
+        return replace(self, modules=tuple(changed if module is self.llm else module for module in self.modules))
 
     def with_frozen(self, names: Sequence[str]) -> ModelSpec:
         """The model with the named modules frozen (``ModuleSpec.frozen``)."""

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from entrain_bench.costs.loads import Packs
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import Roofline
+from entrain_bench.specs.framework import with_labelled_head
 from entrain_bench.specs.layer import LOGIT_CHUNK_TOKENS
-from entrain_bench.specs.variants import with_labelled_head
 from support.builders import placed, samples, tiny_cluster, tiny_model
 
 MODEL = tiny_model()

@@ -17,10 +17,9 @@ from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, group_chunks
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.framework import FrameworkOptions
+from entrain_bench.specs.framework import FrameworkOptions, with_cross_entropy
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.variants import with_cross_entropy
 from support.builders import (
     chain_layout,
     placed,

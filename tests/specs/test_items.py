@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.specs.items import Items, concatenate, shapes_of
+from entrain_bench.specs.shapes import Items, concatenate, shapes_of
 
 
 def items(counts: list[int], encoder: list[int], llm: list[int]) -> Items:

@@ -11,7 +11,7 @@ from PIL import Image
 from torch.nn import functional
 
 from entrain_bench.base.errors import IncompatibleError
-from entrain_bench.specs.contents import SOUND_HZ
+from entrain_bench.specs.workload import SOUND_HZ
 from entrain_bench.train.features import CLIP, HALVES, HOP, PatchRules, log_mel, write_patches, write_windows
 
 QWEN = PatchRules.of(1176, 14, 2, "qwen25vl_vision", "model.modules.vision")

@@ -14,9 +14,8 @@ from entrain_bench.costs.profiled.timed_points import DeviceProfile
 from entrain_bench.costs.profiled.times import ProfiledTimes
 from entrain_bench.costs.roofline import PassTimes, Roofline
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.specs.framework import FrameworkOptions
+from entrain_bench.specs.framework import FrameworkOptions, with_labelled_head
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.variants import with_labelled_head
 from support.builders import tiny_cluster
 from support.profiled import (
     BACKWARD,

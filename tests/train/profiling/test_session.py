@@ -14,8 +14,8 @@ import torch
 from entrain_bench.cli import EXIT_INTERRUPTED, run_command
 from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.costs.profiled.timed_points import COLLECTIVES, DeviceProfile
+from entrain_bench.specs.framework import with_labelled_head
 from entrain_bench.specs.layer import LOGIT_CHUNK_TOKENS
-from entrain_bench.specs.variants import with_labelled_head
 from entrain_bench.train.profiling import stages as layers
 from entrain_bench.train.profiling.collectives import measure_collectives
 from entrain_bench.train.profiling.sampling import Patience
