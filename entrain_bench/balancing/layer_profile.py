@@ -14,7 +14,7 @@ import numpy as np
 
 from entrain_bench.base.arithmetic import fit_polynomial
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
-from entrain_bench.costs.roofline import PassTimes
+from entrain_bench.costs.layer_times import PassTimes
 from entrain_bench.costs.sharding import LayerTraffic, layer_traffic
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import ModuleLayout

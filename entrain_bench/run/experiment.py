@@ -22,9 +22,8 @@ from entrain_bench.config.constants import speed_of
 from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.costs.bound import Need, find_need
-from entrain_bench.costs.noise import ActionNoise
-from entrain_bench.costs.profiled.profiled_cluster import ProfiledDevice, cluster_with_times
-from entrain_bench.costs.truth import CostTruth
+from entrain_bench.costs.profiled.times import ProfiledDevice, cluster_with_times
+from entrain_bench.costs.truth import ActionNoise, CostTruth
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.table import timeline_frame

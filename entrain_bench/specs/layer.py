@@ -18,7 +18,7 @@ LOGIT_CHUNK_TOKENS = 1024
 class Gemm:
     """A product ``[tokens * rows_per_token, k] @ [k, n]``; tensor parallelism splits k (row parallel) or n (column).
 
-    A convolution uses an input value it reads ``taps`` times (kernel size / stride, squared), so a row reads k / taps.
+    A convolution uses each input value ``taps`` times (kernel size / stride, squared), so a row reads k / taps.
     """
 
     k: int
@@ -62,30 +62,25 @@ class Layer:
     Attributes:
         kind: layers of the same kind of a module are identical, but for ``hidden_size`` in a U-Net.
         elementwise_bytes_per_token: device memory read and written outside matrix products and attention (forward).
-        num_elementwise_kernels: kernels those take.
         backward_elementwise_bytes_per_token: the same in backward; None: twice as many.
         num_gathers: column-parallel products, the first among ``gemms``, that need the hidden states of all tokens.
         num_scatters: results of hidden size that tensor parallelism sums over its ranks.
         gathered_width: values of a token that tensor-parallel ranks gather from the layer's products. Each rank then
             holds and moves all fp32, transient and cast bytes and all elementwise bytes that are not hidden states.
         hidden_size: width of what the next layer is handed for a token; in a U-Net pending skip connections included.
-        parameters: number of parameters.
         activation_bytes_per_token: what forward keeps for backward.
         input_bytes_per_token: the layer's input alone, kept when activations are recomputed.
-        tensor_parallel: whether tensor parallelism splits the layer; if not, the ranks of a tensor-parallel group hold
-            all of it and share out its sequences (fractions of one included).
-        replicated_elementwise_bytes_per_token: part of the elementwise bytes that tensor parallelism divides only with
-            sequence parallelism: hidden states.
-        replicated_bytes_per_token: part of the kept bytes that it divides only with sequence parallelism.
+        tensor_parallel: if false, the ranks of a tensor-parallel group hold all of the layer and share out its
+            sequences (fractions of one included).
+        replicated_elementwise_bytes_per_token, replicated_bytes_per_token: parts of the elementwise and of the kept
+            bytes that tensor parallelism divides only with sequence parallelism: hidden states.
         whole_bytes_per_token: part of the kept bytes that every rank of a tensor-parallel group holds.
         fp32_bytes_per_token: part of the kept bytes that is fp32 whatever the model's element type.
-        transient_bytes_per_token: what exists besides while the layer runs, forward or backward; tensor parallelism
-            divides it.
+        transient_bytes_per_token: what exists besides while the layer runs; tensor parallelism divides it.
         cast_bytes_per_token: likewise, but only in a model that is not fp32 itself: what is cast to fp32 or from it.
         recomputed: whether recomputation covers the layer; megatron-core recomputes blocks, not the ends.
-        labelled: what the layer does for labelled tokens only, as a layer of its own that always runs again in
-            backward (``labelled_head``); None: all it does is for all tokens.
-        remade: what recomputation covers of the layer, as a layer of its own; None: all of it.
+        labelled: what the layer does for labelled tokens only, which always runs again in backward.
+        remade: what recomputation covers of the layer; None: all of it.
         learns: whether it has weight gradients and optimizer states.
         backward_share: products of its backward relative to those for both gradients: 0.5 for that of its input alone,
             0 for a layer without backward.
@@ -185,10 +180,9 @@ class Layer:
     def weight_pass_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
         """Bytes of a token that gradients of weights are made of, on a rank of ``tp``, without context parallelism.
 
-        Of each product its input and the gradient of its output, as Transformer Engine holds them between the two
-        passes (``WeightGradStore``, NVIDIA/TransformerEngine#1653): gathered, so that nothing communicates any more.
-        Tensor parallelism divides what is split along the weight: the outputs of column-parallel products, the inputs
-        of row-parallel ones. Products that share an input count it each.
+        Each product keeps its gathered input and the gradient of its output between the two passes (Transformer
+        Engine's ``WeightGradStore``, NVIDIA/TransformerEngine#1653). Tensor parallelism divides the outputs of
+        column-parallel products and the inputs of row-parallel ones.
         """
         if not self.learns:
             return 0.0

@@ -134,24 +134,17 @@ def parse_images(values: Any, where: str) -> ImageRules:
 class TileRules:
     """Images cut into tiles of one size, as by LLaVA-OneVision's and InternVL's preprocessing ("anyres").
 
-    Attributes:
-        pixels: side of a tile.
-        encoder_side: patches on a side of a tile, in the encoder.
-        llm_side: tokens on a side of a tile, after the projector.
-        max_grid: tiles on a side of the largest grid; a thumbnail is a further tile of every image that is cut.
-        max_llm_tiles: larger images are scaled down to the LLM tokens of so many tiles; their tiles are all encoded.
-        max_frames: frames of a video at most.
-        dynamic_tiles: None: as above. Else InternVL's dynamic tiling: every image by itself, on the grid of at most so
-            many tiles whose proportions are nearest, with all tokens of all tiles, the thumbnail's included;
-            ``max_grid`` and ``max_llm_tiles`` decide nothing.
+    With ``dynamic_tiles``, InternVL's dynamic tiling cuts every image by itself, on the grid of at most so many tiles
+    whose proportions are nearest, with all tokens of all tiles, the thumbnail's included; ``max_grid`` and
+    ``max_llm_tiles`` decide nothing.
     """
 
-    pixels: Size
-    encoder_side: Size
-    llm_side: Size
-    max_grid: Annotated[int, between(1, MAX_GRID)]
-    max_llm_tiles: Size
-    max_frames: Size
+    pixels: Size  # side of a tile
+    encoder_side: Size  # patches on a side of a tile, in the encoder
+    llm_side: Size  # tokens on a side of a tile, after the projector
+    max_grid: Annotated[int, between(1, MAX_GRID)]  # tiles on a side of the largest grid, beside a thumbnail
+    max_llm_tiles: Size  # larger images are scaled down to the LLM tokens of so many tiles, which are all encoded
+    max_frames: Size  # of a video
     dynamic_tiles: Annotated[int, between(1, MAX_DYNAMIC)] | None = None
 
 
@@ -191,37 +184,20 @@ class AudioRules:
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """Token rules of one model.
+    """Token rules of one model; sides in pixels."""
 
-    Attributes:
-        patch_pixels: side of a vision patch; one encoder token a patch.
-        merge_patches: side of the square of patches that becomes one LLM token.
-        min_image_tokens: smallest image, in LLM tokens; smaller ones are enlarged.
-        temporal_patch_frames: video frames that one patch spans.
-        video_frames_per_s: frames sampled from a second of video.
-        audio_frames_per_s: encoder tokens from a second of audio, after the convolutions.
-        audio_merge_frames: encoder tokens pooled into one LLM token.
-        audio_segment_s: longest audio encoded as one item; longer audio is cut.
-        text_chars_per_token: characters of text a token, for traces without token counts.
-        context_tokens: longest sample that the LLM takes, in LLM tokens; the LLM's own, or None for any.
-        max_image_tokens: largest image, in LLM tokens, where a workload allows larger ones; None: the workload decides.
-        images: another rule for images than patches of their own size or ``tiles``.
-        frames: another rule for video than groups of ``temporal_patch_frames``.
-        audio: another rule for audio than ``audio_frames_per_s`` and ``audio_merge_frames``.
-    """
-
-    patch_pixels: Size
-    merge_patches: Size
-    min_image_tokens: Size
-    temporal_patch_frames: Size
-    video_frames_per_s: Amount
-    audio_frames_per_s: Amount
-    audio_merge_frames: Size
-    audio_segment_s: Amount
-    text_chars_per_token: Amount
-    context_tokens: Size | None = None
+    patch_pixels: Size  # side of a vision patch; one encoder token a patch
+    merge_patches: Size  # side of the square of patches that becomes one LLM token
+    min_image_tokens: Size  # smallest image, in LLM tokens; smaller ones are enlarged
+    temporal_patch_frames: Size  # video frames that one patch spans
+    video_frames_per_s: Amount  # frames sampled from a second of video
+    audio_frames_per_s: Amount  # encoder tokens from a second of audio, after the convolutions
+    audio_merge_frames: Size  # encoder tokens pooled into one LLM token
+    audio_segment_s: Amount  # longest audio encoded as one item; longer audio is cut
+    text_chars_per_token: Amount  # characters of text a token, for traces without token counts
+    context_tokens: Size | None = None  # longest sample that the LLM takes, in LLM tokens; None: any
     tiles: TileRules | None = None
-    max_image_tokens: Amount | None = None
-    images: ImageRules | None = None
-    frames: FrameRules | None = None
-    audio: AudioRules | None = None
+    max_image_tokens: Amount | None = None  # largest image, in LLM tokens; None: the workload decides
+    images: ImageRules | None = None  # instead of patches of their own size or ``tiles``
+    frames: FrameRules | None = None  # instead of groups of ``temporal_patch_frames``
+    audio: AudioRules | None = None  # instead of ``audio_frames_per_s`` and ``audio_merge_frames``

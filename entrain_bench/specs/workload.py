@@ -77,19 +77,12 @@ def stream_blocks(iteration: int, num_samples: int, seed: int, block_samples: in
 
 @dataclass(frozen=True, slots=True)
 class ListedShapes:
-    """A source of listed samples, repeated in new random orders.
+    """A source of listed samples, repeated in new random orders."""
 
-    Attributes:
-        name: name of the source; it also seeds the orders.
-        shapes: the samples.
-        num_truncated: samples that were shortened to the model's context.
-        num_dropped: further samples that were left out.
-    """
-
-    name: str
+    name: str  # also seeds the orders
     shapes: SampleShapes
-    num_truncated: int = 0
-    num_dropped: int = 0
+    num_truncated: int = 0  # samples that were shortened to the model's context
+    num_dropped: int = 0  # further samples that were left out
     _epochs: dict[tuple[int, int], IntArray] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -108,10 +101,8 @@ class ListedShapes:
         return self.shapes.take(rng.integers(len(self.shapes), size=num_samples))
 
     def _epoch(self, seed: int, epoch: int) -> IntArray:
-        def make() -> IntArray:
-            return stable_rng(self.name, seed, epoch).permutation(len(self.shapes))
-
-        return one_of_two(self._epochs, (seed, epoch), make)
+        order = stable_rng(self.name, seed, epoch)
+        return one_of_two(self._epochs, (seed, epoch), lambda: order.permutation(len(self.shapes)))
 
 
 # Whisper's and its successors' (arXiv:2212.04356, section 2.2).
@@ -151,4 +142,4 @@ class Readable(Protocol):
     """A workload whose samples can be read."""
 
     def samples(self, rules: TokenRules, vocab_size: int, moved: Moved) -> Samples:
-        """The workload's samples; ``UserError`` if data is missing or changed, or only shapes are known."""
+        """The samples; ``UserError`` if data is missing or changed, or only shapes are known."""

@@ -10,7 +10,7 @@ import pytest
 from entrain_bench.balancing.chunk_estimates import packed_chunks_s
 from entrain_bench.balancing.layer_profile import LENGTHS, pack_times, probes
 from entrain_bench.base.arrays import sum_rows
-from entrain_bench.costs.roofline import PassTimes
+from entrain_bench.costs.layer_times import PassTimes
 from entrain_bench.program.assignment import group_chunks, same_microbatches
 from support.builders import placed, profile_of, samples, tiny_job, tiny_model
 

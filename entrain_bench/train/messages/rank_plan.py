@@ -14,9 +14,9 @@ from itertools import takewhile
 import numpy as np
 
 from entrain_bench.base.arrays import IntArray, rows_of, take_rows
+from entrain_bench.costs.loads import rank_rows
 from entrain_bench.costs.sharding import collective_passes
 from entrain_bench.program import Pass, Program
-from entrain_bench.specs.context_pieces import rank_rows
 from entrain_bench.specs.framework import PACK, FrameworkOptions
 from entrain_bench.train.messages.channels import (
     Channel,

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from entrain_bench.specs.context_pieces import rows_of_ranks
+from entrain_bench.costs.loads import rows_of_ranks
 from entrain_bench.specs.framework import PACK, SAMPLE
 from entrain_bench.train.device import to_device
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench.costs.profiled.timed_points import COLLECTIVES, CollectivePoint
+from entrain_bench.costs.profiled.file import COLLECTIVES, CollectivePoint
 from entrain_bench.specs.parse import parse
 from entrain_bench.train.launching.launch import on_ranks
 from entrain_bench.train.profiling.sampling import WARM_UPS, Patience, quantiles

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from entrain_bench.costs.profiled.timed_points import StagePoint, StepPoint
+from entrain_bench.costs.profiled.file import StagePoint, StepPoint
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import build_layers
 from entrain_bench.train.device import to_device

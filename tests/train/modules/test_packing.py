@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from entrain_bench.costs.loads import rank_rows
 from entrain_bench.costs.profiled.layers import held_segments, num_segments
-from entrain_bench.specs.context_pieces import rank_rows
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import Items, shapes_of

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from entrain_bench.cli import EXIT_INTERRUPTED, run_command
-from entrain_bench.costs.profiled.file import read_profile
-from entrain_bench.costs.profiled.timed_points import COLLECTIVES, DeviceProfile
+from entrain_bench.costs.profiled.file import COLLECTIVES, DeviceProfile, read_profile
 from entrain_bench.specs.framework import with_labelled_head
 from entrain_bench.specs.layer import LOGIT_CHUNK_TOKENS
 from entrain_bench.train.profiling import stages as layers
