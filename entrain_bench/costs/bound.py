@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, rows_of
-from entrain_bench.costs.layer_times import PassTimes, Stages, chunk_loads, stages_of
+from entrain_bench.costs.layer_times import PassTimes, Stages, chunk_loads, placed_stages
 from entrain_bench.costs.steps import ExposedStep
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -200,7 +200,7 @@ def _busiest_replica_s(
     longest = lengths[order]
     told = None if labelled is None else labelled[order]
     placed = placed.as_replicas
-    stages = stages_of(module, placed)
+    stages = placed_stages(module, placed)
     if placed.widths:
         # Every rank may take part in every unit.
         loads = truth.layer_times.loads(module, longest, np.array([0, len(longest)]), told)

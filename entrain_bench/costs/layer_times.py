@@ -71,7 +71,7 @@ class PassTimes:
 
 
 class Stages(NamedTuple):
-    """What stages hold, and how ranks split it.
+    """Layers of stages, and the degrees that split them.
 
     Attributes:
         counts: layers of each kind on every stage ``[stages, kinds]``.
@@ -92,7 +92,7 @@ class Stages(NamedTuple):
         return self.counts * [self.recompute and layer.recomputed for layer in module.kinds]
 
 
-def stages_of(module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None) -> Stages:
+def placed_stages(module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None) -> Stages:
     """The stages of a module; ``remade`` layers of each are recomputed unless the layout recomputes all."""
     split = placed.layers_per_stage
     chosen = None if remade is None or placed.recompute else remade_kinds(module, split, remade)

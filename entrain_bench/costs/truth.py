@@ -20,7 +20,14 @@ from entrain_bench.costs.edges import (
     relay_between_modules,
     transfers_between_blocks,
 )
-from entrain_bench.costs.layer_times import LayerTimes, PassTimes, chunk_loads, least_times, priced_by_width, stages_of
+from entrain_bench.costs.layer_times import (
+    LayerTimes,
+    PassTimes,
+    chunk_loads,
+    least_times,
+    priced_by_width,
+    placed_stages,
+)
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import Roofline
@@ -123,7 +130,7 @@ class CostTruth:
         If groups have several widths, each time is the least over them.
         """
         loads = self.layer_times.loads(module, lengths, None, labelled)
-        placements = [stages_of(module, placed.at(degree)) for degree in range(len(placed.degrees))]
+        placements = [placed_stages(module, placed.at(degree)) for degree in range(len(placed.degrees))]
         return least_times([self.layer_times.stages_s(module, loads, stages, split) for stages in placements])
 
     def chunk_times(
@@ -137,7 +144,7 @@ class CostTruth:
     ) -> PassTimes:
         """Return the times of packed chunks ``[chunks, stages]``, of which ``remade`` layers of each are recomputed.
 
-        By default the layout decides (``stages_of``). With ``split`` a separate pass computes weight gradients.
+        By default the layout decides (``placed_stages``). With ``split`` a separate pass computes weight gradients.
         """
         loads = chunk_loads(self.layer_times, module, shapes, chunks.members, chunks.offsets)
         return self._times(module, placed, chunks.replica, loads, remade, split)
@@ -153,7 +160,7 @@ class CostTruth:
     ) -> PassTimes:
 
         def priced(group: ModuleLayout, part: Loads, rows: IntArray | slice) -> list[PassTimes]:
-            stages = stages_of(module, group, None if remade is None else remade[rows])
+            stages = placed_stages(module, group, None if remade is None else remade[rows])
             return [self.layer_times.stages_s(module, part, stages, split)]
 
         return priced_by_width(placed, replica, loads, priced)[0]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from entrain_bench.base.arrays import FloatArray, offsets_from_counts
 from entrain_bench.base.errors import DeadlockError
 from entrain_bench.costs.bound import _busiest_replica_s, cluster_bound_s, least_gpu_s, lower_bound_s
-from entrain_bench.costs.layer_times import Stages, stages_of
+from entrain_bench.costs.layer_times import Stages, placed_stages
 from entrain_bench.costs.loads import compute_loads
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
@@ -87,7 +87,7 @@ def test_the_busiest_lane_waits_to_be_reached_works_and_is_waited_for(text: bool
     for module, own, fill, drain, step in zip(GENERATING.modules, layout.modules, fills, drains, steps, strict=True):
         lengths = module.lengths(shapes, module.units(shapes))
         loads = compute_loads(module, lengths, np.array([0, len(lengths)]))
-        work = TRUTH.layer_times.stages_s(module, loads, stages_of(module, own)).total_s[0]
+        work = TRUTH.layer_times.stages_s(module, loads, placed_stages(module, own)).total_s[0]
         first_step = min(float(each[0]) for each in steps)
         bounds += [f + w + max(s, d + first_step) for f, w, s, d in zip(fill, work, step, drain, strict=True)]
     assert lower_bound_s(TRUTH, layout, shapes) == pytest.approx(max(bounds), rel=1e-12)
