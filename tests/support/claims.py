@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.answers.documents.claim import Claim, parse_claim
-from entrain_bench.answers.documents.claim_pages import value_text
+from entrain_bench.answers.documents.claims import value_text
 from entrain_bench.answers.documents.verdict import judge
 
 TINY = (

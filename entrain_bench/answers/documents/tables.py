@@ -184,7 +184,7 @@ def _stated(name: str, values: Mapping[str, Any], optional: str, keys: Sequence[
         **labels,
         "name": name,
         "title": words(filled["title"]),
-        "common": overrides(filled["common"]),
+        "common": tuple(overrides(filled["common"]).values()),
     }
 
 
@@ -195,7 +195,7 @@ def _labelled(values: Any) -> dict[str, SweepOverrides]:
         if isinstance(axis, str):
             key, _, choices = axis.partition("=")
             axis = {choice: [f"{key}={choice}"] for choice in choices.split(",")}
-        axes.append({str(label): overrides(texts) for label, texts in axis.items()})
+        axes.append({str(label): tuple(overrides(texts).values()) for label, texts in axis.items()})
     return {
         " ".join(label for label, _ in combination): tuple(text for _, texts in combination for text in texts)
         for combination in product(*(axis.items() for axis in axes))
@@ -253,7 +253,7 @@ def parse_lead(name: str, values: Mapping[str, Any], families: Mapping[str, Sequ
         known = {**families, "all": [strategy for members in families.values() for strategy in members]}
         require(chosen in known, "strategies", chosen, f"a list, or one of {', '.join(known)}")
         chosen = [strategy for strategy in known[chosen] if f"strategy={strategy}" not in stated["leader"]]
-    return Lead(**stated | {"leader": overrides(stated["leader"]), "strategies": tuple(chosen)})
+    return Lead(**stated | {"leader": tuple(overrides(stated["leader"]).values()), "strategies": tuple(chosen)})
 
 
 def lead_markdown(lead: Lead, study: Study) -> tuple[str, str]:
