@@ -14,23 +14,19 @@ from entrain_bench.answers.console_table import make_console
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
-from entrain_bench.config.constants import draws_text
 from entrain_bench.config.grammar import Folder, Request, Verb, own
 from entrain_bench.figures._runner import render
-from entrain_bench.lab.ledger import figure
-from entrain_bench.lab.ledger.jobs import Book, load_book
+from entrain_bench.lab.ledger.jobs import Book, load_book, read_rows
 from entrain_bench.lab.ledger.kernels import kernels_by_source_table, read_kernels, read_products
+from entrain_bench.lab.ledger.page import COLUMNS, draw, make_frame, make_tables
 from entrain_bench.lab.ledger.predict import Cases, Entry, make_entries, predict_entries
-from entrain_bench.lab.ledger.rows import read_rows
 from entrain_bench.lab.ledger.study import (
     FITTED,
     complete_ledger,
     constants_table,
     fit_ledger,
     fitted_kernels_table,
-    posterior,
 )
-from entrain_bench.lab.ledger.tables import COLUMNS, make_frame, make_tables
 
 NAME = "ledger"
 NUMBERS = "%.6g"
@@ -42,7 +38,6 @@ class Keys(Folder):
 
     ledger: str | None = own(None, "CSV of runs in the columns of experiments/ledger; null: that folder's tables")
     fit: bool = own(False, "fit constants to that folder's tables and yours; print them and errors of sources left out")
-    posterior: str | None = own(None, "file to write: sets of constants that the tables permit (50 a device)")
 
 
 VERB = Verb(Keys, examples=["", "ledger=mine.csv", "ledger=mine.csv fit=true"])
@@ -57,7 +52,7 @@ def main(request: Request[Keys]) -> int:
     keys = request.keys
     names = {name: source.name for name, source in book.sources.items()}
     users = _entries([Path(keys.ledger)], book, cases) if keys.ledger else []
-    committed = [] if users and not (keys.fit or keys.posterior) else _entries(book.tables, book, cases)
+    committed = [] if users and not keys.fit else _entries(book.tables, book, cases)
     frame = make_frame(predict_entries(users or committed))
     write(Path(keys.results_dir), frame, names)
     for table in make_tables(frame, names):
@@ -65,7 +60,7 @@ def main(request: Request[Keys]) -> int:
     if not users:
         kernels = [*read_kernels(), *read_products(book.products)]
         _print(console, *kernels_by_source_table(kernels, composer))
-    if keys.fit or keys.posterior:
+    if keys.fit:
         ledger = complete_ledger([*committed, *users], composer)
         say(f"fitting {len(FITTED)} constants a device")
         study = fit_ledger(ledger)
@@ -73,9 +68,6 @@ def main(request: Request[Keys]) -> int:
             _print(console, *table)
         for title, heading, rows in make_tables(make_frame(study.left_out(ledger)), names):
             _print(console, f"Each source left out of the fit: {title}", heading, rows)
-        if keys.posterior:
-            draws = posterior(ledger, study.fit.error)
-            write_atomically(Path(keys.posterior), draws_text(draws).encode())
     composer.save()
     return 0
 
@@ -95,7 +87,7 @@ def write(results: Path, frame: pd.DataFrame, names: Mapping[str, str]) -> None:
     written = frame[[*COLUMNS]]
     text = written.to_csv(index=False, float_format=NUMBERS, lineterminator="\n")
     write_atomically(results / f"{NAME}.csv", text.encode())
-    for suffix, content in render(lambda: figure.draw(written, names)).items():
+    for suffix, content in render(lambda: draw(written, names)).items():
         write_atomically(results / "figures" / f"{NAME}.{suffix}", content)
 
 

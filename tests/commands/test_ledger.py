@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from entrain_bench.cli import run_command
-from entrain_bench.config.constants import read_draws
 from entrain_bench.lab.ledger import study
 from entrain_bench.lab.ledger.jobs import Book
 from support.ledger import STATED
@@ -36,19 +35,16 @@ def test_a_wrong_field_ends_with_its_line(tmp_path: Path, capsys: pytest.Capture
     assert "mine.csv:2: tp=two: must be a positive integer or empty" in capsys.readouterr().err
 
 
-def test_a_fit_prints_constants_and_writes_draws(
+def test_a_fit_prints_constants(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of own rows alone: the committed tables take minutes."""
     monkeypatch.setattr(Book, "tables", property(lambda _: ()))
     monkeypatch.setattr(study, "plan_forwards", lambda _: ())
     monkeypatch.setattr(study, "read_kernels", tuple)
-    path, drawn = write(tmp_path / "mine.csv"), tmp_path / "posterior.csv"
-    given = [f"ledger={path}", f"results_dir={tmp_path}", f"posterior={drawn}"]
-    assert run_command(["ledger", *given, "fit=true"]) == 0
+    path = write(tmp_path / "mine.csv")
+    assert run_command(["ledger", f"ledger={path}", f"results_dir={tmp_path}", "fit=true"]) == 0
     said = capsys.readouterr().out
     assert "Fitted constants" in said
     assert "device.sustained_fraction" in said
     assert "Each source left out of the fit: Sources" in said
-    draws = read_draws(drawn)
-    assert {name: len(each) for name, each in draws.items()} == {"A100-SXM-80GB": 50}

@@ -1,6 +1,6 @@
 """Train and predict programs; write ``results/fidelity.csv`` and a figure, and resume where an earlier call ended.
 
-Ranks are pinned to cores, one thread each. With more ranks than cores, ranks share cores, in the prediction too.
+Every rank has a core of its own and one thread; programs with more ranks than cores are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from entrain_bench.base.errors import require
 from entrain_bench.lab.fidelity import figure
 from entrain_bench.lab.fidelity.comparison import pair_rows, rank_correlations, summary
 from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP, all_rows, predict_group
-from entrain_bench.lab.fidelity.programs import HALVES, FidelityProgram, all_programs
+from entrain_bench.lab.fidelity.programs import HALVES, NUM_RANKS, FidelityProgram, all_programs
 from entrain_bench.lab.fidelity.ranks import train_programs
 from entrain_bench.lab.measuring import allowed_cores, read_json, write_json, write_outputs
 from entrain_bench.train.launching.launch import on_ranks
@@ -55,8 +55,9 @@ def run(options: Namespace) -> int:
     os.environ |= KEPT_HEAP
     if load > 0.5:
         print(f"load average {load:.1f}: other work on this machine disturbs the measurement", file=sys.stderr)
+    require(len(cores) >= min(NUM_RANKS), "cores", len(cores), f"at least {min(NUM_RANKS)}")
     print("making the programs", flush=True)
-    programs = [*all_programs()]
+    programs = [*all_programs(len(cores))]
     measure(programs, options.repeats, folder, cores)
     return report(all_rows(programs, folder), options.results_dir, load)
 

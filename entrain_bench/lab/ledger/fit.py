@@ -42,26 +42,41 @@ OF_SOURCE = 0.5
 # A median distance times this is a normal's standard deviation.
 NORMAL = 1.4826
 
+# No efficiency or share exceeds it.
+MOST = 1.0
+
 type Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Knob:
-    """A constant that is fitted, as a factor on its configured value.
+class Constant:
+    """A constant that is fitted, as a factor on its usual value.
 
     Attributes:
-        name: what is printed and written.
+        place: ``device``, or all tiers inside (``node``) or between nodes (``network``).
+        field: of ``DeviceSpec`` or ``LinkTier``.
+        usual: median of what is expected before anything is fitted, in the field's unit.
         spread: standard deviation of the log of the factor before anything is fitted.
         shared: correlation of these logs between devices, in [0, 1): 0 for a property of a chip.
+        why: what the expectation rests on.
     """
 
-    name: str
+    place: str
+    field: str
+    usual: float
     spread: float
-    shared: float = 0.0
+    shared: float
+    why: str
 
-    def __post_init__(self) -> None:
-        require(self.spread > 0, f"{self.name}: spread", self.spread, "positive")
-        require(0 <= self.shared < 1, f"{self.name}: shared", self.shared, "in [0, 1)")
+    @property
+    def name(self) -> str:
+        """Its name in tables."""
+        return f"{self.place}.{self.field}"
+
+    def value(self, factor: float) -> float:
+        """The constant at a factor on what is usual; a fraction of something is at most 1."""
+        value = self.usual * factor
+        return min(value, MOST) if self.field.endswith(("efficiency", "fraction", "cost")) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +85,7 @@ class Point:
 
     Attributes:
         published_s: least and greatest measured seconds; one number twice, or 0 or infinity for an open end.
-        predict: least and greatest predicted seconds under factors ``[knobs]``.
+        predict: least and greatest predicted seconds under factors ``[constants]``.
         error: standard deviation of the log, of all points of the source, which have no offset then; None: that of
             sources left out.
     """
@@ -81,24 +96,20 @@ class Point:
     predict: Callable[[FloatArray], Interval]
     error: float | None = None
 
-    def residual(self, factors: FloatArray) -> float:
-        """Log of predicted over published, from the nearest ends; 0 where the intervals meet."""
-        return log_ratio(self.predict(factors), self.published_s)
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Points, knobs, and the prior of all unknowns.
+    """Points, constants, and the prior of all unknowns.
 
     Attributes:
         errors: known standard deviations of sources; NaN for those of sources left out ``[sources]``.
-        at: logs of factors around which ``slopes`` hold ``[devices, knobs]``.
+        at: logs of factors around which ``slopes`` hold ``[devices, constants]``.
         distances: there, log of the least predicted over the greatest published seconds and of the greatest predicted
             over the least published ``[points, 2]``; the first is positive or the second negative outside.
-        slopes: derivatives of the distances by the logs of the point's device ``[points, 2, knobs]``.
+        slopes: derivatives of the distances by the logs of the point's device ``[points, 2, constants]``.
     """
 
-    knobs: tuple[Knob, ...]
+    constants: tuple[Constant, ...]
     devices: tuple[str, ...]
     sources: tuple[str, ...]
     source_of: IntArray
@@ -114,21 +125,21 @@ class Problem:
         return _outside(self.distances)
 
     def design(self, at: FloatArray) -> FloatArray:
-        """Derivatives of the residuals elsewhere, by all unknowns ``[points, devices x knobs]``."""
+        """Derivatives of the residuals elsewhere, by all unknowns ``[points, devices x constants]``."""
         distances = self._distances(at)
-        rows, _, knobs = self.slopes.shape
+        rows, _, count = self.slopes.shape
         above = distances[:, 0] > 0
         outside = (distances[:, 0] > 0) | (distances[:, 1] <= 0)
-        full = np.zeros((rows, len(self.devices), knobs))
+        full = np.zeros((rows, len(self.devices), count))
         nearest = np.where(above[:, None], self.slopes[:, 0], self.slopes[:, 1])
         full[np.arange(rows), self.device_of] = np.where(outside[:, None], nearest, 0.0)
         return full.reshape(rows, -1)
 
     @property
     def prior(self) -> FloatArray:
-        """Covariance of all unknowns before a fit ``[devices x knobs] * 2``."""
-        spread = np.array([knob.spread for knob in self.knobs])
-        shared = np.array([knob.shared for knob in self.knobs])
+        """Covariance of all unknowns before a fit ``[devices x constants] * 2``."""
+        spread = np.array([one.spread for one in self.constants])
+        shared = np.array([one.shared for one in self.constants])
         count = len(self.devices)
         between = shared * np.ones((count, count, 1)) + (1.0 - shared) * np.eye(count)[:, :, None]
         blocks = between[:, :, :, None] * np.diag(spread**2)
@@ -149,8 +160,8 @@ class Fit:
     """The result of a fit: constants and their uncertainty.
 
     Attributes:
-        at: logs of factors ``[devices, knobs]``.
-        covariance: of ``at``, flattened (Laplace's approximation) ``[devices x knobs] * 2``.
+        at: logs of factors ``[devices, constants]``.
+        covariance: of ``at``, flattened (Laplace's approximation) ``[devices x constants] * 2``.
         error: standard deviation of the log of a prediction for a source that was not fitted to.
     """
 
@@ -160,13 +171,8 @@ class Fit:
     error: float
 
     def factors(self, device: str) -> FloatArray:
-        """Factors of a device ``[knobs]``."""
+        """Factors of a device ``[constants]``."""
         return np.asarray(np.exp(self.at[self.problem.devices.index(device)]))
-
-
-def log_ratio(predicted: Interval, published: Interval) -> float:
-    """Log of predicted over published from the ends that are nearest; 0 where the intervals meet."""
-    return float(_outside(np.array([_ends(predicted, published)]))[0])
 
 
 def _ends(predicted: Interval, published: Interval) -> Interval:
@@ -181,33 +187,33 @@ def _outside(distances: FloatArray) -> FloatArray:
     return np.asarray(np.where(distances[:, 0] > 0, distances[:, 0], np.minimum(distances[:, 1], 0.0)))
 
 
-def linearize(points: Sequence[Point], knobs: Sequence[Knob], at: FloatArray | None = None) -> Problem:
-    """Predict every point at ``at`` (default: the configured constants) and once more for every knob.
+def linearize(points: Sequence[Point], constants: Sequence[Constant], at: FloatArray | None = None) -> Problem:
+    """Predict every point at ``at`` (default: the configured constants) and once more for every constant.
 
     Raises:
-        UserError: no points or no knobs.
+        UserError: no points or no constants.
     """
     require(len(points) > 0, "ledger", 0, "at least one row with a time that can be predicted")
-    require(len(knobs) > 0, "knobs", 0, "at least one")
+    require(len(constants) > 0, "constants", 0, "at least one")
     devices = tuple(dict.fromkeys(point.device for point in points))
     sources = tuple(dict.fromkeys(point.source for point in points))
-    where = np.zeros((len(devices), len(knobs))) if at is None else at
+    where = np.zeros((len(devices), len(constants))) if at is None else at
     device_of = np.array([devices.index(point.device) for point in points])
     distances = np.zeros((len(points), 2))
-    slopes = np.zeros((len(points), 2, len(knobs)))
+    slopes = np.zeros((len(points), 2, len(constants)))
     for row, (point, device) in enumerate(zip(points, device_of.tolist(), strict=True)):
         middle = point.predict(np.exp(where[device]))
         distances[row] = _ends(middle, point.published_s)
         if distances[row, 0] < -FAR_INSIDE and distances[row, 1] > FAR_INSIDE:
             continue
-        for index in range(len(knobs)):
+        for index in range(len(constants)):
             moved = where[device].copy()
             moved[index] += DIFFERENCE
             slopes[row, :, index] = np.log(np.divide(point.predict(np.exp(moved)), middle)) / DIFFERENCE
     source_of = np.array([sources.index(point.source) for point in points])
     known = {point.source: np.nan if point.error is None else point.error for point in points}
     errors = np.array([known[source] for source in sources])
-    return Problem(tuple(knobs), devices, sources, source_of, device_of, errors, where, distances, slopes)
+    return Problem(tuple(constants), devices, sources, source_of, device_of, errors, where, distances, slopes)
 
 
 def solve(problem: Problem, error: float | None = None, left_out: str | None = None) -> Fit:
@@ -233,15 +239,15 @@ def left_out_fits(problem: Problem, error: float) -> dict[str, Fit]:
 
 
 def fit_points(
-    points: Sequence[Point], knobs: Sequence[Knob], error: float | None = None, iterations: int = ITERATIONS
+    points: Sequence[Point], constants: Sequence[Constant], error: float | None = None, iterations: int = ITERATIONS
 ) -> Fit:
-    """Fit by Gauss and Newton: predict all points ``1 + knobs`` times in each of the iterations.
+    """Fit by Gauss and Newton: predict all points ``1 + constants`` times in each of the iterations.
 
     ``error`` as of ``solve``; one source alone does not tell it.
     """
-    fit = solve(linearize(points, knobs), error)
+    fit = solve(linearize(points, constants), error)
     for _ in range(iterations - 1):
-        fit = solve(linearize(points, knobs, fit.at), error)
+        fit = solve(linearize(points, constants, fit.at), error)
     return fit
 
 

@@ -23,8 +23,7 @@ from entrain_bench.costs.roofline import Roofline
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.lab.fidelity.programs import first_program
 from entrain_bench.lab.ledger.fit import Interval, Point
-from entrain_bench.lab.ledger.predict import Change
-from entrain_bench.lab.ledger.tables import Table
+from entrain_bench.lab.ledger.predict import Change, Table
 from entrain_bench.program import Program
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.layer import Attention, Gemm
@@ -149,22 +148,13 @@ class Forward:
     truth: CostTruth
     program: Program
 
-    def predicted_ms(self, change: Change | None = None) -> float:
-        """Mean over the microbatches, on the cluster or on a changed one."""
-        truth = replace(self.truth, cluster=change(self.truth.cluster)) if change else self.truth
+    def predicted_ms(self) -> float:
+        """Mean over the microbatches."""
+        truth = self.truth
         index = [module.name for module in truth.model.modules].index(self.module)
         placed = self.program.layout.modules[index]
         times = truth.chunk_times(truth.model.modules[index], placed, self.program.shapes, self.program.chunks[index])
         return 1e3 * float((times.forward_s + times.forward_comm_s).sum(axis=1).mean())
-
-    def point(self, changes: Callable[[FloatArray], Change]) -> Point:
-        """Itself as a point of a fit: any time in the range is as good."""
-
-        def predict(factors: FloatArray) -> Interval:
-            seconds = self.predicted_ms(changes(factors)) / 1e3
-            return seconds, seconds
-
-        return Point(self.where, self.truth.cluster.device.name, (self.least_ms / 1e3, self.most_ms / 1e3), predict)
 
 
 def plan_forwards(composer: Composer) -> Iterable[Forward]:

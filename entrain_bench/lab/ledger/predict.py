@@ -6,7 +6,7 @@ that what each further round of a pipeline takes follows from the difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 
@@ -18,8 +18,7 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.base.remembered import remembered
 from entrain_bench.config.compose import Composer
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.lab.ledger.jobs import EAGER, Book, LedgerJob, Machine, Unusable, jobs_for
-from entrain_bench.lab.ledger.rows import OK, OOM, LedgerRow
+from entrain_bench.lab.ledger.jobs import EAGER, OK, OOM, Book, LedgerJob, LedgerRow, Machine, jobs_for
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -51,6 +50,8 @@ TEXT = TokenRules(1, 1, 1, 1, 1.0, 1.0, 1, 1.0, 1.0)
 OPEN = "open"
 
 type Change = Callable[[ClusterSpec], ClusterSpec]
+# Title, headings and rows.
+type Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,12 +284,8 @@ class Entry:
 def make_entries(rows: Iterable[LedgerRow], book: Book, cases: Cases) -> Iterator[Entry]:
     """Every row with its cases."""
     for row in rows:
-        jobs = jobs_for(row, book)
-        if isinstance(jobs, Unusable):
-            yield Entry(row, reason=jobs.reason)
-            continue
         try:
-            yield Entry(row, tuple(cases.case(job) for job in jobs))
+            yield Entry(row, tuple(cases.case(job) for job in jobs_for(row, book)))
         except UserError as error:
             yield Entry(row, reason=str(error))
 

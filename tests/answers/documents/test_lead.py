@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from entrain_bench.answers.documents.tables import Lead, lead_markdown, load_tables, parse_lead, write_tables
+from entrain_bench.answers.documents.tables import Lead, lead_markdown, load_tables, parse_table, write_tables
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.records.records import Results, new_record
@@ -28,7 +28,9 @@ VALUES: dict[str, Any] = {
 
 
 def lead_with(**changes: Any) -> Lead:
-    return replace(parse_lead("some", VALUES | changes, FAMILIES), file="mine")
+    lead = parse_table("some", VALUES | changes, FAMILIES)
+    assert isinstance(lead, Lead)
+    return replace(lead, file="mine")
 
 
 def write_runs(study: Study, sweep: SweepOverrides, times: Mapping[str, list[float | None]]) -> None:

@@ -47,7 +47,9 @@ VALUES: dict[str, Any] = {
 
 
 def table_with(**changes: Any) -> Table:
-    return replace(parse_table("some", VALUES | changes), file="mine")
+    table = parse_table("some", VALUES | changes, {})
+    assert isinstance(table, Table)
+    return replace(table, file="mine")
 
 
 def write_runs(study: Study, sweep: tuple[str, ...], *runs: dict[str, Any]) -> None:
@@ -91,7 +93,7 @@ def test_a_cell_has_the_overrides_of_all_its_row_and_its_column() -> None:
     assert table.title == "Seconds and more"
     assert table.sweep("other", "first") == (*VALUES["common"], "workload=coco", "strategy=megatron")
     assert len(table.sweeps) == 4
-    single = parse_table("some", {key: value for key, value in VALUES.items() if key != "columns"})
+    single = parse_table("some", {key: value for key, value in VALUES.items() if key != "columns"}, {})
     # Of several mappings of rows every combination is a row.
     crossed = table_with(rows=[{1: ["a=1"], 2: ["a=2"]}, {"x": ["b=x", "c=0"]}])
     assert crossed.rows == {"1 x": ("a=1", "b=x", "c=0"), "2 x": ("a=2", "b=x", "c=0")}

@@ -57,14 +57,14 @@ def test_a_program_is_named_by_what_it_runs() -> None:
 @pytest.mark.slow
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     programs = [small_program("megatron"), small_program("dip")]
-    measure(programs, 2, tmp_path, [0])
+    measure(programs, 2, tmp_path, [0, 0])
     files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert len(files) == 1 + 3 * len(programs)
     measured = json.loads((tmp_path / f"{programs[0].key}.after.json").read_text())
     columns = [np.array(measured[name]) for name in ("start_s", "end_s", "cpu_s")]
     assert all(column.shape == (2, programs[0].program.num_actions) for column in columns)
     assert np.all(columns[1] >= columns[0])
-    measure(programs, 2, tmp_path, [0])
+    measure(programs, 2, tmp_path, [0, 0])
     assert files == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     rows = all_rows(programs, tmp_path)
     # Two ranks on one core: wall time says little on a machine in use, the processor's seconds do.

@@ -16,17 +16,19 @@ from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import choices
 from entrain_bench.lab.__main__ import main
 from entrain_bench.lab.gpu_check import command
-from entrain_bench.lab.gpu_check.command import chosen_sections, claim, origin_of, run_sections
-from entrain_bench.lab.gpu_check.report import FAILED, PASSED, SKIPPED, Finding, Section, SectionResult, read_result
-from entrain_bench.lab.gpu_check.sections import SECTIONS, Check
-from entrain_bench.lab.gpu_check.settings import CORRECTNESS, Setup, make_setup
+from entrain_bench.lab.gpu_check.command import (
+    SectionResult,
+    chosen_sections,
+    claim,
+    origin_of,
+    read_result,
+    run_sections,
+)
+from entrain_bench.lab.gpu_check.runs import CORRECTNESS, FAILED, PASSED, SKIPPED, Check, Finding, make_check
+from entrain_bench.lab.gpu_check.sections import SECTIONS, Section
 from entrain_bench.lab.measuring import write_json
 from support.cli import asked
-from support.gpu_check import machine
-
-
-def check_in(folder: Path) -> Check:
-    return Check(machine(), Setup("cpu", 2, False, folder, "here"), folder, lambda _: None)
+from support.gpu_check import check_in, machine
 
 
 class Counted:
@@ -71,7 +73,7 @@ def test_a_step_that_fails_stops_no_other_and_can_be_repeated(tmp_path: Path) ->
 @pytest.mark.parametrize("change", [{"num_devices": 4}, {"everything": True}, {"kind": "cuda"}, {"origin": "there"}])
 def test_steps_of_other_devices_or_options_are_not_reported(tmp_path: Path, change: dict[str, Any]) -> None:
     check = check_in(tmp_path)
-    other = replace(check, setup=replace(check.setup, **change), machine=replace(machine(), gpus=[{"name": "A GPU"}]))
+    other = replace(check, **change, machine=replace(machine(), gpus=[{"name": "A GPU"}]))
     sections = dict.fromkeys(("environment", "tests"), Section("?", Counted(Finding(PASSED, "fine"))))
     run_sections(check, [*sections], sections=sections)
     run_sections(other, ["environment"], sections=sections)
@@ -101,17 +103,19 @@ def test_steps_run_in_their_order() -> None:
         chosen_sections("profil")
 
 
-@pytest.mark.parametrize(
-    ("kind", "present", "wanted", "used"), [("cuda", 3, None, 2), ("cuda", 16, 4, 4), ("cpu", 0, None, 2)]
-)
-def test_as_many_devices_as_layouts_are_made_for(kind: str, present: int, wanted: int | None, used: int) -> None:
-    assert make_setup(kind, present, wanted, False, Path(), "here").num_devices == used
+def made(present: int, wanted: int | None) -> Check:
+    return make_check(replace(machine(), gpus=[{"name": "A GPU"}] * present), wanted, False, Path(), "here")
+
+
+@pytest.mark.parametrize(("present", "wanted", "used"), [(3, None, 2), (16, 4, 4), (0, None, 2)])
+def test_as_many_devices_as_layouts_are_made_for(present: int, wanted: int | None, used: int) -> None:
+    assert made(present, wanted).num_devices == used
 
 
 @pytest.mark.parametrize(("present", "wanted"), [(2, 4), (8, 3)])
 def test_other_numbers_of_devices_are_refused(present: int, wanted: int) -> None:
     with pytest.raises(UserError, match=rf"--devices={wanted}: must be "):
-        make_setup("cuda", present, wanted, False, Path(), "here")
+        made(present, wanted)
 
 
 @pytest.mark.wide
@@ -119,15 +123,16 @@ def test_other_numbers_of_devices_are_refused(present: int, wanted: int) -> None
     ("kind", "num_devices", "everything"), [("cpu", 2, False), ("cpu", 8, True), ("cuda", 1, False), ("cuda", 8, True)]
 )
 def test_jobs_are_ones_that_there_are(kind: str, num_devices: int, everything: bool) -> None:
-    setup = Setup(kind, num_devices, everything, Path("folder"), "here")
+    check = check_in(Path("folder"), kind, num_devices, everything)
     jobs = [[*CORRECTNESS, f"cluster.gpus_per_node={num_devices}"]]
-    for plan in (setup.fidelity(), setup.throughput()):
-        jobs += [[*plan.job, *overrides, *setup.profiled()] for overrides in plan.workloads.values()]
+    for plan in (check.fidelity(), check.throughput()):
+        jobs += [[*plan.job, *overrides, *check.profiled()] for overrides in plan.workloads.values()]
         assert {*plan.strategies} <= {*choices("strategy")}
     for job in jobs:
-        given = [*job, *setup.training(num_devices), f"harness.dtype={setup.dtype}"]
+        harness = ["harness=train", f"harness.device={kind}", f"harness.num_ranks={num_devices}"]
+        given = [*job, *harness, f"harness.dtype={check.dtype}"]
         assert Composer(None).run(given).global_batch % num_devices == 0
-    name, request = asked(shlex.join(["profile", *setup.profiling()]))
+    name, request = asked(shlex.join(["profile", *check.profiling()]))
     assert name == "profile"
     assert "model" in {text.partition("=")[0] for text in request.overrides}
 
@@ -172,14 +177,14 @@ def test_bad_options_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_measurements_are_of_a_machine_and_the_code_that_measures(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = Setup("cuda", 2, False, Path("here"), "origin")
+    check = check_in(Path("here"), "cuda")
     here = origin_of(machine())
     assert origin_of(machine()) == here
     assert origin_of(machine(variables={"NCCL_P2P_DISABLE": "1"})) != here
     busy = machine()
     assert origin_of(replace(busy, host=busy.host | {"load average": "9.0"})) == here
     assert origin_of(replace(busy, host=busy.host | {"torch": "3"})) != here
-    assert replace(setup, origin="there").profile != setup.profile == setup.runs / "profile.json"
+    assert replace(check, origin="there").profile != check.profile == check.runs / "profile.json"
     monkeypatch.setattr(command, "hash_of", lambda _: "other code")
     assert origin_of(machine()) != here
 

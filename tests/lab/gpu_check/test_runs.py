@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from entrain_bench.lab.gpu_check import settings
-from entrain_bench.lab.gpu_check.settings import CORRECTNESS, Runs, Setup
+from entrain_bench.lab.gpu_check import runs
+from entrain_bench.lab.gpu_check.runs import CORRECTNESS
 from entrain_bench.records import keys
 from entrain_bench.records.records import Record, Results
 from entrain_bench.run.cells import compose_cells
+from support.gpu_check import check_in
 from support.made_up import finished
 
 HANGS = "took longer than 9 s"
@@ -47,14 +48,13 @@ class Played:
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     processes = Played()
-    monkeypatch.setattr(settings, "run_python", processes)
+    monkeypatch.setattr(runs, "run_python", processes)
     return processes
 
 
 def train(folder: Path, num_devices: int) -> Record:
-    setup = Setup("cpu", num_devices, False, folder, "here")
     job = [*CORRECTNESS, f"cluster.gpus_per_node={num_devices}"]
-    return Runs(folder / "runs", setup).train("megatron", "megatron", job, num_devices, 9.0)
+    return check_in(folder, "cpu", num_devices).train("all", "megatron", "megatron", job, num_devices, 9.0)
 
 
 def ranks(run: Record) -> int:
@@ -90,22 +90,20 @@ def test_a_failure_before_is_not_why_a_run_has_failed_now(tmp_path: Path, played
 @pytest.mark.usefixtures("played")
 def test_a_damaged_record_is_run_again(tmp_path: Path) -> None:
     run = train(tmp_path, 2)
-    Results(tmp_path / "runs" / "megatron").record_path(run.key).write_text("{")
+    Results(tmp_path / "runs" / "here" / "all" / "megatron").record_path(run.key).write_text("{")
     assert ranks(train(tmp_path, 2)) == 2
 
 
 def test_predictions_are_known_by_their_strategies(tmp_path: Path, played: Played) -> None:
     played.lost = {"fsdp"}
-    setup = Setup("cpu", 2, False, tmp_path, "here")
     job = [*CORRECTNESS, "cluster.gpus_per_node=2"]
-    found = Runs(tmp_path, setup).predict(job, ["megatron", "fsdp", "entrain"], 9.0)
+    found = check_in(tmp_path).predict("all", job, ["megatron", "fsdp", "entrain"])
     assert found["fsdp"].reason == "exit code 1 (its last line)"
     own = {name: run.labels["strategy"] for name, run in found.items() if run.status == "ok"}
     assert own == {"megatron": "megatron", "entrain": "entrain"}
 
 
 def test_what_cannot_be_composed_is_said_and_not_run(tmp_path: Path, played: Played) -> None:
-    setup = Setup("cpu", 2, False, tmp_path, "here")
-    found = Runs(tmp_path, setup).train("megatron", "megatron", ["global_batchh=1"], 2, 9.0)
+    found = check_in(tmp_path).train("all", "megatron", "megatron", ["global_batchh=1"], 2, 9.0)
     assert "global_batchh" in found.reason
     assert played.started == 0

@@ -10,9 +10,8 @@ from entrain_bench.config.compose import Composer
 from entrain_bench.figures._style import MODEL_ERROR
 from entrain_bench.lab.ledger import page as pages
 from entrain_bench.lab.ledger.jobs import load_book
-from entrain_bench.lab.ledger.page import ERROR, make_page, write_calibration
+from entrain_bench.lab.ledger.page import ERROR, make_frame, make_page, model_error, write_calibration
 from entrain_bench.lab.ledger.study import Ledger, fit_ledger
-from entrain_bench.lab.ledger.tables import make_frame, model_error
 from entrain_bench.records.records import Results
 from entrain_bench.run.study import Study
 from support.ledger import CONSTANTS, made_up_ledger

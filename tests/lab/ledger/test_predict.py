@@ -12,7 +12,7 @@ from entrain_bench.balancing.interleaved import interleaved_program
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.config.compose import Composer
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.lab.ledger.jobs import LedgerJob, Machine, Unusable, jobs_for, load_book
+from entrain_bench.lab.ledger.jobs import LedgerJob, Machine, jobs_for, load_book, parse_row
 from entrain_bench.lab.ledger.predict import (
     Case,
     Cases,
@@ -26,7 +26,6 @@ from entrain_bench.lab.ledger.predict import (
     make_layout,
     predict_entries,
 )
-from entrain_bench.lab.ledger.rows import parse_row
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.cluster import ClusterSpec
@@ -44,9 +43,7 @@ def cases() -> Cases:
 
 
 def job_of(**changes: str) -> LedgerJob:
-    found = jobs_for(parse_row("internevo_a100", 2, {**STATED, **SMALL, **changes}), BOOK)
-    assert not isinstance(found, Unusable), found
-    return found[0]
+    return jobs_for(parse_row("internevo_a100", 2, {**STATED, **SMALL, **changes}), BOOK)[0]
 
 
 def whole(job: LedgerJob, cases: Cases) -> tuple[float, float]:

@@ -6,10 +6,9 @@ import pandas as pd
 import pytest
 
 from entrain_bench.figures._style import styled
-from entrain_bench.lab.ledger.figure import draw
+from entrain_bench.lab.ledger.jobs import parse_row
+from entrain_bench.lab.ledger.page import draw, errors_from_ends, make_frame, make_tables, model_error
 from entrain_bench.lab.ledger.predict import Outcome, Range
-from entrain_bench.lab.ledger.rows import parse_row
-from entrain_bench.lab.ledger.tables import errors_from_ends, make_frame, make_tables, model_error
 from support.ledger import STATED
 
 
