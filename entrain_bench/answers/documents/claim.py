@@ -232,7 +232,7 @@ def parse_claim(name: str, values: Mapping[str, Any], config_dir: str | None = N
     else:
         value = tuple(float(number) for number in flat(values["value"]) if number is not None)
         unit = values.get("unit", "x")
-    texts = {key: words(values.get(key, "")) for key in TEXTS}
+    texts: dict[str, Any] = {key: words(values.get(key, "")) for key in TEXTS}
     texts["where"] = texts["where"] or "; ".join(dict.fromkeys(cell.place for cell in (*cells, *per)))
     shown = "; ".join(cell.words for cell in (*cells, *per)[:SHOWN_CELLS])
     texts["paper_setting"] = f"{shown}. {texts['paper_setting']}".strip() if shown else texts["paper_setting"]
@@ -256,7 +256,9 @@ def parse_claim(name: str, values: Mapping[str, Any], config_dir: str | None = N
         return claim
     decides = {**values["assumption"]}
     check_keys(decides, ("text", "otherwise", *SIDES), ("text", "otherwise"), "assumption: ")
-    said = {key: words(decides.pop(text)) for key, text in (("assumption", "text"), ("opposite", "otherwise"))}
+    said: dict[str, Any] = {
+        key: words(decides.pop(text)) for key, text in (("assumption", "text"), ("opposite", "otherwise"))
+    }
     return replace(claim, **said, otherwise=_changed(published, "assumption", decides))
 
 
@@ -297,7 +299,7 @@ def _published(values: Mapping[str, Any]) -> ClaimSetting:
     require(bool(against) or not at, "against", against, "given with at")
     if against:
         check_keys(against, ("at", "of", "to"), where="against: ")
-        other = {"at": {}} | {key: overrides(texts) for key, texts in against.items()}
+        other: dict[str, Any] = {"at": {}} | {key: overrides(texts) for key, texts in against.items()}
         situations.append(replace(situations[0], **other))
     common = overrides("tuning=own") | common
     return ClaimSetting(words(values["setting"]), _measure(values["measure"]), common, tuple(situations))

@@ -80,7 +80,8 @@ def read_claims(claims: Sequence[Claim], path: Path) -> list[JudgedClaim]:
     for claim in claims:
         entry = known.get((claim.name, claim.hash_of_runs))
         if entry is None:
-            judged.append(JudgedClaim(claim, **{name: unknown for name in JUDGED if getattr(claim, name)}))
+            findings: dict[str, Any] = {name: unknown for name in JUDGED if getattr(claim, name)}
+            judged.append(JudgedClaim(claim, **findings))
         else:
             judged.append(JudgedClaim.from_dict(claim, entry))
     return judged

@@ -71,7 +71,6 @@ class Finding:
     """Result of the runs of one setting for a claim; numbers are in the claim's unit.
 
     Attributes:
-        verdict: the verdict.
         number: the mean over cases and seeds; None without a result.
         low, high: ends of its 95% interval, or of the cases' numbers if an order has several cases; None for one seed.
         num_cases, num_held, num_unclear: for an order with several cases, their number, and in how many it holds or
@@ -207,10 +206,9 @@ def measured(claim: Claim, measure: Measure, pairs: Sequence[Sequence[pd.DataFra
     """The claim's numbers from the runs of one setting: ratios of what is compared, or the metric itself.
 
     Args:
-        claim: the claim.
+        claim: whose numbers these are.
         measure: of the setting.
-        pairs: for every situation the run tables of its sides (``workload``, ``model``, ``configuration``, ``seed``,
-            the metric), numerator first.
+        pairs: for every situation the run tables of its sides, numerator first.
 
     Returns:
         A row for every workload and model, a single one where two situations are compared; a column for every seed.

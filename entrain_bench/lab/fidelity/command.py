@@ -18,9 +18,16 @@ import pandas as pd
 
 from entrain_bench.answers.console_table import make_console
 from entrain_bench.base.errors import require
-from entrain_bench.lab.fidelity import figure
-from entrain_bench.lab.fidelity.comparison import pair_rows, rank_correlations, summary
-from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP, all_rows, predict_group
+from entrain_bench.lab.fidelity.comparison import (
+    TARGET_ITERATION,
+    TARGET_SPEEDUP,
+    TITLE,
+    draw,
+    pair_rows,
+    rank_correlations,
+    summary,
+)
+from entrain_bench.lab.fidelity.predict import all_rows, predict_group
 from entrain_bench.lab.fidelity.programs import HALVES, NUM_RANKS, FidelityProgram, all_programs
 from entrain_bench.lab.fidelity.ranks import train_programs
 from entrain_bench.lab.measuring import allowed_cores, read_json, write_json, write_outputs
@@ -87,9 +94,9 @@ def report(rows: pd.DataFrame, results: Path, load: float) -> int:
     pairs = pair_rows(rows)
     setting = {name: rows[name].unique().tolist() for name in ("num_ranks", "workload", "strategy")}
     seeds = sorted(rows["seed"].unique().tolist())
-    draw = partial(figure.draw, rows, pairs)
+    drawn = partial(draw, rows, pairs)
     table = rows.assign(load_average=load)
-    write_outputs(results, table, "fidelity", figure.TITLE, draw, COMMAND, setting, seeds, "measured")
+    write_outputs(results, table, "fidelity", TITLE, drawn, COMMAND, setting, seeds, "measured")
     values = summary(rows, pairs)
     for name, value in values.items():
         target = f"  (target: at most {TARGETS[name]:g})" if name in TARGETS else ""

@@ -32,9 +32,6 @@ from entrain_bench.train.emulate.emulator import Measured
 from entrain_bench.train.emulate.work import LaneOrder, PassSeconds, StageShape, StageWork, lane_orders
 from entrain_bench.train.launching.launch import pin
 
-# Targets of median errors.
-TARGET_ITERATION = 0.10
-TARGET_SPEEDUP = 0.05
 # Turns of the programs of a group, and repetitions in each.
 TURNS = 4
 REPETITIONS = 2

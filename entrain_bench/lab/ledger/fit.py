@@ -81,10 +81,9 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A measured time, or an interval that holds it, and its prediction.
+    """A measured time and its prediction.
 
     Attributes:
-        published_s: least and greatest measured seconds; one number twice, or 0 or infinity for an open end.
         predict: least and greatest predicted seconds under factors ``[constants]``.
         error: standard deviation of the log, of all points of the source, which have no offset then; None: that of
             sources left out.
@@ -92,7 +91,7 @@ class Point:
 
     source: str
     device: str
-    published_s: Interval
+    published_s: float
     predict: Callable[[FloatArray], Interval]
     error: float | None = None
 
@@ -104,8 +103,8 @@ class Problem:
     Attributes:
         errors: known standard deviations of sources; NaN for those of sources left out ``[sources]``.
         at: logs of factors around which ``slopes`` hold ``[devices, constants]``.
-        distances: there, log of the least predicted over the greatest published seconds and of the greatest predicted
-            over the least published ``[points, 2]``; the first is positive or the second negative outside.
+        distances: there, logs of the least and the greatest predicted over the published seconds ``[points, 2]``; the
+            first is positive or the second negative outside.
         slopes: derivatives of the distances by the logs of the point's device ``[points, 2, constants]``.
     """
 
@@ -175,13 +174,6 @@ class Fit:
         return np.asarray(np.exp(self.at[self.problem.devices.index(device)]))
 
 
-def _ends(predicted: Interval, published: Interval) -> Interval:
-    """Logs of least predicted over greatest published, and of greatest predicted over least published."""
-    low, high = (np.log(predicted[end]) for end in (0, 1))
-    above = low - np.log(published[1]) if published[1] < np.inf else -np.inf
-    return float(above), float(high - np.log(published[0]) if published[0] > 0 else np.inf)
-
-
 def _outside(distances: FloatArray) -> FloatArray:
     """How far rows are outside their intervals ``[points]``, from both ends ``[points, 2]``."""
     return np.asarray(np.where(distances[:, 0] > 0, distances[:, 0], np.minimum(distances[:, 1], 0.0)))
@@ -203,7 +195,7 @@ def linearize(points: Sequence[Point], constants: Sequence[Constant], at: FloatA
     slopes = np.zeros((len(points), 2, len(constants)))
     for row, (point, device) in enumerate(zip(points, device_of.tolist(), strict=True)):
         middle = point.predict(np.exp(where[device]))
-        distances[row] = _ends(middle, point.published_s)
+        distances[row] = [np.log(end) - np.log(point.published_s) for end in middle]
         if distances[row, 0] < -FAR_INSIDE and distances[row, 1] > FAR_INSIDE:
             continue
         for index in range(len(constants)):

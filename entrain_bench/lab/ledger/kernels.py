@@ -85,7 +85,7 @@ class KernelRow:
             predicted_s = self.ratio(changes(factors)(cluster)) * seconds
             return predicted_s, predicted_s
 
-        return Point(self.where, cluster.device.name, (seconds, seconds), predict, ERROR)
+        return Point(self.where, cluster.device.name, seconds, predict, ERROR)
 
 
 def read_kernels() -> tuple[KernelRow, ...]:

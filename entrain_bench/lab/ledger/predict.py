@@ -56,13 +56,7 @@ type Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The cost model's prediction of a run.
-
-    Attributes:
-        seconds: of an iteration.
-        gib: highest memory of a GPU.
-        fits: whether that is within the budget.
-    """
+    """Seconds of an iteration, highest memory of a GPU in GiB, and whether that is within the budget."""
 
     seconds: float
     gib: float
@@ -73,13 +67,8 @@ class Prediction:
 class Case:
     """A job's programs and what they run on.
 
-    Attributes:
-        model: the model.
-        cluster: as its choice describes it.
-        job: the job.
-        programs: with the least microbatches that tell, and with one round more; one if there are no more.
-        rounds: that are left out of the first.
-        memory_fraction: share of a device's memory that a program may use.
+    The first program has the least microbatches that tell, the second one round more. ``rounds`` are left out of the
+    first. A program may use ``memory_fraction`` of a device's memory.
     """
 
     model: ModelSpec
@@ -238,14 +227,9 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The prediction of a row, or the reason why there is none.
+    """The prediction of a row, of an iteration and of a GPU's highest memory, or the reason why there is none.
 
-    Attributes:
-        row: the row.
-        reason: why nothing was predicted; empty if something was.
-        seconds: of an iteration, predicted; None without a prediction.
-        gib: highest memory of a GPU, predicted.
-        fits: ``ok``, ``oom``, or ``open`` if that depends on what the row leaves open; empty without a prediction.
+    ``fits`` is ``ok``, ``oom``, or ``open`` if that depends on what the row leaves open.
     """
 
     row: LedgerRow

@@ -90,7 +90,7 @@ def make_points(entries: Iterable[Entry], changes: Changes) -> list[Point]:
             assert seconds is not None
             return seconds.low, seconds.high
 
-        return Point(entry.row.source, entry.cases[0].cluster.device.name, (published_s, published_s), predict)
+        return Point(entry.row.source, entry.cases[0].cluster.device.name, published_s, predict)
 
     measured = ((entry, entry.row.published_s) for entry in entries)
     return [point(entry, value) for entry, value in measured if entry.cases and entry.row.outcome == OK and value]
@@ -107,12 +107,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A fit of whole runs by source.
-
-    Attributes:
-        fit: of all sources.
-        without: of all sources but one, by its name.
-    """
+    """A fit of whole runs: of all sources, and without each of them by its name."""
 
     constants: tuple[Constant, ...]
     fit: Fit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from entrain_bench.answers.documents.claim import load_claims
 from entrain_bench.answers.documents.claims import (
-    claim_commands,
     claim_row,
     claim_text,
     claims_pages,
@@ -21,7 +19,6 @@ from entrain_bench.answers.documents.claims import (
 )
 from entrain_bench.answers.documents.sides import ClaimSetting
 from entrain_bench.answers.documents.verdict import Finding, Verdict, judge_claim
-from entrain_bench.cli import run_command
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results, new_record
 from entrain_bench.run.study import Output, Study, bring_up_to_date
@@ -168,18 +165,6 @@ def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path) -> None:
     assert page.count("seed=0,1") == 4
     assert (tmp_path / "claims.csv").read_text().startswith("name,group,claim,paper")
     assert read_claims([claim], tmp_path / "claims.json") == [judged]
-
-
-@pytest.mark.wide
-def test_a_pasted_command_runs_the_cells_of_its_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    short = "workload.text={kind: lognormal, median: 20, sigma: 0.25, min: 1, max: 40}"
-    claim = claim_with(common=[*TINY, "workload=synthetic", short, "seed=0,1"])
-    command, label = next(iter(claim_commands(claim).items()))
-    assert label == "as published"
-    assert run_command([*shlex.split(command)[1:], "mlflow=false"]) == 0
-    keys = {cell.key for cell in Study(Results(Path("results"))).cells(*claim.published.sweeps[0])}
-    assert {record.key for record in Results(Path("results")).records()} == keys
 
 
 def test_the_committed_pages_are_those_of_the_committed_findings() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from entrain_bench.answers.documents.tables import Lead, lead_markdown, load_tables, parse_table, write_tables
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.compose import Composer
 from entrain_bench.records.records import Results, new_record
 from entrain_bench.run.study import Study, SweepOverrides
 
@@ -103,16 +102,3 @@ def test_runs_without_result_are_counted_and_told(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         lead_with(**change)
-
-
-@pytest.mark.parametrize("lead", LEADS, ids=lambda each: each.name)
-def test_every_row_composes(lead: Lead) -> None:
-    composer = Composer()
-    for row in lead.rows:
-        composer.run([text for text in lead.of_leader(row) if not text.startswith("seed=")])
-    for label in lead.rivals:
-        (row, *_) = lead.rows
-        of_all = [text for text in lead.of_rival(row, label) if not text.startswith("seed=")]
-        for name in {text for text in of_all if text.startswith("strategy=")}:
-            composer.run([*(text for text in of_all if text != name), name.partition(",")[0]])
-    composer.save()

@@ -207,13 +207,10 @@ def test_every_table_is_on_exactly_one_page() -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(
-    "table", [each for each in load_tables() if isinstance(each, Table)], ids=lambda each: each.name
-)
-def test_every_row_and_every_column_composes(table: Table) -> None:
+@pytest.mark.parametrize("table", load_tables(), ids=lambda table: table.name)
+def test_every_table_composes(table: Table | Lead) -> None:
     composer = Composer()
-    swept = ("seed=", "planning_seed=", f"{table.over}=")
-    for index in range(max(len(table.rows), len(table.columns))):
-        row, column = ([*labels][index % len(labels)] for labels in (table.rows, table.columns))
-        composer.run([text for text in table.sweep(row, column) if not text.startswith(swept)])
+    for sweep in table.sweeps[:: 1 + len(table.sweeps) // 8]:
+        first, *_ = composer.sweep(sweep).cells
+        composer.run(first)
     composer.save()

@@ -11,9 +11,8 @@ import pytest
 
 from entrain_bench.figures._runner import render
 from entrain_bench.lab.__main__ import main
-from entrain_bench.lab.fidelity import figure
 from entrain_bench.lab.fidelity.command import report
-from entrain_bench.lab.fidelity.comparison import pair_rows, rank_correlations, summary
+from entrain_bench.lab.fidelity.comparison import draw, pair_rows, rank_correlations, summary
 from entrain_bench.lab.fidelity.predict import all_rows, program_row
 from entrain_bench.lab.fidelity.programs import FidelityProgram, first_program, overrides_of
 from entrain_bench.program import Pass
@@ -121,7 +120,7 @@ def test_the_same_rows_give_the_same_figure(tmp_path: Path) -> None:
     rows = all_rows([program_of("megatron", tmp_path, 2.0, 2.1), program_of("dip", tmp_path, 1.5, 1.6)], tmp_path)
     pairs = pair_rows(rows)
     assert summary(rows, pairs)["num_pairs"] == 1
-    once, again = (render(lambda: figure.draw(rows, pairs)) for _ in range(2))
+    once, again = (render(lambda: draw(rows, pairs)) for _ in range(2))
     assert once == again
 
 

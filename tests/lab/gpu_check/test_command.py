@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,12 @@ from entrain_bench.config.tree import choices
 from entrain_bench.lab.__main__ import main
 from entrain_bench.lab.gpu_check import command
 from entrain_bench.lab.gpu_check.command import (
-    SectionResult,
-    chosen_sections,
     claim,
     origin_of,
-    read_result,
     run_sections,
 )
 from entrain_bench.lab.gpu_check.runs import CORRECTNESS, FAILED, PASSED, SKIPPED, Check, Finding, make_check
 from entrain_bench.lab.gpu_check.sections import SECTIONS, Section
-from entrain_bench.lab.measuring import write_json
 from support.cli import asked
 from support.gpu_check import check_in, machine
 
@@ -94,13 +90,6 @@ def test_interrupted_steps_are_not_done(tmp_path: Path) -> None:
             sections={"environment": fine, "tests": Section("?", interrupt)},
         )
     assert [path.name for path in (tmp_path / "sections").iterdir()] == ["environment.json"]
-
-
-def test_steps_run_in_their_order() -> None:
-    assert chosen_sections(None) == [*SECTIONS]
-    assert chosen_sections("fidelity,profile") == ["profile", "fidelity"]
-    with pytest.raises(UserError, match=r"--sections=profil: unknown \(did you mean profile\?\)"):
-        chosen_sections("profil")
 
 
 def made(present: int, wanted: int | None) -> Check:
@@ -210,13 +199,3 @@ def test_new_and_empty_folders_belong_to_the_check_from_then_on(tmp_path: Path) 
         claim(folder)
     with pytest.raises(UserError):
         claim(tmp_path)
-
-
-def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
-    finding = Finding(PASSED, "fine", {"Tests": [{"test": "a", "seconds": 0.5}]}, {"t": "x"})
-    result = SectionResult("tests", "x", finding, 1.5)
-    write_json(tmp_path / "tests.json", asdict(result))
-    assert read_result(tmp_path / "tests.json") == result
-    (tmp_path / "half.json").write_text('{"name": "tests"')
-    (tmp_path / "other.json").write_text('{"name": "tests"}')
-    assert all(read_result(tmp_path / f"{name}.json") is None for name in ("half", "other", "none"))

@@ -87,13 +87,6 @@ def test_a_failure_before_is_not_why_a_run_has_failed_now(tmp_path: Path, played
     assert train(tmp_path, 2).reason == f"{HANGS} (its last line)"
 
 
-@pytest.mark.usefixtures("played")
-def test_a_damaged_record_is_run_again(tmp_path: Path) -> None:
-    run = train(tmp_path, 2)
-    Results(tmp_path / "runs" / "here" / "all" / "megatron").record_path(run.key).write_text("{")
-    assert ranks(train(tmp_path, 2)) == 2
-
-
 def test_predictions_are_known_by_their_strategies(tmp_path: Path, played: Played) -> None:
     played.lost = {"fsdp"}
     job = [*CORRECTNESS, "cluster.gpus_per_node=2"]

@@ -131,13 +131,6 @@ def test_a_cluster_is_resized_in_whole_nodes() -> None:
     assert (pair.num_ranks, pair.tiers[0].num_ranks) == (2, 2)
 
 
-def test_attention_that_keeps_scores_takes_longer_and_more_memory(cases: Cases) -> None:
-    kernels = ("FlashAttention 2", "fused softmax (Megatron kernel)")
-    flash, scores = (cases.case(job_of(attention_kernel=kernel)).predict() for kernel in kernels)
-    assert flash.seconds < scores.seconds
-    assert flash.gib < scores.gib
-
-
 def test_an_eager_block_moves_more_bytes_by_hand() -> None:
     llama = job_of()
     bert = replace(llama, module=(*llama.module, ("norm_bias", True)))
@@ -148,12 +141,6 @@ def test_an_eager_block_moves_more_bytes_by_hand() -> None:
     scores = 8 * 2048
     assert dropout.elementwise_bytes_per_token - block.elementwise_bytes_per_token == 42 * 1024 + 13 * scores
     assert [layer.attention and layer.attention.causal for layer in (block, norms, dropout)] == [True, True, False]
-
-
-def test_eager_kernels_take_longer_and_more_memory(cases: Cases) -> None:
-    fused, eager = (cases.case(job_of(rmsnorm_kernel=text, recompute="none")).predict() for text in ("", "unfused"))
-    assert fused.seconds < eager.seconds
-    assert fused.gib < eager.gib
 
 
 def test_some_blocks_are_recomputed_on_each_stage(cases: Cases) -> None:

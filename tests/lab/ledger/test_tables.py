@@ -40,13 +40,6 @@ def test_errors_are_medians_and_the_share_within_a_tenth() -> None:
     assert "median 10.0%, 50% within 10%" in errors_from_ends(frame)
 
 
-def test_nothing_measured_is_no_error() -> None:
-    frame = make_frame([left_out("because")])
-    assert model_error(frame) == "model error: not measured"
-    assert errors_from_ends(frame) == ""
-    assert tables(left_out("because"))["Sources"][-1] == ["all", "1", "0", "", "", "", "", "", ""]
-
-
 def test_runs_that_fit_and_that_do_not_are_counted_by_what_is_decided() -> None:
     runs = [
         *(outcome(1, 1, "ok") for _ in range(3)),
