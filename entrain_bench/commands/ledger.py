@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
@@ -15,20 +14,18 @@ from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import Folder, Request, Verb, own
-from entrain_bench.figures._runner import render
-from entrain_bench.lab.ledger.jobs import Book, load_book, read_rows
-from entrain_bench.lab.ledger.kernels import kernels_by_source_table, read_kernels, read_products
-from entrain_bench.lab.ledger.page import COLUMNS, draw, make_frame, make_tables
-from entrain_bench.lab.ledger.predict import Cases, Entry, make_entries, predict_entries
-from entrain_bench.lab.ledger.study import (
+from entrain_bench.lab.ledger.fit import (
     FITTED,
     complete_ledger,
     constants_table,
     fit_ledger,
     fitted_kernels_table,
 )
+from entrain_bench.lab.ledger.jobs import Book, load_book, read_rows
+from entrain_bench.lab.ledger.kernels import kernels_by_source_table, read_kernels, read_products
+from entrain_bench.lab.ledger.page import COLUMNS, make_frame, make_tables
+from entrain_bench.lab.ledger.predict import Cases, Entry, make_entries, predict_entries
 
-NAME = "ledger"
 NUMBERS = "%.6g"
 
 
@@ -44,7 +41,7 @@ VERB = Verb(Keys, examples=["", "ledger=mine.csv", "ledger=mine.csv fit=true"])
 
 
 def main(request: Request[Keys]) -> int:
-    """Predict every row, write ``ledger.csv`` and the figure, and print tables; ``UserError`` for a wrong table."""
+    """Predict every row, write ``ledger.csv``, and print tables; ``UserError`` for a wrong table."""
     book = load_book()
     composer = Composer()
     cases = Cases(composer)
@@ -54,7 +51,8 @@ def main(request: Request[Keys]) -> int:
     users = _entries([Path(keys.ledger)], book, cases) if keys.ledger else []
     committed = [] if users and not keys.fit else _entries(book.tables, book, cases)
     frame = make_frame(predict_entries(users or committed))
-    write(Path(keys.results_dir), frame, names)
+    text = frame[[*COLUMNS]].to_csv(index=False, float_format=NUMBERS, lineterminator="\n")
+    write_atomically(Path(keys.results_dir) / "ledger.csv", text.encode())
     for table in make_tables(frame, names):
         _print(console, *table)
     if not users:
@@ -80,15 +78,6 @@ def _entries(paths: Iterable[Path], book: Book, cases: Cases) -> list[Entry]:
         say(f"{path.name}: {len(of_table):,} rows, {usable:,} of them can be predicted")
         entries += of_table
     return entries
-
-
-def write(results: Path, frame: pd.DataFrame, names: Mapping[str, str]) -> None:
-    """Write ``ledger.csv`` and ``figures/ledger.{pdf,png,csv}`` into the folder of results."""
-    written = frame[[*COLUMNS]]
-    text = written.to_csv(index=False, float_format=NUMBERS, lineterminator="\n")
-    write_atomically(results / f"{NAME}.csv", text.encode())
-    for suffix, content in render(lambda: draw(written, names)).items():
-        write_atomically(results / "figures" / f"{NAME}.{suffix}", content)
 
 
 def _print(console: Console, title: str, heading: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

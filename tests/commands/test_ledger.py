@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from entrain_bench.cli import run_command
-from entrain_bench.lab.ledger import study
+from entrain_bench.lab.ledger import fit
 from entrain_bench.lab.ledger.jobs import Book
 from support.ledger import STATED
 
@@ -25,7 +25,6 @@ def test_own_measurements_are_predicted_and_written(tmp_path: Path, capsys: pyte
     (line,) = pd.read_csv(tmp_path / "ledger.csv").to_dict("records")
     assert (line["source"], line["row"], line["status"]) == ("mine", 2, "predicted")
     assert line["predicted_s"] / line["published_s"] == pytest.approx(line["ratio"], rel=1e-4)
-    assert {file.suffix for file in (tmp_path / "figures").iterdir()} == {".pdf", ".png", ".csv"}
     assert "median ratio" in capsys.readouterr().out
 
 
@@ -40,8 +39,8 @@ def test_a_fit_prints_constants(
 ) -> None:
     """Of own rows alone: the committed tables take minutes."""
     monkeypatch.setattr(Book, "tables", property(lambda _: ()))
-    monkeypatch.setattr(study, "plan_forwards", lambda _: ())
-    monkeypatch.setattr(study, "read_kernels", tuple)
+    monkeypatch.setattr(fit, "plan_forwards", lambda _: ())
+    monkeypatch.setattr(fit, "read_kernels", tuple)
     path = write(tmp_path / "mine.csv")
     assert run_command(["ledger", f"ledger={path}", f"results_dir={tmp_path}", "fit=true"]) == 0
     said = capsys.readouterr().out
