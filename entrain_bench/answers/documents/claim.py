@@ -244,7 +244,7 @@ def parse_claim(name: str, values: Mapping[str, Any], config_dir: str | None = N
         value=value,
         unit=unit,
         published=published,
-        fair=_fair(values.get("fair", {}), kind, published),
+        fair=_fair(values.get("fair"), published),
         choices={words(label): _changed(published, label, change) for label, change in other.items()},
         no_source=bool(values.get("no_source", False)),
         cells=cells,
@@ -305,10 +305,9 @@ def _published(values: Mapping[str, Any]) -> ClaimSetting:
     return ClaimSetting(words(values["setting"]), _measure(values["measure"]), common, tuple(situations))
 
 
-def _fair(stated: Mapping[str, Any] | None, kind: Kind, published: ClaimSetting) -> ClaimSetting | None:
-    """The fair setting of a gain or an order, or of another claim that states one; None without a baseline."""
-    judged = kind in (Kind.GAIN, Kind.ORDER) or stated
-    if stated is None or not judged or not (published.situations[0].to or stated.get("to")):
+def _fair(stated: Mapping[str, Any] | None, published: ClaimSetting) -> ClaimSetting | None:
+    """The fair setting of a claim that states one; None without a baseline."""
+    if stated is None or not (published.situations[0].to or stated.get("to")):
         return None
     check_keys(stated, ("setting", "measure", *SIDES), where="fair: ")
     usual = {"metric": "iteration_time_s"} if published.measure.metric == "core_time_s" else {}
