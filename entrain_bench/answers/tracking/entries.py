@@ -134,8 +134,8 @@ def _cases(answer: Answer, results: Results, is_small: bool) -> Iterator[Entry]:
     for case in answer.cases:
         where = answer.case_name(case)
         for result in case.results:
-            runs = dict(sorted(result.group.runs.items()))
-            name = " ".join(filter(None, (answer.variant(result.group), where)))
+            runs = dict(sorted(result.runs.items()))
+            name = " ".join(filter(None, (result.name, where)))
             paths = {f"records/seed_{seed}.json": results.record_path(one.key) for seed, one in runs.items()}
             mean = result.standing.speedup
             gains = {speedup_name(answer.baseline): _with_mean(result.standing.gains, mean.mean)} if mean else {}
