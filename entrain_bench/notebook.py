@@ -134,12 +134,12 @@ def load_ipython_extension(shell: Any) -> None:
 def _runs(records: Sequence[Record]) -> View:
     answer = Answer.of(records)
     rows = answer.results
-    labels = answer.varying or ["strategy"]
-    columns = [Column(label, [row.group.labels[label] for row in rows]) for label in labels]
+    labels = answer.headings
+    columns = [Column(label, [row.labels[label] for row in rows]) for label in labels]
     columns += value_columns(rows, answer.baseline) if rows else []
     heading = [column.heading for column in columns]
     lines = [*zip(*(column.cells for column in columns), strict=True)]
-    told = [*sentences(answer), *problems(rows, labels)]
+    told = [*sentences(answer), *problems(answer)]
     shown = [[{"text": cell, "strong": row.best} for cell in line] for line, row in zip(lines, rows, strict=True)]
     return View(
         table_of(records),

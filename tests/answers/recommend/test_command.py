@@ -149,7 +149,7 @@ def test_a_strategy_that_fails_at_a_fresh_seed_is_not_recommended(
     assert out.startswith(f"Run strategy={other}: ")
     assert f"No result: {best}: at seed 11: no memory" in out
     # The failure is a record of the folder, so a report names the same strategy.
-    assert Answer.of(Results(tmp_path / "again").records()).cases[0].comparison.ranked[0][0] == other
+    assert Answer.of(Results(tmp_path / "again").records()).cases[0].comparison.ranked[0] == other
 
 
 def test_strategies_that_start_first_exist() -> None:
