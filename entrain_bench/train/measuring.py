@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
@@ -27,7 +27,7 @@ from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.train.device import dtype_name
 from entrain_bench.train.messages.channels import lane_of_rank, places_of
-from entrain_bench.train.messages.control import gather_json
+from entrain_bench.train.messages.control import gather_values
 
 # The round trip of least delay counts; a loaded host may delay some.
 ROUND_TRIPS = 4
@@ -183,12 +183,8 @@ def see(result: RankResult, clock: Clock) -> Seen:
 
 def gather_seen(seen: Seen, control: dist.ProcessGroup) -> list[Seen] | None:
     """Return the measurements of all ranks on rank 0, None on other ranks. Collective."""
-    # JSON keeps every bit of a float, and ranks need not unpickle.
-    values = {field.name: getattr(seen, field.name) for field in fields(seen)}
-    everyone = gather_json(values | {"rows": seen.rows.tolist()}, control)
-    if control.rank():
-        return None
-    return [Seen(**given | {"rows": np.array(given["rows"]).reshape(-1, 3)}) for given in everyone]
+    everyone = gather_values(seen, control)
+    return None if control.rank() else everyone
 
 
 def name_non_finite(program: Program, iteration: int, losses: Sequence[Sequence[tuple[int, float]]]) -> str:

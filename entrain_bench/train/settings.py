@@ -15,7 +15,6 @@ from entrain_bench.specs.parse import Count, OneOf, Rate, at_least
 NotNegative = Annotated[float, at_least(0)]
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")  # by torch's names
-KERNELS = ("auto", "torch", "sdpa", "flash3", "flash4")
 DECAYS = ("constant", "linear", "cosine")
 NON_FINITE = ("stop", "skip")
 PREPROCESSING = ("inline", "thread", "processes")
@@ -38,7 +37,6 @@ class TrainSettings:
     num_ranks: Count = 4
     device: Annotated[str, OneOf(DEVICES)] = "auto"
     dtype: Annotated[str, OneOf(DTYPES)] = "auto"
-    kernels: Annotated[str, OneOf(KERNELS)] = "auto"
     data: Annotated[str, OneOf(DATA)] = MADE_UP
     data_path: str | None = None
     data_root: str | None = None

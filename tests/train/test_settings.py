@@ -43,7 +43,6 @@ REFUSED = {
     "train": [
         "harness.num_ranks=2",
         "harness.dtype=float16",
-        "harness.kernels=fast",
         "harness.on_non_finite=ignore",
         "harness.data=cloud",
         "harness.data_path=/x",

@@ -22,7 +22,7 @@ from entrain_bench.lab.measuring import write_json
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.launching.launch import TIMEOUT_S
 from entrain_bench.train.measuring import Clock, merge_timeline
-from entrain_bench.train.messages.control import gather_json
+from entrain_bench.train.messages.control import gather_values
 from entrain_bench.train.messages.positions import believed_order
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.groups import GroupMaker
@@ -142,7 +142,7 @@ class _Run:
         # Memory that lives through iterations, and that of autograd.
         own_bytes = float(kept.peak + _live_bytes() - before)
         del runtime, kept
-        everyone = gather_json({"rows": self.rows, "bytes": own_bytes}, self.maker.control)
+        everyone = gather_values({"rows": self.rows, "bytes": own_bytes}, self.maker.control)
         if dist.get_rank():
             return
         program = self.one.program

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -16,28 +14,25 @@ import torch.distributed as dist
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
-from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
-from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.train.modules.packing import Segments, Shares, make_segments
+from entrain_bench.train.modules.packing import Segments, Shares
 from entrain_bench.train.modules.positions import Rotation
 
 
 class AttentionKernel(StrEnum):
-    """Attention kernels.
-
-    ``FLASH2`` to ``FLASH4`` are torch's variable-length attention (3 and 4 from packages), ``CPU`` its flash attention
-    for CPUs, ``SDPA`` its scaled dot-product attention with one call for all sequences of equal length.
-    """
+    """torch's flash attention for CPUs, its variable-length attention, and its attention with one call a length."""
 
     CPU = "cpu"
     SDPA = "sdpa"
     FLASH2 = "flash2"
-    FLASH3 = "flash3"
-    FLASH4 = "flash4"
+
+
+# What torch's variable-length kernel takes: messages of torch 2.13 (libtorch_cuda), read 2026-11.
+FLASH_HEAD_DIMS = range(8, 257, 8)
+LEAST_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,134 +222,10 @@ def _causality(query: Tensor, key: Tensor, causal: bool) -> dict[str, Any]:
     return {"is_causal": False, "attn_mask": hidden}
 
 
-FLASH_HEAD_DIMS = range(8, 257, 8)  # messages of torch 2.13's kernel (libtorch_cuda), read 2026-11
-# Packages that torch 2.13 can call instead of its own kernel: torch's name, and the module to import.
-PACKAGES = {
-    AttentionKernel.FLASH3: ("FA3", "flash_attn_interface"),
-    AttentionKernel.FLASH4: ("FA4", "flash_attn.cute.interface"),
-}
-HOPPER = 9  # Major compute capability of GPUs that FlashAttention 3 is for.
-# Compute capability from which torch's own variable-length kernel runs (Ampere).
-LEAST_CAPABILITY = (8, 0)
-# Trial: largest error of outputs and gradients in bfloat16 against float32, relative to their norm.
-TOLERANCE = 0.03
-# Trial: queries and keys per sequence. One is longer than a kernel's tiles; context parallelism has more keys.
-QUERIES = [5, 300, 17, 1]
-KEYS = [9, 300, 200, 1]
-NUM_HEADS = 4
-NUM_KV_HEADS = 2
-AUTO = "To use the best kernel that works here, set harness.kernels=auto"
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A device: its kind, a GPU's compute capability, and whether FlashAttention 3 can be imported."""
-
-    device: str
-    capability: tuple[int, int] = (0, 0)
-    has_flash3: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """The attention kernel of each module; ``passed_over`` says why preferred kernels failed their trial."""
-
-    attention: Mapping[str, AttentionKernel] = field(default_factory=dict)
-    passed_over: tuple[str, ...] = ()
-
-
-def candidates(request: str, machine: Machine, dtype: torch.dtype, head_dim: int) -> tuple[AttentionKernel, ...]:
-    """Return the kernels that can compute a module's attention, preferred first; raises as ``find_kernels``."""
-    if request in PACKAGES:
-        if head_dim not in FLASH_HEAD_DIMS:
-            raise IncompatibleError(
-                f"harness.kernels={request}: cannot take head_dim={head_dim}; it must be a multiple of "
-                f"{FLASH_HEAD_DIMS.step}, at most {FLASH_HEAD_DIMS[-1]}. {AUTO}"
-            )
-        return (AttentionKernel(request),)
-    if machine.device == "cpu" and request != "sdpa":
-        return (AttentionKernel.CPU,)
-    fits = dtype is torch.bfloat16 and head_dim in FLASH_HEAD_DIMS and machine.capability >= LEAST_CAPABILITY
-    if request == "sdpa" or not fits:
-        return (AttentionKernel.SDPA,)
-    # FlashAttention 4 only on request: its backward is new, and torch calls its support a prototype.
-    usable = request == "auto" and machine.has_flash3 and machine.capability[0] == HOPPER
-    usual = (AttentionKernel.FLASH2, AttentionKernel.SDPA)
-    return (AttentionKernel.FLASH3, *usual) if usable else usual
-
-
-def find_kernels(
-    request: str,
-    modules: Sequence[ModuleSpec],
-    dtype: torch.dtype,
-    device: torch.device,
-    machine: Machine | None = None,
-) -> Kernels:
-    """Choose the attention kernel of each module, one for all packed sequences; others use ``sdpa``.
-
-    Raises:
-        UserError: if the requested kernel is not available or fails its trial.
-        IncompatibleError: if it cannot take a module's heads.
-    """
-    machine = machine or machine_of(device)
-    allowed = {module.name: candidates(request, machine, dtype, module.config.head_dim) for module in modules}
-    passed_over = []
-    # In the order of preference, which is the same for all modules that have several.
-    for kernel in max(allowed.values(), key=len, default=()):
-        taken = {name: kernel if kernel in fitting else fitting[-1] for name, fitting in allowed.items()}
-        dims = {module.config.head_dim for module in modules if taken.get(module.name) is kernel}
-        if reason := _try(kernel, sorted(dims), dtype, device):
-            if request == kernel:
-                raise UserError(f"harness.kernels={request}: failed its trial on this device ({reason}). {AUTO}")
-            passed_over.append(f"attention kernel {kernel} failed its trial and is not used: {reason}")
-            continue
-        return Kernels(taken, tuple(passed_over))
-    return Kernels({}, ())
-
-
-def machine_of(device: torch.device) -> Machine:
-    """Return the device and packages of this process."""
-    if device.type != "cuda":
-        return Machine(device.type)
-    _, package = PACKAGES[AttentionKernel.FLASH3]
-    return Machine("cuda", torch.cuda.get_device_capability(device), find_spec(package) is not None)
-
-
-def _try(kernel: AttentionKernel, head_dims: Sequence[int], dtype: torch.dtype, device: torch.device) -> str:
-    """Activate a kernel in this process and compute with it; return the problem, or an empty string."""
-    if kernel in (AttentionKernel.CPU, AttentionKernel.SDPA):
-        return ""
-    try:
-        if kernel in PACKAGES:
-            activate_flash_attention_impl(PACKAGES[kernel][0])
-        else:
-            restore_flash_attention_impl(_raise_warn=False)
-        errors = [_error(kernel, head_dim, dtype, device) for head_dim in head_dims]
-    except Exception as error:
-        return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-    wrong = [error for error in errors if not error <= TOLERANCE]
-    return f"results differ from float32 by {wrong[0]:.2g} of their norm; allowed: {TOLERANCE}" if wrong else ""
-
-
-@cache
-def _error(kernel: AttentionKernel, head_dim: int, dtype: torch.dtype, device: torch.device) -> float:
-    """Largest error of output and gradients against ``sdpa`` in float32, relative to its norm, causal and not."""
-    segments = make_segments(QUERIES, KEYS, None, device)
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(sum(QUERIES), NUM_HEADS), (sum(KEYS), NUM_KV_HEADS), (sum(KEYS), NUM_KV_HEADS)]
-    *inputs, gradient = (
-        torch.randn(*shape, head_dim, generator=generator).to(device, dtype) for shape in (*shapes, shapes[0])
-    )
-
-    def results(kernel: AttentionKernel, dtype: torch.dtype, causal: bool) -> list[Tensor]:
-        leaves = [rows.to(dtype).requires_grad_() for rows in inputs]
-        query, key, value = leaves
-        output = packed_attention(query, key, value, segments, causal=causal, kernel=kernel)
-        return [output.detach(), *torch.autograd.grad(output, leaves, gradient.to(dtype))]
-
-    errors = []
-    for causal in (True, False):
-        exact = results(AttentionKernel.SDPA, torch.float32, causal)
-        for actual, wanted in zip(results(kernel, dtype, causal), exact, strict=True):
-            errors.append(torch.linalg.vector_norm(actual.float() - wanted) / torch.linalg.vector_norm(wanted))
-    return float(torch.stack(errors).max())
+def kernel_for(module: ModuleSpec, dtype: torch.dtype, device: torch.device) -> AttentionKernel:
+    """Return the kernel that computes a module's attention on a device."""
+    if device.type == "cpu":
+        return AttentionKernel.CPU
+    fits = dtype is torch.bfloat16 and module.config.head_dim in FLASH_HEAD_DIMS
+    able = fits and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+    return AttentionKernel.FLASH2 if able else AttentionKernel.SDPA

@@ -16,7 +16,7 @@ from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.layout import check_tensor_parallel
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.device import to_device
-from entrain_bench.train.modules.attention import AttentionKernel, Kernels, Mask, find_kernels
+from entrain_bench.train.modules.attention import AttentionKernel, Mask, kernel_for
 from entrain_bench.train.modules.blocks import Block, transformer_block, transformer_config
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding
 from entrain_bench.train.modules.packing import (
@@ -208,7 +208,6 @@ def build_stage(
     device: torch.device = CPU,
     recompute: bool = False,
     logit_chunk_tokens: int = 0,
-    kernels: Kernels | None = None,
 ) -> Stage:
     """Build and initialise a stage of the given layers; call ``prepare_platform`` before.
 
@@ -227,7 +226,6 @@ def build_stage(
     unit = 4 if on_grid(module) else 2
     if config.rotary and config.head_dim % unit:
         raise IncompatibleError(f"{where}.head_dim={config.head_dim}: rotary positions need a multiple of {unit}")
-    kernels = kernels or find_kernels("auto", [module], dtype, device)
     with torch.device(device):
         stage = Stage(
             module,
@@ -235,7 +233,7 @@ def build_stage(
             groups,
             dtype=dtype,
             recompute=recompute,
-            attention=kernels.attention[module.name],
+            attention=kernel_for(module, dtype, device),
             logit_chunk_tokens=logit_chunk_tokens,
         )
     initialise(stage, seed)

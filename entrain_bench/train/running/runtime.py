@@ -27,7 +27,6 @@ from entrain_bench.train.messages.channels import lane_of_rank
 from entrain_bench.train.messages.rank_plan import EmptyPass, RankPlan, Step, empty_passes, plan_rank
 from entrain_bench.train.messages.transfers import Transfers, cut_rows, gather_rows
 from entrain_bench.train.modules import Pack, build_stage
-from entrain_bench.train.modules.attention import Kernels, find_kernels
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.running.data import Content, Inputs, MadeUp, SampleData
 from entrain_bench.train.running.groups import GroupMaker, Groups, make_groups
@@ -85,7 +84,6 @@ class Runtime:
     content: Content
     loader: Loader
     roots: Roots = field(default_factory=dict)
-    kernels: Kernels = field(default_factory=Kernels)
 
     def prepare(self, program: Program, order: IntArray | None = None) -> Work:
         """This rank's work for a program, ``order`` as of ``plan_rank``; works run in the order of preparation."""
@@ -300,8 +298,8 @@ def build_runtime(
     """The runtime of this rank; collective over all ranks. Initial weights do not depend on the layout.
 
     Raises:
-        IncompatibleError: for a layout that only the simulator runs, or heads that the kernel asked for cannot take.
-        UserError: for a kernel that is not there, and for published weights of another model.
+        IncompatibleError: for a layout that only the simulator runs.
+        UserError: for published weights of another model.
     """
     for module, given in zip(job.model.modules, layout.modules, strict=True):
         for tp, cp in given.degrees:
@@ -319,12 +317,11 @@ def build_runtime(
     dtype = dtype_on(device, settings.dtype)
     maker = maker or GroupMaker(control, settings.timeout_s, device)
     groups = make_groups(job, layout, maker)
-    kernels = find_kernels(settings.kernels, model.modules, dtype, device)
     rest = settings.weight_decay, settings.epsilon, settings.clip_grad
     adam = OptimizerSettings(settings.learning_rate, (settings.betas[0], settings.betas[1]), *rest, job.framework)
     checkpoint = Checkpoint.open(Path(settings.weights)) if settings.weights else None
     roots = check_tensors(checkpoint, model) if checkpoint else default_roots(model)
-    build = partial(build_stage, model, dtype=dtype, seed=seed, device=device, kernels=kernels)
+    build = partial(build_stage, model, dtype=dtype, seed=seed, device=device)
     stages: dict[tuple[int, int], TrainedStage | ShardedStage] = {}
     for index, number in sorted(groups.stages):
         module = model.modules[index]
@@ -343,4 +340,4 @@ def build_runtime(
     close_files()
     content = content or MadeUp(seed, model.llm.config.vocab_size)
     loader = make_loader(settings, device, content)
-    return Runtime(stages, groups, adam, dtype, device, content, loader, roots, kernels)
+    return Runtime(stages, groups, adam, dtype, device, content, loader, roots)

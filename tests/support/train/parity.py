@@ -24,7 +24,7 @@ from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.train.measuring import Clock, total_loss
-from entrain_bench.train.messages.control import gather_json, planning_group
+from entrain_bench.train.messages.control import gather_values, planning_group
 from entrain_bench.train.modules import NamedParameter, StageGroups, build_stage, named_parameters, split
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import runtime as runtime_module
@@ -206,7 +206,7 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
         work, *_ = feed.take(iteration, last=iteration + 1 == num_steps)
         RecordingStage.kept.clear()
         result = runtime.run(work, Clock(CPU))
-        seen = gather_json([(action, float(loss)) for action, loss in result.losses], control)
+        seen = gather_values([(action, float(loss)) for action, loss in result.losses], control)
         worst["loss"] = max(
             worst["loss"], abs(total_loss(work.program, seen) / float(wanted["losses"][iteration]) - 1.0)
         )

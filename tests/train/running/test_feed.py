@@ -29,9 +29,11 @@ TIMEOUT_S = 60.0
 @contextmanager
 def feeding(*programs: Any) -> Iterator[WorkFeed]:
     """A feed whose programs are bytes, or what making them raises or does."""
-    plain = {"check_program": Mock(), "program_to_bytes": bytes, "program_from_bytes": lambda content, *_: content}
     # Only rank 0 knows the order.
-    plain["believed_order"] = lambda program, _: np.arange(len(program)) if dist.get_rank() == 0 else None
+    plain = {
+        "check_program": Mock(),
+        "believed_order": lambda program, _: np.arange(len(program)) if dist.get_rank() == 0 else None,
+    }
     made = iter(programs)
 
     def make(*_: Any) -> bytes:
@@ -48,10 +50,9 @@ def fail() -> bytes:
     raise ValueError("planted")
 
 
-def _works(rank: int) -> list[Any]:
+def _works(_: int) -> list[Any]:
     with feeding(b"first", b"second", fail) as feed:
         taken = [feed.take(iteration, last=False) for iteration in range(2)]
-        assert all((host_time.total_s > 0) == (rank == 0) for _, host_time, _ in taken)
         assert all(exposed_s > 0 for *_, exposed_s in taken)
         try:
             feed.take(2, last=True)

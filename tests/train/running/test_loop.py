@@ -21,13 +21,13 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.measuring import Clock
 from entrain_bench.train.messages.control import planning_group
 from entrain_bench.train.modules import Stage
-from entrain_bench.train.modules.attention import AttentionKernel, Kernels
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import loop
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.loop import WorkFeed
 from entrain_bench.train.running.runtime import build_runtime
 from support.train.handover import config_from_json
+from support.train.modules import small_model
 from support.train.ranks import RankError, run_ranks
 from support.train.runs import CPU, DISJOINT, ONE_RANK, batch, build_here, configuration, train_here
 
@@ -119,14 +119,14 @@ def _execution(_: int, config: str) -> tuple[dict[str, str], tuple[str, ...]]:
 @pytest.mark.wide
 def test_a_run_says_what_it_ran_with_and_why_it_has_no_mfu() -> None:
     small = ("global_batch=2", "microbatch_size=1", "iterations=1")
-    ((said, remarks),) = run_ranks(_execution, 1, configuration(*ONE_RANK, "harness.kernels=sdpa", *small))
+    ((said, remarks),) = run_ranks(_execution, 1, configuration(*ONE_RANK, *small))
     assert said == {
         "device": loop.device_name(CPU),
         "dtype": "float32",
         "torch": torch.__version__,
         "megatron_core": version("megatron-core"),
-        "attention.vision": "sdpa",
-        "attention.llm": "sdpa",
+        "attention.vision": "cpu",
+        "attention.llm": "cpu",
     }
     (line,) = remarks
     assert line == (
@@ -135,28 +135,15 @@ def test_a_run_says_what_it_ran_with_and_why_it_has_no_mfu() -> None:
 
 
 def test_ranks_that_differ_are_all_named() -> None:
-    passed_over = "attention by flash3 was passed over: ImportError: libcudart"
-    runtime = Mock(device=CPU, dtype=torch.float32, kernels=Kernels({"llm": AttentionKernel.CPU}))
+    def everyone(own: dict[str, str], _: Any) -> list[dict[str, str]]:
+        other = own | {"device": "another", "attention.llm": "flash2"}
+        return [own, other, other]
 
-    def everyone(own: Any, _: Any) -> list[Any]:
-        other = own["execution"] | {"device": "another", "attention.llm": "flash2"}
-        return [own, {"execution": other, "remarks": [passed_over]}, {"execution": other, "remarks": [passed_over]}]
-
-    with patch.object(loop, "gather_json", everyone):
-        said, remarks = loop.ran_with(runtime, Mock())
+    with patch.object(loop, "gather_values", everyone):
+        said = loop.ran_with(small_model(), CPU, torch.float32, Mock())
     assert said["device"] == f"{loop.device_name(CPU)} and another"
     assert said["attention.llm"] == "cpu and flash2"
     assert said["dtype"] == "float32"
-    assert remarks == (passed_over,)
-
-
-def test_versions_of_packages_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "packages_distributions", lambda: {"flash_attn_interface": ["torch"]})
-    runtime = Mock(device=CPU, dtype=torch.bfloat16, kernels=Kernels({"llm": AttentionKernel.FLASH3}))
-    with patch.object(loop, "gather_json", lambda own, _: [own]):
-        said, _ = loop.ran_with(runtime, Mock())
-    assert said["attention.llm"] == "flash3"
-    assert said["flash_attn_interface"] == version("torch")
 
 
 def test_offloaded_modules_are_refused() -> None:

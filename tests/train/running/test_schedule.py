@@ -23,7 +23,7 @@ from entrain_bench.simulate import Simulator
 from entrain_bench.simulate.replay import LABELS, replay
 from entrain_bench.specs.job import Job
 from entrain_bench.train.measuring import Clock, merge_timeline
-from entrain_bench.train.messages.control import gather_json
+from entrain_bench.train.messages.control import gather_values
 from entrain_bench.train.messages.rank_plan import Step
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import stages as step_module
@@ -77,7 +77,7 @@ def measure(_: int, job: Job, settings: TrainSettings, program: Program) -> pd.D
     clock = Clock(device)
     runtime = build_runtime(job, program.layout, settings, device, 0, control)
     runtime.run(runtime.prepare(program), clock)
-    rows = [np.array(rank) for rank in gather_json(clock.rows().tolist(), control)]
+    rows = [np.array(rank) for rank in gather_values(clock.rows().tolist(), control)]
     return timeline_frame(merge_timeline(program, rows, [0.0] * RANKS))
 
 
