@@ -71,8 +71,8 @@ def prepare_platform(modules: Sequence[str] = MODULES) -> None:
 
 
 @contextmanager
-def rank_of_many(num_ranks: int) -> Iterator[None]:
-    """Make this process rank 0 of ``num_ranks``; collectives return at once, with shapes as from all ranks."""
+def rank_of_many(num_ranks: int, rank: int = 0) -> Iterator[None]:
+    """Make this process one of ``num_ranks``; collectives return at once, with shapes as from all ranks."""
     # PyTorch keeps its communication without partners, for tests of its own, under this name.
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -80,7 +80,7 @@ def rank_of_many(num_ranks: int) -> Iterator[None]:
     # Hooks hold earlier stages in circles that only the collector breaks.
     gc.collect()
     torch.cuda.empty_cache()
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
     try:
         yield
     finally:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import cos, pi
 from typing import Annotated
@@ -59,7 +62,6 @@ class TrainSettings:
     checkpoint_every: Count = 10
     preprocessing: Annotated[str, OneOf(PREPROCESSING)] = "thread"
     preprocessing_processes: Count | None = None
-    profile_dir: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("data_path", "data_root", "data_tokenizer"):
@@ -119,3 +121,16 @@ def check_connections(environment: Mapping[str, str]) -> None:
     given = environment.get(VARIABLE, str(MOST_CONNECTIONS))
     fits = given.isdecimal() and 2 <= int(given) <= MOST_CONNECTIONS
     require(fits, VARIABLE, given, f"from 2 to {MOST_CONNECTIONS}; with 1, messages block computation")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide what packages say, when imported and used, about what is not installed or not set."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)

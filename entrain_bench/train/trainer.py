@@ -23,8 +23,7 @@ class DistributedTrainer(TrainSettings):
         """Train on ranks started here, or as one of torchrun's: only rank 0 returns. Raises as ``run_on_ranks``."""
         # Imported where needed: torch takes seconds, and checking settings does without.
         from entrain_bench.train.device import device_of
-        from entrain_bench.train.launching.launch import start_ranks
-        from entrain_bench.train.launching.worker import run_torchrun_rank
+        from entrain_bench.train.launching import run_torchrun_rank, start_ranks
 
         alone = "TORCHELASTIC_RUN_ID" not in os.environ
         if not alone:

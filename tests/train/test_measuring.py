@@ -20,7 +20,6 @@ from entrain_bench.train import measuring
 from entrain_bench.train.measuring import (
     OF_THE_CLUSTER,
     Clock,
-    RankResult,
     Seen,
     clock_offset,
     mean_metrics,
@@ -32,7 +31,7 @@ from entrain_bench.train.measuring import (
     total_loss,
     why_not_of_the_cluster,
 )
-from entrain_bench.train.messages.channels import places_of
+from entrain_bench.train.messages.rank_plan import places_of
 from support.builders import FRAMEWORK, random_samples, tiny_cluster
 from support.train.four_ranks import LAYOUTS, programs
 from support.train.ranks import run_ranks
@@ -135,7 +134,7 @@ def test_an_action_of_several_ranks_starts_with_the_last_of_them() -> None:
 
 
 def test_waits_for_inputs_are_the_longest_and_the_mean() -> None:
-    seen = [see(RankResult((), 1.0, stall_s), Clock(CPU)) for stall_s in (0.5, 2.0, 0.5)]
+    seen = [see((), 1.0, stall_s, Clock(CPU)) for stall_s in (0.5, 2.0, 0.5)]
     with patch.object(measuring, "measure", lambda *_: {}), patch.object(measuring, "merge_timeline", Mock()):
         row, _ = metrics_of(program_on("fan_out"), seen, Mock(), HostTime(), CPU)
     assert (row["input_stall_s"], row["input_stall_mean_s"]) == (2.0, 1.0)

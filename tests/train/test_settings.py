@@ -13,9 +13,9 @@ from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train import device as device_module
+from entrain_bench.train import launching
 from entrain_bench.train.device import device_of, dtype_name, dtype_on
-from entrain_bench.train.launching import launch
-from entrain_bench.train.launching.launch import environment_of_ranks
+from entrain_bench.train.launching import environment_of_ranks
 from entrain_bench.train.settings import VARIABLE, TrainSettings, check_connections
 from entrain_bench.train.trainer import DistributedTrainer
 from support.train.handover import config_from_json
@@ -156,7 +156,7 @@ def test_training_on_gpus_refuses_one_queue_before_anything_starts(
         raise AssertionError("ranks started")
 
     monkeypatch.setattr(device_module, "device_of", device_of)
-    monkeypatch.setattr(launch, "start_ranks", started)
+    monkeypatch.setattr(launching, "start_ranks", started)
     if torchrun:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
         monkeypatch.setenv("WORLD_SIZE", "3")

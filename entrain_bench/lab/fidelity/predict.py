@@ -32,8 +32,8 @@ from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.train.emulate import Emulator
 from entrain_bench.train.emulate.emulator import Measured
 from entrain_bench.train.emulate.work import LaneOrder, PassSeconds, StageShape, StageWork, lane_orders
-from entrain_bench.train.launching.launch import pin
-from entrain_bench.train.messages.channels import lane_of_rank
+from entrain_bench.train.launching import pin
+from entrain_bench.train.messages.rank_plan import lane_of_rank
 
 # Targets of median errors.
 TARGET_ITERATION = 0.10

@@ -20,10 +20,10 @@ from torch import Tensor
 from entrain_bench.lab.fidelity.programs import FidelityProgram
 from entrain_bench.lab.measuring import write_json
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train.launching.launch import TIMEOUT_S
+from entrain_bench.train.launching import TIMEOUT_S
 from entrain_bench.train.measuring import Clock, merge_timeline
 from entrain_bench.train.messages.control import gather_values
-from entrain_bench.train.messages.positions import believed_order
+from entrain_bench.train.messages.rank_plan import believed_order
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.groups import GroupMaker
 from entrain_bench.train.running.runtime import Runtime, build_runtime
@@ -163,10 +163,7 @@ class _Run:
         settings = self.setting.executor
         assert isinstance(settings, TrainSettings)
         own = replace(settings, dtype=dtype)
-        job = self.setting.job
-        layout = self.one.program.layout
-        control = self.maker.control
-        return build_runtime(job, layout, own, CPU, self.one.seed, control, self.maker)
+        return build_runtime(self.one.program.layout, own, CPU, self.one.seed, self.maker.control, self.maker)
 
 
 def _live_bytes() -> int:

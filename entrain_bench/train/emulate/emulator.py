@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import median
@@ -29,7 +26,7 @@ from entrain_bench.train.emulate.work import (
     stage_shapes,
     works_of,
 )
-from entrain_bench.train.settings import DEVICES, refuse_generators
+from entrain_bench.train.settings import DEVICES, quiet, refuse_generators
 
 DTYPES = ("float32", "bfloat16")  # by torch's names
 
@@ -100,43 +97,26 @@ class Emulator:
         """Run those of the lanes that have something new; a core that was idle takes longer for its next pass."""
         works = works_of(program)
         shapes = list(map(stage_shapes, program.model.modules, program.layout.modules))
-        missing: dict[tuple[StageShape, ...], list[LaneOrder]] = {}
+        missing = list[LaneOrder]()
         known = set(self.measured.passes)
         for order in lanes:
-            wanted = [works[action] for action in order.actions.tolist()]
-            if not known.issuperset(wanted):
-                places = np.stack([program.module[order.actions], program.stage[order.actions]], axis=1)
-                held = tuple(shapes[module][stage] for module, stage in np.unique(places, axis=0).tolist())
-                missing.setdefault(held, []).append(order)
-                known.update(wanted)
+            wanted = {works[action] for action in order.actions.tolist()}
+            if not wanted <= known:
+                missing.append(order)
+                known |= wanted
         if not missing:
             return
         runs: dict[StageWork, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-        with _quiet():
+        with quiet():
             # Imported where needed: torch takes seconds, and checking settings does without.
             from entrain_bench.train.emulate.bench import Bench
 
-            bench = Bench(self.device, self.dtype, self.num_warm_ups, self.num_repetitions, self.truth.framework)
-            for held, orders in missing.items():
-                seconds, optimizer_s = bench.measure(program, held, orders)
-                for shape, own_s in zip(held, optimizer_s, strict=True):
-                    self.measured.optimizer_s.setdefault(shape, own_s)
-                for order, took_s in zip(orders, seconds, strict=True):
-                    for action, column in zip(order.actions.tolist(), took_s.T, strict=True):
-                        runs[works[action]][int(program.kind[action])].extend(column)
+            bench = Bench(self.truth, self.device, self.dtype, self.num_warm_ups, self.num_repetitions)
+            for order, (seconds, steps_s) in zip(missing, bench.measure(program, missing), strict=True):
+                for place, step_s in steps_s.items():
+                    self.measured.optimizer_s.setdefault(shapes[place[0]][place[1]], step_s)
+                for action, column in zip(order.actions.tolist(), seconds.T, strict=True):
+                    runs[works[action]][int(program.kind[action])].extend(column)
         for work, took in runs.items():
             # By number of kind: a weight pass comes last.
             self.measured.passes.setdefault(work, PassSeconds(*(median(took[kind]) for kind in sorted(took))))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide what packages say, when imported and used, about what is not installed or not set."""
-    before = logging.root.manager.disable
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(before)

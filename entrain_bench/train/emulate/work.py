@@ -69,14 +69,16 @@ class LaneOrder:
 
     actions: IntArray
     waits_s: FloatArray
-    num_ranks: int = 1
+    first_rank: int
+    num_ranks: int
 
 
 def lane_orders(program: Program, timeline: Timeline | None = None) -> list[LaneOrder]:
     """The passes of every lane that has any, with the waits of a timeline of the program, or none."""
     orders = []
     lanes = np.split(program.lane_actions, program.lane_offsets[1:-1])
-    for actions, num_ranks in zip(lanes, program.layout.lane_width.tolist(), strict=True):
+    widths = zip(program.layout.lane_first_rank.tolist(), program.layout.lane_width.tolist(), strict=True)
+    for actions, ranks in zip(lanes, widths, strict=True):
         passes = actions[program.is_pass[actions]]
         if not len(passes):
             continue
@@ -84,7 +86,7 @@ def lane_orders(program: Program, timeline: Timeline | None = None) -> list[Lane
         if timeline is not None:
             before_s = np.concatenate([[0.0], timeline.end_s[passes[:-1]]])
             waits_s = np.maximum(timeline.start_s[passes] - before_s, 0.0)
-        orders.append(LaneOrder(passes, waits_s, num_ranks))
+        orders.append(LaneOrder(passes, waits_s, *ranks))
     return orders
 
 

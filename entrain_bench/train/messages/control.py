@@ -41,7 +41,7 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[dist.Proce
 
 @contextmanager
 def named_wait(setting: str, timeout_s: float) -> Iterator[None]:
-    """Have ``WaitError`` name the setting that limits a wait, in place of gloo's, NCCL's or the store's error."""
+    """Have ``ExecutionError`` name the setting that limits a wait, in place of gloo's, NCCL's or the store's error."""
     try:
         yield
     except RuntimeError as error:
@@ -50,7 +50,7 @@ def named_wait(setting: str, timeout_s: float) -> Iterator[None]:
             raise
         rank = os.environ.get("RANK", "0")
         waited = f"waited longer than {setting}={timeout_s:g} s for another rank"
-        raise WaitError(f"rank {rank}: {waited} ({line})", timeout_s) from error
+        raise ExecutionError(f"rank {rank}: {waited} ({line})") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,34 +80,23 @@ def gather_values(value: Any, group: dist.ProcessGroup) -> list[Any]:
     return values
 
 
-class WaitError(ExecutionError):
-    """A rank waited too long for another one; ``waited_s`` says for how many seconds."""
-
-    def __init__(self, text: str, waited_s: float) -> None:
-        super().__init__(text)
-        self.waited_s = waited_s
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception that ended ``who``; ``kind`` is empty for classes of other packages, ``waited_s`` usually 0."""
+    """An exception that ended ``who``; ``kind`` is empty for classes of other packages."""
 
     who: str
     time_s: float
     kind: str
     text: str
     trace: str
-    waited_s: float = 0.0
 
     @classmethod
     def of(cls, error: Exception, who: str) -> Self:
         """Return the exception that is being handled."""
-        waited_s = error.waited_s if isinstance(error, WaitError) else 0.0
-        name = ExecutionError.__name__ if waited_s else type(error).__name__
-        kind = name if waited_s or type(error) in _KNOWN.values() else ""
+        name = type(error).__name__
+        kind = name if type(error) in _KNOWN.values() else ""
         line = " ".join(str(error).split())
-        text = line if kind else f"{name}: {line}"
-        return cls(who, time.time(), kind, text, traceback.format_exc(), waited_s)
+        return cls(who, time.time(), kind, line if kind else f"{name}: {line}", traceback.format_exc())
 
     def as_error(self) -> Exception:
         """Return the exception for the process that waits."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -49,11 +48,6 @@ class StageGroups:
     def splits_tokens(self) -> bool:
         """Whether tensor parallel ranks hold different tokens between products."""
         return self.sequence_parallel and self.tp.size() > 1
-
-
-def first_groups(tp: int, cp: int, dp_cp: dist.ProcessGroup, *options: Any) -> StageGroups:
-    """The groups of rank 0 at a TP and a CP degree, with the other options of ``StageGroups``."""
-    return StageGroups(dist.new_group([*range(tp)]), dist.new_group([*range(0, tp * cp, tp)]), dp_cp, *options)
 
 
 @dataclass(frozen=True, slots=True)

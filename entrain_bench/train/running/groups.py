@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import product
 
 import torch
 import torch.distributed as dist
 
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.specs.job import Job
-from entrain_bench.train.messages.channels import Channels, Place, block_of, places_of, weights_of
+from entrain_bench.specs.framework import FrameworkOptions
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.train.messages.rank_plan import Place, block_of, places_of, weights_of
+from entrain_bench.train.messages.transfers import Channels
 from entrain_bench.train.modules import StageGroups
 
 
@@ -56,53 +57,47 @@ class GroupMaker:
         return group
 
 
-def make_groups(job: Job, layout: Layout, maker: GroupMaker) -> Groups:
-    """Create all groups of a layout; collective."""
-    for other in range(maker.control.size()):
-        maker.make((other,))
-    modules = list(zip(job.model.modules, layout.modules, strict=True))
-    for index, (spec, module) in enumerate(modules):
-        for replica, position in product(range(module.dp), range(module.ranks_per_block)):
-            for stage in range(module.pp):
-                for members in _members(module, Place(index, replica, stage, position))[:2]:
-                    maker.make(members)
-            if spec.config.tied_embeddings:
-                maker.make(_tied_pair(module, replica, position))
-        for stage, position in product(range(module.pp), range(module.tp)):
-            maker.make(_members(module, Place(index, 0, stage, position))[2], (index, stage))
-        for group, stage in product(range(module.copies if module.widths else 0), range(module.pp)):
-            for members in _inside(layout, index, stage, group):
-                maker.make(members)
-    rank = dist.get_rank()
+def make_groups(model: ModelSpec, framework: FrameworkOptions, layout: Layout, maker: GroupMaker) -> Groups:
+    """Create all groups of a layout, and return this rank's; collective."""
     stages = dict[tuple[int, int], StageGroups]()
     tied = dict[int, dist.ProcessGroup]()
-    for place in weights_of(layout, rank):
-        spec, module = modules[place.module]
-        key = place.module, place.stage
-        tp, cp, dp_cp = _members(module, place)
-        split = job.framework.of(spec).sequence_parallel
-        stages[key] = StageGroups(maker.make(tp), maker.make(cp), maker.make(dp_cp, key), split, job.framework.cp_split)
-        if spec.config.tied_embeddings and place.stage in (0, module.pp - 1):
-            pair = _tied_pair(module, place.replica, place.position)
-            if len(pair) == 2:
-                tied[place.module] = maker.make(pair)
-    widths: dict[tuple[int, int], dict[int, StageGroups]] = {key: {} for key in stages}
-    for place in places_of(layout, rank):
-        module = layout.modules[place.module]
-        key = (place.module, place.stage)
-        if module.widths:
-            own_tp, own_cp = (maker.make(ranks) for ranks in _inside(layout, *key, place.replica) if rank in ranks)
-            widths[key][int(module.degree_of_copy[place.replica])] = replace(
-                stages[key], tp=own_tp, cp=own_cp, weights_tp=module.tp
-            )
-    return Groups(stages, widths, tied, maker.channels, maker.world, maker.control, maker.make((rank,)))
+    widths = dict[tuple[int, int], dict[int, StageGroups]]()
+    for rank in range(maker.control.size()):
+        is_this = rank == dist.get_rank()
+        maker.make((rank,))
+        for place in weights_of(layout, rank):
+            spec = model.modules[place.module]
+            module = layout.modules[place.module]
+            key = place.module, place.stage
+            tp, cp, dp_cp = _members(module, place)
+            split = framework.of(spec).sequence_parallel
+            groups = StageGroups(maker.make(tp), maker.make(cp), maker.make(dp_cp, key), split, framework.cp_split)
+            ends = tuple(dict.fromkeys(module.ranks[place.replica, [0, -1], place.position].tolist()))
+            pair = maker.make(ends) if spec.config.tied_embeddings and len(ends) == 2 else None
+            if is_this:
+                stages[key] = groups
+                widths[key] = {}
+                if pair is not None and rank in ends:
+                    tied[place.module] = pair
+        for place in places_of(layout, rank):
+            key = place.module, place.stage
+            module = layout.modules[place.module]
+            inside = [(members, maker.make(members)) for members in _inside(layout, place)]
+            if is_this and module.widths:
+                tp_group, cp_group = (group for members, group in inside if rank in members)
+                degree = int(module.degree_of_copy[place.replica])
+                widths[key][degree] = replace(stages[key], tp=tp_group, cp=cp_group, weights_tp=module.tp)
+    alone = maker.make((dist.get_rank(),))
+    return Groups(stages, widths, tied, maker.channels, maker.world, maker.control, alone)
 
 
-def _inside(layout: Layout, module: int, stage: int, group: int) -> list[tuple[int, ...]]:
+def _inside(layout: Layout, place: Place) -> list[tuple[int, ...]]:
     """The tensor parallel groups of ranks of a group of a stage, then its context parallel ones."""
-    placed = layout.modules[module]
-    block = block_of(layout, module, group, stage)
-    tp, cp = placed.widths[int(placed.degree_of_copy[group])]
+    placed = layout.modules[place.module]
+    if not placed.widths:
+        return []
+    block = block_of(layout, place.module, place.replica, place.stage)
+    tp, cp = placed.widths[int(placed.degree_of_copy[place.replica])]
     return [*(tuple(block[row * tp : (row + 1) * tp]) for row in range(cp)), *(tuple(block[i::tp]) for i in range(tp))]
 
 
@@ -115,9 +110,3 @@ def _members(module: ModuleLayout, place: Place) -> tuple[tuple[int, ...], tuple
     cp = block[lane :: module.tp]
     dp_cp = module.ranks[:, place.stage, lane :: module.tp].ravel()
     return tuple(tp.tolist()), tuple(cp.tolist()), tuple(dp_cp.tolist())
-
-
-def _tied_pair(module: ModuleLayout, replica: int, position: int) -> tuple[int, ...]:
-    first = int(module.ranks[replica, 0, position])
-    last = int(module.ranks[replica, -1, position])
-    return tuple(dict.fromkeys((first, last)))

@@ -31,12 +31,9 @@ from entrain_bench.train.device import device_name, device_of, dtype_name
 from entrain_bench.train.measuring import (
     OF_THE_CLUSTER,
     Clock,
-    gather_seen,
     mean_metrics,
     metrics_of,
     name_non_finite,
-    profiler,
-    see,
     why_not_of_the_cluster,
 )
 from entrain_bench.train.messages.control import (
@@ -46,7 +43,7 @@ from entrain_bench.train.messages.control import (
     planning_group,
     process_group,
 )
-from entrain_bench.train.messages.positions import believed_order
+from entrain_bench.train.messages.rank_plan import believed_order
 from entrain_bench.train.modules.attention import kernel_for
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running.checkpoint import Checkpoints
@@ -67,7 +64,7 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
     with process_group(device, settings.timeout_s) as control:
         planning = planning_group(settings.planning_timeout_s)
         layout, planning_time_s = plan(setting, planning)
-        runtime = build_runtime(setting.job, layout, settings, device, config.seed, control, content=content)
+        runtime = build_runtime(layout, settings, device, config.seed, control, content=content)
         checkpoints = _checkpoints(settings, config, layout, runtime)
         execution = ran_with(setting.job.model, device, runtime.dtype, control)
         reason = why_not_of_the_cluster(device, runtime.dtype, setting.job.cluster)
@@ -80,12 +77,12 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
             for stage in runtime.stages.values():
                 for group in stage.optimizer.param_groups:
                     group["lr"] = settings.rate_at(iteration, config.iterations)
-            with profiler(settings.profile_dir, iteration):
-                seen = see(runtime.run(work, clock), clock)
+            seen = runtime.run(work, clock)
             if settings.on_non_finite == "stop" and not isfinite(seen.grad_norm):
                 # On all ranks.
                 raise ExecutionError(name_non_finite(work.program, iteration, gather_values(seen.losses, control)))
-            if everyone := gather_seen(seen, control):
+            everyone = gather_values(seen, control)
+            if not control.rank():
                 left_out = OF_THE_CLUSTER if reason else ()
                 row, timeline = metrics_of(work.program, everyone, setting.truth, host_time, left_out)
                 believed = {} if reason else {BELIEVED: feed.believed_s(work.program)}

@@ -20,13 +20,11 @@ from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.job import Job
 from entrain_bench.train.device import dtype_on
-from entrain_bench.train.measuring import Clock, RankResult
-from entrain_bench.train.messages.channels import lane_of_rank
-from entrain_bench.train.messages.rank_plan import EmptyPass, RankPlan, Step, empty_passes, plan_rank
+from entrain_bench.train.measuring import Clock, Seen, see
+from entrain_bench.train.messages.rank_plan import EmptyPass, RankPlan, Step, empty_passes, lane_of_rank, plan_rank
 from entrain_bench.train.messages.transfers import Transfers, cut_rows, gather_rows
-from entrain_bench.train.modules import Pack, build_stage
+from entrain_bench.train.modules import build_stage
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.running.data import Content, Inputs, MadeUp, SampleData
 from entrain_bench.train.running.groups import GroupMaker, Groups, make_groups
@@ -40,8 +38,7 @@ from entrain_bench.train.running.stages import (
     train_stage,
 )
 from entrain_bench.train.settings import TrainSettings
-from entrain_bench.train.weights.files import Checkpoint, check_tensors, close_files, load_weights
-from entrain_bench.train.weights.naming import Roots, default_roots
+from entrain_bench.train.weights import Checkpoint, Roots, check_tensors, close_files, default_roots, load_weights
 
 
 @dataclass(slots=True)
@@ -52,13 +49,6 @@ class Graph:
     output: GradientEdge | None
     shape: torch.Size
     splits: bool
-
-    @staticmethod
-    def of(leaf: Tensor | None, output: Tensor, pack: Pack) -> Graph:
-        """Return the state of a pack's forward, from its input and output."""
-        learning = leaf if leaf is not None and leaf.requires_grad else None
-        edge = get_gradient_edge(output) if output.requires_grad else None
-        return Graph(learning, edge, output.shape, pack.splits_backward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +79,16 @@ class Runtime:
         """This rank's work for a program, ``order`` as of ``plan_rank``; works run in the order of preparation."""
         plan = plan_rank(program, dist.get_rank(), self.settings.framework, order)
         data = SampleData(program.shapes, self.content, pinned=self.loader.pins)
-        requests = [
-            forward_request(program, step.place.module, step.place.stage, step.chunk)
-            for step in plan.steps
-            if step.kind is Pass.FORWARD
-        ]
+        requests = [_forward_request(program, step) for step in plan.steps if step.kind is Pass.FORWARD]
         inputs = self.loader.load(data, requests)
         return Work(program, plan, data.num_loss_tokens, inputs, empty_passes(program, plan.steps))
 
-    def run(self, work: Work, clock: Clock) -> RankResult:
+    def run(self, work: Work, clock: Clock) -> Seen:
         """Run every action of this rank in the program's order; collective. ``OutOfMemoryError`` names the action."""
         self.groups.channels.open(work.plan.channels)
         framework = self.settings.framework
         transfers = Transfers(work.plan, self.groups.channels, self.dtype, self.device, framework)
-        iteration = _Iteration(self, work, transfers)
+        iteration = Iteration(self, work, transfers)
         clock.start_together(self.groups.control)
         for stage in self.stages.values():
             stage.zero_grad()
@@ -114,7 +100,7 @@ class Runtime:
             except torch.OutOfMemoryError as error:
                 raise self._out_of_memory(work, index) from error
         iteration.transfers.finish()
-        return RankResult(tuple(iteration.losses), iteration.norm(), iteration.input_stall_s)
+        return see(iteration.losses, iteration.norm(), iteration.input_stall_s, clock)
 
     def _out_of_memory(self, work: Work, index: int) -> OutOfMemoryError:
         program = work.program
@@ -131,7 +117,9 @@ class Runtime:
 
 
 @dataclass(slots=True)
-class _Iteration:
+class Iteration:
+    """What a rank keeps while it runs its actions."""
+
     runtime: Runtime
     work: Work
     transfers: Transfers
@@ -204,7 +192,9 @@ class _Iteration:
         if is_loss:
             output = output / self.work.num_loss_tokens
             self.losses.append((step.action, output.detach()))
-        self.graphs[_key(step)] = Graph.of(leaf, output, inputs.pack)
+        learning = leaf if leaf is not None and leaf.requires_grad else None
+        edge = get_gradient_edge(output) if output.requires_grad else None
+        self.graphs[_key(step)] = Graph(learning, edge, output.shape, inputs.pack.splits_backward)
         return None if is_loss else output.detach()
 
     def _backward(self, step: Step, gradient: Tensor | None) -> Tensor | None:
@@ -266,16 +256,14 @@ class _Iteration:
         return group, first.stage.tied_embedding() if first else None
 
     def _is_loss(self, step: Step) -> bool:
-        return is_loss(self.work.program, step.place.module, step.place.stage)
+        program = self.work.program
+        module, stage, _ = _key(step)
+        return not program.model.modules[module].is_encoder and stage == program.layout.modules[module].pp - 1
 
 
-def is_loss(program: Program, module: int, stage: int) -> bool:
-    """Whether a stage's output is the loss."""
-    return not program.model.modules[module].is_encoder and stage == program.layout.modules[module].pp - 1
-
-
-def forward_request(program: Program, module: int, stage: int, chunk: int) -> Request:
-    """Arguments of ``SampleData.inputs`` for a chunk's forward on a stage."""
+def _forward_request(program: Program, step: Step) -> Request:
+    """Arguments of ``SampleData.inputs`` for a forward."""
+    module, stage, chunk = _key(step)
     remade = int(program.remade[module][chunk, stage]) if program.remade else 0
     members = program.chunks[module].units(chunk)
     return program.model.modules[module], stage, members, remade, program.splits_backward(module)
@@ -286,7 +274,6 @@ def _key(step: Step) -> tuple[int, int, int]:
 
 
 def build_runtime(
-    job: Job,
     layout: Layout,
     settings: TrainSettings,
     device: torch.device,
@@ -301,9 +288,11 @@ def build_runtime(
         IncompatibleError: for a layout that only the simulator runs.
         UserError: for published weights of another model.
     """
-    for module, given in zip(job.model.modules, layout.modules, strict=True):
+    model = settings.truth.model
+    framework = settings.truth.framework
+    for module, given in zip(model.modules, layout.modules, strict=True):
         for tp, cp in given.degrees:
-            job.framework.check_executable(module, cp, "train")
+            framework.check_executable(module, cp, "train")
             if module.is_encoder and given.tp not in (1, tp):
                 raise IncompatibleError(
                     f"layout.{given.module}.widths: harness=train cannot slice an encoder's weights split over TP "
@@ -313,12 +302,11 @@ def build_runtime(
             raise IncompatibleError(
                 f"layout.{given.module}.offload: harness=train cannot offload weights. Use harness=simulate"
             )
-    model = job.model
     dtype = dtype_on(device, settings.dtype)
     maker = maker or GroupMaker(control, settings.timeout_s, device)
-    groups = make_groups(job, layout, maker)
+    groups = make_groups(model, framework, layout, maker)
     rest = settings.weight_decay, settings.epsilon, settings.clip_grad
-    adam = OptimizerSettings(settings.learning_rate, (settings.betas[0], settings.betas[1]), *rest, job.framework)
+    adam = OptimizerSettings(settings.learning_rate, (settings.betas[0], settings.betas[1]), *rest, framework)
     checkpoint = Checkpoint.open(Path(settings.weights)) if settings.weights else None
     roots = check_tensors(checkpoint, model) if checkpoint else default_roots(model)
     build = partial(build_stage, model, dtype=dtype, seed=seed, device=device)
@@ -329,7 +317,7 @@ def build_runtime(
         holders = groups.stages[index, number]
         first = sum(placed.layers_per_stage[:number])
         layers = range(first, first + placed.layers_per_stage[number])
-        stage = build(module, layers, holders, recompute=placed.recompute, logit_chunk_tokens=job.framework.logit_chunk)
+        stage = build(module, layers, holders, recompute=placed.recompute, logit_chunk_tokens=framework.logit_chunk)
         if checkpoint:
             load_weights(checkpoint, model, stage, roots)
         widths = groups.widths[index, number]

@@ -23,8 +23,7 @@ import torch
 from entrain_bench.program import Pass, Program
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.train.messages import transfers as transfers_module
-from entrain_bench.train.messages.channels import Channel
-from entrain_bench.train.messages.rank_plan import RankPlan, Step
+from entrain_bench.train.messages.rank_plan import Channel, RankPlan, Step
 from entrain_bench.train.messages.transfers import Transfers
 
 Key = tuple[Channel, int]  # the how manieth message of a channel

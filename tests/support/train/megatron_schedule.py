@@ -117,7 +117,7 @@ def losses_of_both(overrides: Sequence[str], control: dist.ProcessGroup) -> list
     settings = setting.executor
     assert isinstance(settings, TrainSettings)
     layout = setting.plan()
-    ours, other = (build_runtime(setting.job, layout, settings, CPU, 0, control) for _ in range(2))
+    ours, other = (build_runtime(layout, settings, CPU, 0, control) for _ in range(2))
     megatron = MegatronSchedule(other, layout)
     clock = Clock(CPU)
     pairs = []
@@ -127,5 +127,5 @@ def losses_of_both(overrides: Sequence[str], control: dist.ProcessGroup) -> list
         losses = [loss for _, loss in ours.run(ours.prepare(program), clock).losses]
         theirs = megatron.run(program)
         if losses:
-            pairs.append((torch.stack(losses).sum(), torch.stack(theirs).sum()))
+            pairs.append((torch.tensor(losses).sum(), torch.stack(theirs).sum()))
     return pairs

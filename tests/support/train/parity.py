@@ -188,7 +188,7 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     planning = planning_group(60.0)
     layout, _ = plan(setting, planning)
     content = content_of(setting.executor, setting.workload, setting.job.model, 0)
-    runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, control, content=content)
+    runtime = build_runtime(layout, setting.executor, CPU, 0, control, content=content)
     runtime.stages = {
         key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups, t.widths, t.sliced)
         if isinstance(t, TrainedStage)
@@ -206,7 +206,7 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
         work, *_ = feed.take(iteration, last=iteration + 1 == num_steps)
         RecordingStage.kept.clear()
         result = runtime.run(work, Clock(CPU))
-        seen = gather_values([(action, float(loss)) for action, loss in result.losses], control)
+        seen = gather_values(result.losses, control)
         worst["loss"] = max(
             worst["loss"], abs(total_loss(work.program, seen) / float(wanted["losses"][iteration]) - 1.0)
         )

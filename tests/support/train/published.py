@@ -21,9 +21,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, in_stage_order
 from entrain_bench.train.modules.positions import Picture, multimodal_positions
-from entrain_bench.train.weights import Checkpoint, load_weights
-from entrain_bench.train.weights.files import _unpacked, check_tensors
-from entrain_bench.train.weights.naming import Roots, stored_tensors
+from entrain_bench.train.weights import Checkpoint, Roots, _unpacked, check_tensors, load_weights, stored_tensors
 from support.builders import TOKENS
 from support.train.modules import Grads, module_config, normal, run_stages
 

@@ -72,7 +72,7 @@ def build_here(config: str) -> tuple[RunContext, Runtime]:
     setting = prepare(config_from_json(config))
     assert isinstance(setting.executor, TrainSettings)
     layout = setting.strategy.plan(setting.profile)
-    return setting, build_runtime(setting.job, layout, setting.executor, CPU, 0, dist.group.WORLD)
+    return setting, build_runtime(layout, setting.executor, CPU, 0, dist.group.WORLD)
 
 
 def program_of(setting: RunContext, iteration: int = 0) -> Program:

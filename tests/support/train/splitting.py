@@ -8,7 +8,7 @@ import numpy as np
 
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.validate import check_program
-from entrain_bench.train.messages.positions import positions_of_actions
+from entrain_bench.train.messages.rank_plan import positions_of_actions
 
 
 def split_backwards(program: Program) -> Program:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import threading
 import time
@@ -26,7 +25,7 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.tree import config_tree
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import run_experiment
-from entrain_bench.train.launching.launch import on_ranks
+from entrain_bench.train.launching import on_ranks
 from support.train.handover import config_to_json
 from support.train.launched import (
     TWO_RANKS,
@@ -197,30 +196,6 @@ def kill_after_checkpoint(folder: Path) -> None:
         time.sleep(0.01)
     # Ranks are forked in turn.
     os.kill(ranks_started()[2], signal.SIGKILL)
-
-
-def stop_while_training(folder: Path) -> None:
-    while not list(folder.glob("entrain-bench-*/progress")):
-        time.sleep(0.01)
-    os.kill(ranks_started()[2], signal.SIGSTOP)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_a_rank_that_is_stopped_is_named(temporary: Path) -> None:
-    overrides = [*SETTING, *DISJOINT, "iterations=500", "harness.timeout_s=12", "harness.planning_timeout_s=12"]
-    config = compose_cells(overrides)[0].config
-    stopper = threading.Thread(target=stop_while_training, args=(temporary,), daemon=True)
-    stopper.start()
-    with pytest.raises(ExecutionError) as failed:
-        run_experiment(config)
-    stopper.join()
-    assert re.match(
-        r"rank 2: did not respond for \d+ s \(stopped or hung\); "
-        r"rank [013]: waited longer than harness\.\w+=12 s for another rank \(",
-        str(failed.value),
-    )
-    assert nothing_left(temporary)
 
 
 def _losses(_: int, config: str) -> list[float]:

@@ -21,10 +21,16 @@ from entrain_bench.program import Program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.framework import P2P
-from entrain_bench.train.messages import channels as channels_module
-from entrain_bench.train.messages.channels import Channel, Channels, channels_of
-from entrain_bench.train.messages.positions import order_of_actions, positions_of_actions
-from entrain_bench.train.messages.rank_plan import RankPlan, plan_rank
+from entrain_bench.train.messages import transfers as transfers_module
+from entrain_bench.train.messages.rank_plan import (
+    Channel,
+    RankPlan,
+    channels_of,
+    order_of_actions,
+    plan_rank,
+    positions_of_actions,
+)
+from entrain_bench.train.messages.transfers import Channels
 from support.builders import random_samples
 from support.train.four_ranks import LAYOUTS, programs
 from support.train.hardware import Device, Key, enqueue, unfinished
@@ -39,7 +45,7 @@ def one_queue(_: int, __: Hashable) -> int:
 
 def groups_of(channels: tuple[Channel, ...], monkeypatch: pytest.MonkeyPatch) -> dict[Channel, int]:
     """The group of every channel, by number."""
-    monkeypatch.setattr(channels_module, "dist", SimpleNamespace(get_rank=lambda: -1))
+    monkeypatch.setattr(transfers_module, "dist", SimpleNamespace(get_rank=lambda: -1))
     numbers = iter(range(len(channels)))
     opened = Channels(lambda: next(numbers), torch.device("cpu"))  # type: ignore[arg-type, return-value]
     opened.open(channels)

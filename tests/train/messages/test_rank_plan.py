@@ -17,9 +17,16 @@ from entrain_bench.costs.sharding import collective_passes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
-from entrain_bench.train.messages.channels import lane_of_rank, places_of
-from entrain_bench.train.messages.positions import order_of_actions, order_of_groups
-from entrain_bench.train.messages.rank_plan import Message, RankPlan, empty_passes, plan_rank
+from entrain_bench.train.messages.rank_plan import (
+    Message,
+    RankPlan,
+    empty_passes,
+    lane_of_rank,
+    order_of_actions,
+    order_of_groups,
+    places_of,
+    plan_rank,
+)
 from support.builders import AV_MODEL, av_samples, placed, random_samples, rngs
 from support.train.four_ranks import LAYOUTS, programs
 from support.train.splitting import split_backwards

@@ -13,7 +13,7 @@ from entrain_bench.config.compose import compose
 from entrain_bench.costs.edges import derive_edges
 from entrain_bench.program import Program
 from entrain_bench.run.experiment import Feed, RunContext, prepare
-from entrain_bench.train.messages.positions import believed_order, order_of_actions
+from entrain_bench.train.messages.rank_plan import believed_order, order_of_actions
 
 # Seconds of the passes with these waits over those without, less 1, for the 3B model on opencqa_ocr.
 LIMIT = 0.002

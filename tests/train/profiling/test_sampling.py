@@ -14,8 +14,17 @@ from hypothesis import strategies as st
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.measuring import Clock
-from entrain_bench.train.profiling.sampling import WARM_UPS, Patience, precision_of, sample
-from entrain_bench.train.profiling.stages import DEPTH, longest_of, packs_of, split_tokens, targets_of
+from entrain_bench.train.profiling.timing import (
+    DEPTH,
+    WARM_UPS,
+    Patience,
+    longest_of,
+    packs_of,
+    precision_of,
+    sample,
+    split_tokens,
+    targets_of,
+)
 
 CPU = torch.device("cpu")
 

@@ -16,10 +16,8 @@ from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.costs.profiled.timed_points import COLLECTIVES, DeviceProfile
 from entrain_bench.specs.layer import LOGIT_CHUNK_TOKENS
 from entrain_bench.specs.variants import with_labelled_head
-from entrain_bench.train.profiling import stages as layers
-from entrain_bench.train.profiling.collectives import measure_collectives
-from entrain_bench.train.profiling.sampling import Patience
-from entrain_bench.train.profiling.stages import Bench, Target, one_of_many, targets_of
+from entrain_bench.train.profiling import timing as layers
+from entrain_bench.train.profiling.timing import Bench, Patience, Target, measure_collectives, one_of_many, targets_of
 from support.train.modules import small_model
 
 OPTIONS = (

@@ -51,7 +51,7 @@ def _non_finite(rank: int, config: str) -> str:
     setting, control = prepare(config_from_json(config)), dist.group.WORLD
     planning = planning_group(60.0)
     layout, _seconds = loop.plan(setting, planning)
-    runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, control)
+    runtime = build_runtime(layout, setting.executor, CPU, 0, control)
     second = batch(setting, 1).sample_ids.tolist()
     with poisoned(lambda data: data.shapes.sample_ids.tolist() == second):
         feed = WorkFeed(Feed(setting, layout, 0), planning, runtime.prepare)
@@ -156,7 +156,6 @@ def _offloaded(_: int, config: str) -> None:
     layout = setting.strategy.plan(setting.profile)
     vision, llm = layout.modules
     build_runtime(
-        setting.job,
         replace(layout, modules=(replace(vision, offload=True), llm)),
         setting.executor,
         CPU,

@@ -21,13 +21,12 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench.simulate.replay import LABELS, replay
-from entrain_bench.specs.job import Job
 from entrain_bench.train.measuring import Clock, merge_timeline
 from entrain_bench.train.messages.control import gather_values
 from entrain_bench.train.messages.rank_plan import Step
 from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import stages as step_module
-from entrain_bench.train.running.runtime import _Iteration, build_runtime
+from entrain_bench.train.running.runtime import Iteration, build_runtime
 from entrain_bench.train.settings import TrainSettings
 from support.train.megatron_schedule import losses_of_both
 from support.train.ranks import run_ranks
@@ -71,11 +70,11 @@ def made(harness: str, *overrides: str) -> tuple[RunContext, Program]:
     return setting, setting.strategy.program(shapes, layout, setting.profile)
 
 
-def measure(_: int, job: Job, settings: TrainSettings, program: Program) -> pd.DataFrame:
+def measure(_: int, settings: TrainSettings, program: Program) -> pd.DataFrame:
     prepare_platform()
     device, control = torch.device("cpu"), dist.group.WORLD
     clock = Clock(device)
-    runtime = build_runtime(job, program.layout, settings, device, 0, control)
+    runtime = build_runtime(program.layout, settings, device, 0, control)
     runtime.run(runtime.prepare(program), clock)
     rows = [np.array(rank) for rank in gather_values(clock.rows().tolist(), control)]
     return timeline_frame(merge_timeline(program, rows, [0.0] * RANKS))
@@ -102,7 +101,7 @@ def test_ranks_act_in_the_order_of_the_simulation(program: Program, simulated: p
     encoder = program.chunks[0]
     assert len(encoder) > len(np.unique(encoder.microbatch)), "no sample is deferred"
     setting, trained = made("train")
-    measured = run_ranks(measure, RANKS, setting.job, setting.executor, trained)[0]
+    measured = run_ranks(measure, RANKS, setting.executor, trained)[0]
     pd.testing.assert_frame_equal(started(measured), started(simulated))
     assert (measured.groupby("lane")["start_s"].diff().dropna() > 0).all()
     assert replay(program, measured)[LABELS].equals(measured[LABELS])
@@ -142,11 +141,11 @@ def _sent(_: int, config: str) -> tuple[bool, list[list[str]]]:
     sent: Counter[tuple[str, int]] = Counter()
     under_way: list[str] = []
 
-    def begin(self: _Iteration, step: Step, run: Callable[..., None] = _Iteration.begin) -> None:
+    def begin(self: Iteration, step: Step, run: Callable[..., None] = Iteration.begin) -> None:
         under_way[:] = ["before an action"]
         run(self, step)
 
-    def execute(self: _Iteration, step: Step, *given: object, run: Callable[..., None] = _Iteration.execute) -> None:
+    def execute(self: Iteration, step: Step, *given: object, run: Callable[..., None] = Iteration.execute) -> None:
         under_way[:] = [f"{step.kind.name} closes" if step.closes else step.kind.name]
         run(self, step, *given)
 
@@ -161,8 +160,8 @@ def _sent(_: int, config: str) -> tuple[bool, list[list[str]]]:
 
     found = []
     with (
-        patch.object(_Iteration, "begin", begin),
-        patch.object(_Iteration, "execute", execute),
+        patch.object(Iteration, "begin", begin),
+        patch.object(Iteration, "execute", execute),
         patch.object(_ParamAndGradBucketGroup, "start_grad_sync", start),
     ):
         for iteration in range(2):

@@ -16,9 +16,7 @@ from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.modules import Stage, StageGroups, named_parameters
-from entrain_bench.train.weights import Checkpoint, load_weights, save_weights
-from entrain_bench.train.weights.files import check_tensors
-from entrain_bench.train.weights.naming import default_roots
+from entrain_bench.train.weights import Checkpoint, check_tensors, default_roots, load_weights, save_weights
 from support.builders import TOKENS, placed
 from support.train.modules import module_config, small_model, stage_of
 
