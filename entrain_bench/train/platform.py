@@ -11,7 +11,7 @@ import functools
 import gc
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,7 +42,7 @@ class _Overlay:
         return getattr(self._base, name)
 
 
-def prepare_platform(modules: Sequence[str] = MODULES) -> None:
+def prepare_platform() -> None:
     """Let megatron-core run without CUDA, and ranks make different numbers of optimizers; may be called again."""
     optimizer: Any = importlib.import_module("megatron.core.optimizer")
     if not isinstance(optimizer.torch, _Overlay):
@@ -60,7 +60,7 @@ def prepare_platform(modules: Sequence[str] = MODULES) -> None:
     cuda = _Overlay(torch.cuda, current_device=lambda: torch.device("cpu"), current_stream=lambda: None)
     factories = {name: _replacing(getattr(torch, name), "device", "cuda", "cpu") for name in _FACTORIES}
     makers = {name: _replacing(getattr(torch.distributed, name), "backend", "nccl", None) for name in _MAKERS}
-    for name in modules:
+    for name in MODULES:
         module: Any = importlib.import_module(name)
         if not isinstance(module.torch, _Overlay):
             module.torch = _Overlay(torch, cuda=cuda, **factories)

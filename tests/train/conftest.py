@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from entrain_bench.train.modules import StageGroups
-from support.train.alone import groups_of_one
+from support.train.modules import groups_of_one
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,8 @@ from entrain_bench.train.modules.attention import AttentionKernel, packed_attent
 from entrain_bench.train.modules.packing import Segments, make_segments
 from entrain_bench.train.running import loop
 from entrain_bench.train.running.data import made_up_features, row_keys
-from support.train.alone import groups_of_one
-from support.train.handover import config_from_json
-from support.train.modules import batch_of, normal, relative_errors, run_module, small_model, stage_of
-from support.train.runs import ONE_RANK, configuration
+from support.train.modules import batch_of, groups_of_one, normal, relative_errors, run_module, small_model, stage_of
+from support.train.runs import ONE_RANK, config_from_json, configuration
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICE = torch.device("cuda", 0)

@@ -54,25 +54,6 @@ def test_no_modules_import_each_other() -> None:
     assert circle_of(PACKAGE) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "in_circle"),
-    [
-        ("from pack import first", {"pack.first", "pack.second"}),
-        ("def late():\n    from pack.first import one", {"pack.first", "pack.second"}),
-        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pack.first import one", set()),
-        ("from pack.third import one", set()),
-        ("import pack.second", {"pack.second"}),
-    ],
-)
-def test_a_circle_is_found(tmp_path: Path, text: str, in_circle: set[str]) -> None:
-    package = tmp_path / "pack"
-    package.mkdir()
-    files = {"__init__": "", "first": "from pack.second import two", "second": text, "third": "one = 1"}
-    for name, content in files.items():
-        (package / f"{name}.py").write_text(content)
-    assert set(circle_of(package)) == in_circle
-
-
 def test_settings_are_checked_without_torch() -> None:
     check = "import sys, entrain_bench.train.trainer; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)

@@ -12,14 +12,11 @@ import torch
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train import device as device_module
-from entrain_bench.train import launching
 from entrain_bench.train.device import device_of, dtype_name, dtype_on
 from entrain_bench.train.launching import environment_of_ranks
 from entrain_bench.train.settings import VARIABLE, TrainSettings, check_connections
 from entrain_bench.train.trainer import DistributedTrainer
-from support.train.handover import config_from_json
-from support.train.runs import DISJOINT, SETTING, configuration
+from support.train.runs import config_from_json, configuration
 
 
 def rates(decay: str, **changes: Any) -> list[float]:
@@ -137,35 +134,3 @@ def test_ranks_with_a_gpu_have_all_queues(monkeypatch: pytest.MonkeyPatch) -> No
     with environment_of_ranks("cpu"):
         assert VARIABLE not in os.environ
     assert VARIABLE not in os.environ
-
-
-@pytest.mark.parametrize("torchrun", [False, True])
-def test_training_on_gpus_refuses_one_queue_before_anything_starts(
-    torchrun: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (cell,) = compose_cells([*SETTING, *DISJOINT])
-    trainer = prepare(cell.config).executor
-    assert isinstance(trainer, DistributedTrainer)
-    seen = []
-
-    def device_of(_: object) -> torch.device:
-        seen.append(os.environ.get(VARIABLE))
-        return torch.device("cuda", 0)
-
-    def started(*_: object) -> None:
-        raise AssertionError("ranks started")
-
-    monkeypatch.setattr(device_module, "device_of", device_of)
-    monkeypatch.setattr(launching, "start_ranks", started)
-    if torchrun:
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-        monkeypatch.setenv("WORLD_SIZE", "3")
-    monkeypatch.setenv(VARIABLE, "1")
-    with pytest.raises(UserError, match=VARIABLE):
-        trainer.train(cell.config, lambda _: None)
-    monkeypatch.delenv(VARIABLE)
-    with pytest.raises((AssertionError, UserError), match=r"ranks (that torchrun )?started"):
-        trainer.train(cell.config, lambda _: None)
-    # CUDA reads it when it starts: under torchrun this process is a rank.
-    assert seen == ["1", "32" if torchrun else None]
-    monkeypatch.delenv(VARIABLE, raising=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +29,7 @@ from entrain_bench.train.modules import (
     input_width,
     named_parameters,
 )
+from entrain_bench.train.platform import prepare_platform
 from support.builders import TOKENS
 
 MODULES = config_tree() / "model" / "module"
@@ -37,6 +39,16 @@ CPU = torch.device("cpu")
 ITEMS = Pack((23, 8, 5, 40), (6, 2, 2, 9))
 SAMPLES = (9, 30, 14)
 Grads = dict[str, Tensor]
+
+
+@contextmanager
+def groups_of_one(backend: str) -> Iterator[StageGroups]:
+    """The groups of a stage while there is a process group of one rank."""
+    prepare_platform()
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.new_group([0])
+    yield StageGroups(group, group, group)
+    dist.destroy_process_group()
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Tensor:

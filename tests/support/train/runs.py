@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from unittest.mock import patch
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from entrain_bench.config.schema import ASIDE, RunConfig
 from entrain_bench.program import Program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
@@ -19,7 +21,6 @@ from entrain_bench.train.running import loop
 from entrain_bench.train.running.data import SampleData
 from entrain_bench.train.running.runtime import Runtime, build_runtime
 from entrain_bench.train.settings import TrainSettings
-from support.train.handover import config_from_json, config_to_json
 
 CPU = torch.device("cpu")
 # Small samples of different sizes. Where a gradient is zero but for rounding, Adam would divide noise by noise: a large
@@ -53,6 +54,16 @@ ONE_RANK = (
     "cluster.gpus_per_node=1",
     "cluster.tiers=[{name: network, bandwidth_bytes_per_s: 6.0e9, latency_s: 14.0e-6}]",
 )
+
+
+def config_to_json(config: RunConfig) -> str:
+    """A run's configuration for ranks."""
+    return json.dumps(config.content() | {name: getattr(config, name) for name in ASIDE})
+
+
+def config_from_json(text: str) -> RunConfig:
+    """The configuration that ``config_to_json`` wrote."""
+    return RunConfig.from_values(json.loads(text))
 
 
 def configuration(*overrides: str) -> str:

@@ -26,7 +26,6 @@ from entrain_bench.config.tree import config_tree
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import run_experiment
 from entrain_bench.train.launching import on_ranks
-from support.train.handover import config_to_json
 from support.train.launched import (
     TWO_RANKS,
     free_port,
@@ -37,7 +36,7 @@ from support.train.launched import (
     torchrun,
 )
 from support.train.ranks import run_ranks, start_server
-from support.train.runs import DISJOINT, SETTING, train_here
+from support.train.runs import DISJOINT, SETTING, config_to_json, train_here
 
 
 def troubled(what: str, *overrides: str) -> RunConfig:

@@ -24,10 +24,9 @@ from entrain_bench.train.running.data import SampleData, check_input, content_of
 from entrain_bench_workloads.dataset.parquet import ParquetSource
 from entrain_bench_workloads.dataset.tar import TarSource
 from support.datasets import picture_bytes, scan_here, sound_bytes, write_finevision, write_tar
-from support.train.handover import config_from_json
 from support.train.parity import check, reference_of, train_reference
 from support.train.ranks import RankError, run_ranks
-from support.train.runs import batch, configuration, features_of
+from support.train.runs import batch, config_from_json, configuration, features_of
 
 # Rows of one image, of two, of none; of as many sizes as rows.
 SIZES = ((57, 57), (60, 130), (90, 60), (120, 84))

@@ -19,9 +19,8 @@ from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.train.messages.control import PlanningGroup
 from entrain_bench.train.running import loop as feed_module
 from entrain_bench.train.running.loop import WorkFeed
-from support.train.handover import config_from_json
 from support.train.ranks import PRELOADED, run_ranks
-from support.train.runs import DISJOINT, configuration
+from support.train.runs import DISJOINT, config_from_json, configuration
 
 TIMEOUT_S = 60.0
 

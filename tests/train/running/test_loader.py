@@ -26,9 +26,18 @@ from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.stages import TrainedStage
 from support.builders import random_samples
 from support.processes import eventually
-from support.train.handover import config_from_json
 from support.train.ranks import run_ranks
-from support.train.runs import CPU, DISJOINT, ONE_RANK, SETTING, build_here, configuration, features_of, program_of
+from support.train.runs import (
+    CPU,
+    DISJOINT,
+    ONE_RANK,
+    SETTING,
+    build_here,
+    config_from_json,
+    configuration,
+    features_of,
+    program_of,
+)
 
 
 class Numbered:

@@ -26,10 +26,9 @@ from entrain_bench.train.running import loop
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.loop import WorkFeed
 from entrain_bench.train.running.runtime import build_runtime
-from support.train.handover import config_from_json
 from support.train.modules import small_model
 from support.train.ranks import RankError, run_ranks
-from support.train.runs import CPU, DISJOINT, ONE_RANK, batch, build_here, configuration, train_here
+from support.train.runs import CPU, DISJOINT, ONE_RANK, batch, build_here, config_from_json, configuration, train_here
 
 
 @contextmanager

@@ -7,9 +7,8 @@ import pytest
 
 from entrain_bench.config.tree import choices
 from entrain_bench.run.experiment import prepare
-from support.train.handover import config_from_json
 from support.train.parity import FAULTS, SPLIT, check, errors, reference_of
-from support.train.runs import AUDIO, configuration
+from support.train.runs import AUDIO, config_from_json, configuration
 
 # Degrees that four ranks allow; strategies whose parts do not fit one of them say so.
 DEGREES = {

@@ -17,10 +17,9 @@ from entrain_bench.run.experiment import prepare
 from entrain_bench.train.messages.rank_plan import block_of, lane_of_rank, places_of
 from entrain_bench.train.modules import StageGroups, slices
 from entrain_bench.train.running.runtime import build_runtime
-from support.train.handover import config_from_json
 from support.train.parity import RANKS, SPLIT, check, compare, reference_of
 from support.train.ranks import run_ranks
-from support.train.runs import AUDIO, configuration
+from support.train.runs import AUDIO, config_from_json, configuration
 from support.train.widths import EVERY, HALVED, SHARDED, SLICED
 
 BRAID = ("strategy=braid", "layout.tp=1")
