@@ -120,22 +120,15 @@ def on_one_clock(rows: Sequence[FloatArray], began_s: Sequence[float]) -> list[F
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Measurements of one rank in an iteration.
+    """Measurements of one rank in an iteration."""
 
-    Attributes:
-        rows: action, start and end of each pass ``[actions, 3]``, in seconds since ``began_s`` on rank 0's clock.
-        losses: action and loss of each LLM chunk, divided by the batch's predicted tokens.
-        grad_norm: of all modules before clipping; if it is not finite, no rank changed its weights.
-        input_stall_s: seconds that the rank waited for inputs of its forwards.
-        peak_bytes: peak of the device's allocator; on a CPU, of the whole process.
-    """
-
+    # action, start and end of each pass ``[actions, 3]``, in seconds since ``began_s`` on rank 0's clock
     rows: FloatArray
     began_s: float
-    losses: list[tuple[int, float]]
-    grad_norm: float
-    peak_bytes: float
-    input_stall_s: float = 0.0
+    losses: list[tuple[int, float]]  # action and loss of each LLM chunk, divided by the batch's predicted tokens
+    grad_norm: float  # of all modules before clipping; if it is not finite, no rank changed its weights
+    peak_bytes: float  # peak of the device's allocator; on a CPU, of the whole process
+    input_stall_s: float = 0.0  # seconds that the rank waited for inputs of its forwards
 
 
 def see(losses: Sequence[tuple[int, Tensor]], grad_norm: float, input_stall_s: float, clock: Clock) -> Seen:

@@ -29,7 +29,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import ModuleConfig
 from entrain_bench.train.modules import Stage, StageGroups, named_parameters
-from entrain_bench.train.modules.positions import sinusoids
+from entrain_bench.train.modules.packing import sinusoids
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -42,34 +42,21 @@ Roots = dict[tuple[str, str], str]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The stored tensors of a parameter.
+    """The stored tensors of a parameter."""
 
-    Attributes:
-        shapes: of stored tensors by name; a convolution's have channels before taps.
-        order: row of all stored tensors for each of the parameter's, -1 for zeros; None: the same.
-        taps_first: whether the parameter has a convolution's taps before its channels.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    order: IntArray | None = None
-    taps_first: bool = False
+    shapes: Mapping[str, tuple[int, ...]]  # of stored tensors by name; a convolution's have channels before taps
+    order: IntArray | None = None  # row of all stored tensors for each of the parameter's, -1 for zeros; None: the same
+    taps_first: bool = False  # whether the parameter has a convolution's taps before its channels
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How checkpoints of an architecture name a module's tensors.
+    """How checkpoints of an architecture name a module's tensors."""
 
-    Attributes:
-        roots: possible prefixes of each root; the first is the default.
-        block: prefix of a block's names, with its number from 0.
-        parts: stored names of our parts; one part may be stored as several.
-        unused: prefixes of tensors that the model does not have.
-    """
-
-    roots: Mapping[str, tuple[str, ...]]
-    block: str
-    parts: Mapping[str, tuple[str, ...]]
-    unused: tuple[str, ...] = ()
+    roots: Mapping[str, tuple[str, ...]]  # possible prefixes of each root; the first is the default
+    block: str  # prefix of a block's names, with its number from 0
+    parts: Mapping[str, tuple[str, ...]]  # stored names of our parts; one part may be stored as several
+    unused: tuple[str, ...] = ()  # prefixes of tensors that the model does not have
 
 
 _PROJECTOR = ("multi_modal_projector.", "model.multi_modal_projector.")

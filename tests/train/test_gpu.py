@@ -17,7 +17,7 @@ from entrain_bench.cli import run_command
 from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.train.modules import StageGroups
-from entrain_bench.train.modules.attention import AttentionKernel, packed_attention
+from entrain_bench.train.modules.blocks import AttentionKernel, packed_attention
 from entrain_bench.train.modules.packing import Segments, make_segments
 from entrain_bench.train.running import loop
 from entrain_bench.train.running.data import made_up_features, row_keys

@@ -20,13 +20,12 @@ from torch import Tensor
 from entrain_bench.lab.fidelity.programs import FidelityProgram
 from entrain_bench.lab.measuring import write_json
 from entrain_bench.run.experiment import prepare
+from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.launching import TIMEOUT_S
 from entrain_bench.train.measuring import Clock, merge_timeline
 from entrain_bench.train.messages.control import gather_values
 from entrain_bench.train.messages.rank_plan import believed_order
-from entrain_bench.train.platform import prepare_platform
-from entrain_bench.train.running.groups import GroupMaker
-from entrain_bench.train.running.runtime import Runtime, build_runtime
+from entrain_bench.train.running.runtime import GroupMaker, Runtime, build_runtime
 from entrain_bench.train.settings import TrainSettings
 
 WARM_UPS = 2

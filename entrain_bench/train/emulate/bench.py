@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import sleep, thread_time
 
@@ -15,12 +15,10 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import ExecutionError, OutOfMemoryError, UserError
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
-from entrain_bench.train.device import find_device
-from entrain_bench.train.emulate.work import LaneOrder
+from entrain_bench.train.device import find_device, rank_of_many
 from entrain_bench.train.measuring import Clock
 from entrain_bench.train.messages.rank_plan import Message, Step, order_of_actions
 from entrain_bench.train.messages.transfers import Transfers
-from entrain_bench.train.platform import rank_of_many
 from entrain_bench.train.running.runtime import Iteration, Runtime, build_runtime
 from entrain_bench.train.settings import TrainSettings
 
@@ -62,37 +60,32 @@ class Bench:
             raise ExecutionError("harness=emulate: torch.distributed is already initialized in this process")
 
     def measure(
-        self, program: Program, orders: Sequence[LaneOrder]
-    ) -> list[tuple[FloatArray, dict[tuple[int, int], float]]]:
-        """Time the passes of lanes in their order, and optimizer steps.
+        self, program: Program, rank: int, waits_s: FloatArray
+    ) -> tuple[FloatArray, dict[tuple[int, int], float]]:
+        """Time the passes of a rank in their order, with idle seconds before each, and its optimizer steps.
 
-        Returns, by lane, seconds of each pass ``[repetitions, actions]``, and of the step of each stage that its first
-        rank holds, by module and stage. ``OutOfMemoryError`` names what does not fit.
+        Returns seconds of each pass ``[repetitions, passes]``, and of the step of each stage by module and stage.
+        ``OutOfMemoryError`` names what does not fit.
         """
         whole = tuple(replace(placed, sharded=False, offload=False) for placed in program.layout.modules)
         program = replace(program, layout=replace(program.layout, modules=whole))
-        ranks = self.truth.cluster.num_ranks
-        settings = TrainSettings(self.truth, 0.0, ranks, dtype=self.dtype, preprocessing="inline")
+        num_ranks = self.truth.cluster.num_ranks
+        settings = TrainSettings(self.truth, 0.0, num_ranks, dtype=self.dtype, preprocessing="inline")
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         self._at = "the weights"
-        measured = []
         try:
-            for order in orders:
-                with rank_of_many(ranks, order.first_rank):
-                    runtime = build_runtime(program.layout, settings, self.device, 0, dist.new_group())
-                    seconds = self._time_passes(runtime, program, order)
-                    self._at = "an optimizer step"
-                    measured.append((seconds, self._time_optimizers(runtime)))
-                    del runtime
+            with rank_of_many(num_ranks, rank):
+                runtime = build_runtime(program.layout, settings, self.device, 0, dist.new_group())
+                seconds = self._time_passes(runtime, program, waits_s)
+                self._at = "an optimizer step"
+                return seconds, self._time_optimizers(runtime)
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(f"memory: the device ran out of memory in {self._at} (harness=emulate)") from error
         finally:
             torch.set_num_threads(num_threads)
-        return measured
 
-    def _time_passes(self, runtime: Runtime, program: Program, order: LaneOrder) -> FloatArray:
-        """Seconds of every pass of a lane ``[repetitions, actions]``."""
+    def _time_passes(self, runtime: Runtime, program: Program, waits_s: FloatArray) -> FloatArray:
         work = runtime.prepare(program, order_of_actions(program))
         inputs = list(work.inputs)
         # Gradients are summed and weights gathered by ranks that are not there.
@@ -104,7 +97,7 @@ class Bench:
                 trained.zero_grad()
             transfers = Absent(work.plan, runtime.groups.channels, runtime.dtype, self.device, self.truth.framework)
             iteration = Iteration(runtime, replace(work, inputs=iter(inputs)), transfers)
-            for step, wait_s in zip(passes, order.waits_s.tolist(), strict=True):
+            for step, wait_s in zip(passes, waits_s.tolist(), strict=True):
                 self._at = str(program.view(step.action))
                 if wait_s:
                     sleep(wait_s)

@@ -16,27 +16,31 @@ from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.layout import check_tensor_parallel
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.device import to_device
-from entrain_bench.train.modules.attention import AttentionKernel, Mask, kernel_for
-from entrain_bench.train.modules.blocks import Block, transformer_block, transformer_config
+from entrain_bench.train.modules.blocks import (
+    AttentionKernel,
+    Block,
+    Mask,
+    kernel_for,
+    transformer_block,
+    transformer_config,
+)
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding
 from entrain_bench.train.modules.packing import (
+    Arrangement,
     Pack,
+    Rotation,
     Share,
     Shares,
     StageGroups,
-    consecutive_windows,
-    positions_of,
-    segments_of,
-    shares_of,
-)
-from entrain_bench.train.modules.positions import (
-    Arrangement,
-    Rotation,
     arrangement_of,
     check_windows,
+    consecutive_windows,
     grid_rotary_angles,
     on_grid,
+    positions_of,
     rotary_angles,
+    segments_of,
+    shares_of,
     sinusoids,
 )
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct, Splitter, WeightPass
@@ -242,18 +246,12 @@ def build_stage(
 
 @dataclass(frozen=True, slots=True)
 class NamedParameter:
-    """This rank's shard of a parameter.
+    """This rank's shard of a parameter."""
 
-    Attributes:
-        key: ``module.layer.parameter``; both copies of a tied embedding have the input embedding's.
-        dim: the dimension that tensor parallelism splits; -1 for none.
-        stride: pieces of each shard; pieces of all ranks interleave (2 for gate and up of a gated MLP).
-    """
-
-    key: str
+    key: str  # ``module.layer.parameter``; both copies of a tied embedding have the input embedding's
     parameter: Parameter
-    dim: int
-    stride: int
+    dim: int  # the dimension that tensor parallelism splits; -1 for none
+    stride: int  # pieces of each shard; pieces of all ranks interleave (2 for gate and up of a gated MLP)
     tp: int
     tp_rank: int
 

@@ -27,7 +27,7 @@ from entrain_bench.records.metrics import BELIEVED
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.run.experiment import MAX_KEPT_ACTIONS, Feed, RunContext, prepare
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.device import device_name, device_of, dtype_name
+from entrain_bench.train.device import device_name, device_of, dtype_name, prepare_platform
 from entrain_bench.train.measuring import (
     OF_THE_CLUSTER,
     Clock,
@@ -44,8 +44,7 @@ from entrain_bench.train.messages.control import (
     process_group,
 )
 from entrain_bench.train.messages.rank_plan import believed_order
-from entrain_bench.train.modules.attention import kernel_for
-from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.modules.blocks import kernel_for
 from entrain_bench.train.running.checkpoint import Checkpoints
 from entrain_bench.train.running.data import content_of
 from entrain_bench.train.running.runtime import Runtime, Work, build_runtime

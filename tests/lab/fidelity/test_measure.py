@@ -19,8 +19,7 @@ from entrain_bench.lab.fidelity.programs import (
     overrides_of,
 )
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.train.emulate.emulator import Measured
-from entrain_bench.train.emulate.work import PassSeconds, lane_orders
+from entrain_bench.train.emulate import Measured, PassSeconds, lane_orders
 
 SMALL = ("model.modules.vision.num_layers=2", "model.modules.vision.full_attention_layers=[1]", "global_batch=4")
 

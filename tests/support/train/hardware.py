@@ -33,17 +33,11 @@ COMPUTE = "compute"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation that a host submits.
+    """One operation that a host submits."""
 
-    Attributes:
-        name: what it takes part in.
-        stream: whose operations run one after the other.
-        event: place of an earlier operation of the rank that must be through; -1 for none.
-    """
-
-    name: Name
-    stream: Hashable
-    event: int = -1
+    name: Name  # what it takes part in
+    stream: Hashable  # whose operations run one after the other
+    event: int = -1  # place of an earlier operation of the rank that must be through; -1 for none
 
 
 @dataclass

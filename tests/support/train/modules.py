@@ -19,6 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from entrain_bench.config.tree import config_tree
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.modules import (
     NamedParameter,
     Pack,
@@ -29,7 +30,6 @@ from entrain_bench.train.modules import (
     input_width,
     named_parameters,
 )
-from entrain_bench.train.platform import prepare_platform
 from support.builders import TOKENS
 
 MODULES = config_tree() / "model" / "module"

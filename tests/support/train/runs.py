@@ -16,7 +16,7 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.running import loop
 from entrain_bench.train.running.data import SampleData
 from entrain_bench.train.running.runtime import Runtime, build_runtime

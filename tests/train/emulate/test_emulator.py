@@ -19,9 +19,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare, run_experiment
 from entrain_bench.simulate import Simulator
-from entrain_bench.train.emulate import Emulator, bench
-from entrain_bench.train.emulate.emulator import Measured
-from entrain_bench.train.emulate.work import PassSeconds, lane_orders, stage_shapes, works_of
+from entrain_bench.train.emulate import Emulator, Measured, PassSeconds, bench, lane_orders, stage_shapes, works_of
 from entrain_bench.train.modules import Pack, Stage, StageGroups
 from support.train.widths import HALVED, SLICED
 from support.wide import wide_unless

@@ -20,10 +20,10 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench.simulate.replay import LABELS, replay
+from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.measuring import Clock, merge_timeline
 from entrain_bench.train.messages.control import gather_values
 from entrain_bench.train.messages.rank_plan import Step
-from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import stages as step_module
 from entrain_bench.train.running.runtime import Iteration, build_runtime
 from entrain_bench.train.settings import TrainSettings
