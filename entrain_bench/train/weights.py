@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -29,6 +29,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import ModuleConfig
 from entrain_bench.train.modules import Stage, StageGroups, named_parameters
+from entrain_bench.train.modules.blocks import AttentionKernel
 from entrain_bench.train.modules.packing import sinusoids
 
 INDEX = "model.safetensors.index.json"
@@ -160,83 +161,54 @@ def full_name(module: ModuleSpec, name: str, roots: Roots) -> str:
     return roots.get((module.name, root), root + colon) + rest
 
 
+class _Alone:
+    """The group of one rank, in which a stage is described before there are others."""
+
+    def size(self) -> int:
+        return 1
+
+    def rank(self) -> int:
+        return 0
+
+
 def stored_tensors(model: ModelSpec, module: ModuleSpec, roots: Roots) -> dict[str, Stored]:
     """Stored tensors of every parameter of a module, by ``named_parameters``'s key without the module's name."""
+    scheme = scheme_of(module)
     config = module.config
-    last = len(module.layers) - 1
-    names = _Names(model, module, roots, scheme_of(module))
-    for index in range(1, last):
-        names.add_block(index)
-    if module.is_encoder:
-        names.add_ends(last)
-    else:
-        names.add("0.words.weight", "words", (config.vocab_size, config.hidden_size))
-        if not config.tied_embeddings:
-            names.add(f"{last}.logits.weight", "logits", (config.vocab_size, config.hidden_size))
-    if not module.is_encoder or config.head_norm:
-        for part in _weight_and(config.norm_bias):
-            names.add(f"{last}.norm.{part}", "norm", (config.hidden_size,))
-    return names.tensors
-
-
-@dataclass(frozen=True, slots=True)
-class _Names:
-    model: ModelSpec
-    module: ModuleSpec
-    roots: Roots
-    scheme: Scheme
-    tensors: dict[str, Stored] = field(default_factory=dict)
-
-    def add(self, key: str, ours: str, shape: tuple[int, ...], block: str = "", **options: Any) -> None:
-        """A parameter whose rows are stored in equal parts."""
-        names = self.names(ours, "bias" if key.endswith(".bias") else "weight", block)
-        self.tensors[key] = Stored(dict.fromkeys(names, (shape[0] // len(names), *shape[1:])), **options)
-
-    def names(self, ours: str, part: str, block: str = "") -> list[str]:
-        """Stored names of a part; that of the head is empty, so its prefix ends in the dot."""
-        prefixes = [full_name(self.module, block + name, self.roots) for name in self.scheme.parts[ours]]
-        return [f"{prefix}{'' if prefix.endswith(('.', ':')) else '.'}{part}" for prefix in prefixes]
-
-    def add_block(self, index: int) -> None:
-        config = self.module.config
-        hidden = config.hidden_size
-        ffn = config.ffn_hidden_size
-        block = self.scheme.block.format(index - 1)
-        for part in _weight_and(config.norm_bias):
-            for norm in ("input_layernorm", "pre_mlp_layernorm"):
-                self.add(f"{index}.{norm}.{part}", norm, (hidden,), block)
-        for part in _weight_and(config.qkv_bias):
-            names = self.names("linear_qkv", part, block)
-            self.tensors[f"{index}.self_attention.linear_qkv.{part}"] = _heads(config, names, part)
-        products = (
-            ("self_attention", "linear_proj", hidden, config.num_heads * config.head_dim),
-            ("mlp", "linear_fc1", 2 * ffn if config.gated_mlp else ffn, hidden),
-            ("mlp", "linear_fc2", hidden, ffn),
-        )
-        for layer, product, rows, width in products:
-            key = f"{index}.{layer}.{product}"
-            self.add(f"{key}.weight", product, (rows, width), block)
-            if config.linear_bias:
-                self.add(f"{key}.bias", product, (rows,), block)
-
-    def add_ends(self, last: int) -> None:
-        config = self.module.config
-        for end, layer, biased in (("embed", 0, config.norm_bias), ("head", last, True)):
-            for index, gemm in enumerate(self.module.layers[layer].gemms):
-                where = f"{end}.{index}"
-                if where not in self.scheme.parts:
-                    raise IncompatibleError(
-                        f"model.modules.{self.module.name}.{end}_gemms: checkpoint={config.checkpoint} has no product "
-                        f"{index}"
-                    )
-                row = _kernel(self.model, config.checkpoint, gemm.k) if end == "embed" else (gemm.k,)
-                taps_first = end == "embed" and config.checkpoint == "whisper_encoder"
-                key = f"{layer}.products.products.{index}"
-                self.add(f"{key}.weight", where, (gemm.n, *row), taps_first=taps_first)
-                if biased:
-                    self.add(f"{key}.bias", where, (gemm.n,))
-        if config.learned_positions:
-            self.add("0.positions", "positions", (config.learned_positions, config.hidden_size))
+    group: Any = _Alone()
+    layers = range(len(module.layers))
+    with torch.device("meta"):
+        kernel = AttentionKernel.SDPA
+        groups = StageGroups(group, group, group)
+        stage = Stage(module, layers, groups, dtype=torch.float32, recompute=False, attention=kernel)
+    stored = dict[str, Stored]()
+    for named in named_parameters(stage):
+        key = named.key.removeprefix(f"{module.name}.")
+        layer, *path, part = key.split(".")
+        ours = path[-1] if path else part
+        is_end = int(layer) in (0, layers[-1])
+        end = "embed" if layer == "0" else "head"
+        if "products" in path:
+            ours = f"{end}.{ours}"
+        if ours not in scheme.parts:
+            index = ours.rpartition(".")[2]
+            raise IncompatibleError(
+                f"model.modules.{module.name}.{end}_gemms: checkpoint={config.checkpoint} has no product {index}"
+            )
+        block = "" if is_end else scheme.block.format(int(layer) - 1)
+        prefixes = [full_name(module, block + name, roots) for name in scheme.parts[ours]]
+        # The name of the head is empty, so its prefix ends in the dot.
+        suffix = part if path else "weight"
+        names = [f"{prefix}{'' if prefix.endswith(('.', ':')) else '.'}{suffix}" for prefix in prefixes]
+        if ours == "linear_qkv":
+            stored[key] = _heads(config, names, part)
+            continue
+        rows, *row = named.full_shape
+        is_kernel = ours.startswith("embed.") and part == "weight"
+        shape = (rows // len(names), *(_kernel(model, config.checkpoint, row[0]) if is_kernel else row))
+        taps_first = is_kernel and config.checkpoint == "whisper_encoder"
+        stored[key] = Stored(dict.fromkeys(names, shape), taps_first=taps_first)
+    return stored
 
 
 def _heads(config: ModuleConfig, names: Sequence[str], part: str) -> Stored:
@@ -266,10 +238,6 @@ def _kernel(model: ModelSpec, checkpoint: str, width: int) -> tuple[int, ...]:
     side = model.tokens.patch_pixels
     frames = () if checkpoint == "siglip" else (width // (3 * side * side),)
     return 3, *frames, side, side
-
-
-def _weight_and(bias: bool) -> tuple[str, ...]:
-    return ("weight", "bias") if bias else ("weight",)
 
 
 @dataclass(frozen=True, slots=True)
