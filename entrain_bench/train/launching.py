@@ -89,12 +89,8 @@ def run_on_ranks(
 ) -> list[Any]:
     """Do a job on ranks of this machine and return the results by rank; the first failure, or a signal, ends all.
 
-    ``progress`` is told the steps of rank 0. On a CPU ``modules`` are imported once for all ranks.
-
-    Raises:
-        UserError: what a rank found wrong with the input.
-        ExecutionError: with the first cause, if a rank fails otherwise or dies.
-        SystemExit: with 128 plus its number, for a signal that ends this process.
+    ``progress`` is told the steps of rank 0. On a CPU ``modules`` are imported once for all ranks. Raises ``UserError``
+    for bad input, ``ExecutionError`` with the first cause, ``SystemExit`` (128 plus its number) for a signal.
     """
     # Torch logs what becomes one line here.
     for name in ("torch.distributed.elastic.multiprocessing.api", "torch.multiprocessing.spawn"):

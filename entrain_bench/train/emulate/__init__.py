@@ -140,11 +140,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Emulator:
-    """Runs every pass of a program on one device, rank by rank, in the rank's order.
-
-    Collectives are priced by the cost truth, reported memory is modelled, and ranks with equal work run once.
-    ``measured`` grows with every program.
-    """
+    """Runs passes on one device, rank by rank, equal ones once (``measured`` grows); the cost truth prices the rest."""
 
     trains: ClassVar[Literal[False]] = False
 
@@ -160,13 +156,9 @@ class Emulator:
         refuse_generators(self.truth.model, "harness=emulate")
 
     def execute(self, program: Program) -> Timeline:
-        """Validate a program, measure those of its passes that are new, and time it.
+        """Validate a program, measure those of its passes that are new, and time it; raises as ``Simulator.execute``.
 
-        Raises:
-            UserError: if the program is invalid, or the device is not there.
-            IncompatibleError: for modules that cannot be built, and settings that are simulated only.
-            OutOfMemoryError: naming what does not fit: a rank's program by the model, or a pass on this device.
-            DeadlockError: naming the cycle.
+        Also ``IncompatibleError`` for what cannot be built, ``OutOfMemoryError`` naming what does not fit this device.
         """
         check_program(program)
         for module, placed in zip(program.model.modules, program.layout.modules, strict=True):

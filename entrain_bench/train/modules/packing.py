@@ -366,13 +366,9 @@ class Arrangement:
 def arrange(
     lengths: tuple[int, ...], grids: tuple[tuple[int, int], ...], merge_tokens: int, window_tokens: int
 ) -> Arrangement:
-    """The order of a pack's tokens.
+    """The order of a pack's tokens, in windows that are squares of blocks (0 for none).
 
-    Args:
-        lengths: tokens of each picture.
-        grids: rows and columns of each picture; if unknown, (0, 0) or none, blocks fill rows of ceil(sqrt(blocks)).
-        merge_tokens: tokens of a block.
-        window_tokens: tokens of a whole window, a square of blocks; 0 for none.
+    Where the rows and columns of a picture are not known, (0, 0) or none, blocks fill rows of ceil(sqrt(blocks)).
     """
     sizes = torch.tensor(lengths)
     side = _side(merge_tokens)

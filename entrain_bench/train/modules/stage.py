@@ -88,17 +88,11 @@ class Stage(torch.nn.Module):
             copy.shared = not self._is_first  # type: ignore[attr-defined]
 
     def forward(self, hidden: Tensor | None, pack: Pack, groups: StageGroups | None = None) -> Tensor:
-        """Run the layers on a chunk.
+        """Run the layers on a chunk that ``groups`` share (None: the stage's); returns states of this rank's tokens.
 
-        Args:
-            hidden: of a first stage features ``[sum(lengths), input_width]`` in stage order, or projected tokens
-                ``[projected tokens, hidden_size]``, None for none; of others hidden states of this rank's tokens.
-            pack: the chunk's sequences.
-            groups: ranks that share the chunk; None: the stage's.
-
-        Returns:
-            Hidden states of this rank's tokens; from a last stage LLM tokens ``[sum(outputs), LLM hidden size]``
-            (encoder) or the summed loss over this rank's labelled positions, a float32 scalar (LLM).
+        ``hidden`` are such states too, or of a first stage features ``[sum(lengths), input_width]`` in stage order,
+        projected tokens ``[projected tokens, hidden_size]``, or None for none. A last stage returns LLM tokens
+        ``[sum(outputs), LLM hidden size]``, or the summed loss of this rank's labelled positions, a float32 scalar.
         """
         assert sum(pack.lengths) > 0, "empty chunk"
         self.splitter.on = pack.splits_backward
@@ -215,9 +209,7 @@ def build_stage(
 ) -> Stage:
     """Build and initialise a stage of the given layers; call ``prepare_platform`` before.
 
-    Raises:
-        IncompatibleError: for an architecture that cannot be built.
-        UserError: if tensor parallelism does not divide a width.
+    ``IncompatibleError`` for an architecture that cannot be built, ``UserError`` if TP does not divide a width.
     """
     check_tensor_parallel(module, groups.tp.size())
     config = module.config

@@ -225,8 +225,7 @@ class FromFiles:
     def features(self, module: ModuleSpec, shapes: SampleShapes, items: IntArray, out: Features) -> None:
         """Write the input of an encoder for some items ``[sum of encoder tokens, input width]``, in natural order.
 
-        Raises:
-            UserError: naming a sample that cannot be read or is not what the shapes say.
+        ``UserError`` names a sample that cannot be read or is not what the shapes say.
         """
         is_sound = "audio" in module.config.modalities
         patches = None if is_sound else patch_rules(module, out.shape[1], self.rules)

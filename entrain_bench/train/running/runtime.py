@@ -391,9 +391,7 @@ def build_runtime(
 ) -> Runtime:
     """The runtime of this rank; collective over all ranks. Initial weights do not depend on the layout.
 
-    Raises:
-        IncompatibleError: for a layout that only the simulator runs.
-        UserError: for published weights of another model.
+    ``IncompatibleError`` for a layout that only the simulator runs, ``UserError`` for weights of another model.
     """
     model = settings.truth.model
     framework = settings.truth.framework
