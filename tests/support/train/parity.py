@@ -36,9 +36,9 @@ from entrain_bench_strategies.braid import BraidPlanner
 from entrain_bench_strategies.braid.planner import Shape, place
 from entrain_bench_strategies.dip.partitioner import DipPlanner, colocate
 from support.train.faults import OtherInputs, drop_sample, repeat_weights, reverse_rows, skip_weights
+from support.train.four_ranks import split_backwards
 from support.train.ranks import run_ranks
 from support.train.runs import CPU, batch, config_from_json, features_of
-from support.train.splitting import split_backwards
 
 NUM_STEPS = 3
 RANKS = 4

@@ -35,8 +35,7 @@ from entrain_bench.train.messages.rank_plan import (
     plan_rank,
 )
 from support.builders import AV_MODEL, av_samples, placed, random_samples, rngs
-from support.train.four_ranks import LAYOUTS, programs
-from support.train.splitting import split_backwards
+from support.train.four_ranks import LAYOUTS, programs, split_backwards
 
 
 def deliver(program: Program, plans: list[RankPlan]) -> int:
