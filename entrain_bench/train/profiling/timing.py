@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import ceil, floor, isqrt, sqrt
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,6 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.costs.profiled.timed_points import COLLECTIVES, CollectivePoint, StagePoint, StepPoint
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import build_layers
-from entrain_bench.specs.parse import parse
 from entrain_bench.train.device import rank_of_many, to_device
 from entrain_bench.train.launching import on_ranks
 from entrain_bench.train.measuring import Clock
@@ -337,15 +335,15 @@ def measure_collectives(
 ) -> list[CollectivePoint]:
     """Time every operation at every size on ranks of this machine, pinned to ``cores``."""
     args = (device, message_bytes, patience, tuple(operations))
-    points, *_ = on_ranks(_points, num_ranks, *args, device=device, cores=cores)
-    return [parse(CollectivePoint, values, "collectives") for values in points]
+    points: list[CollectivePoint] = on_ranks(_points, num_ranks, *args, device=device, cores=cores)[0]
+    return points
 
 
 def _points(
     device: str, message_bytes: tuple[int, ...], patience: Patience, operations: Sequence[str], group: dist.ProcessGroup
-) -> list[dict[str, Any]]:
+) -> list[CollectivePoint]:
     place = torch.device(device, group.rank()) if device == "cuda" else torch.device("cpu")
-    return [asdict(_point(name, size, place, patience, group)) for name in operations for size in message_bytes]
+    return [_point(name, size, place, patience, group) for name in operations for size in message_bytes]
 
 
 def _point(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle
+from itertools import cycle, groupby
 from math import isqrt, sqrt
 from queue import Queue, SimpleQueue
 from threading import Thread
@@ -130,35 +130,30 @@ class SampleData:
         positions = []
         for sample in samples.tolist():
             parts: list[int | Picture] = []
-            before: Picture | None = None
-            for item in range(int(shapes.item_offsets[sample]), int(shapes.item_offsets[sample + 1])):
-                name = shapes.modalities[int(shapes.item_modality[item])]
-                tokens = int(shapes.item_llm_tokens[item])
-                if name == "audio":
-                    parts.append(tokens)
-                    before = None
-                    continue
-                picture = replace(self._picture(item, tokens), frame_step=llm.config.mrope_frame_step)
-                if name == "video" and before == replace(picture, frames=before.frames if before else 0):
-                    picture = replace(before, frames=before.frames + 1)
-                    parts.pop()
-                parts.append(picture)
-                before = picture if name == "video" else None
+            items = range(int(shapes.item_offsets[sample]), int(shapes.item_offsets[sample + 1]))
+            for (name, part), same in groupby(items, partial(self._part, llm.config.mrope_frame_step)):
+                count = len(list(same))
+                is_video = name == "video" and isinstance(part, Picture)
+                parts += [replace(part, frames=count)] if is_video else count * [part]
             if text := int(shapes.text_tokens[sample]):
                 parts.append(text)
             positions.append(multimodal_positions(parts))
         return torch.cat(positions, dim=1)
 
-    def _picture(self, item: int, tokens: int) -> Picture:
-        """Places of an item's LLM tokens: on its grid, or in rows of ceil(sqrt(tokens)) if that is not known."""
-        grids = self.shapes.item_grids
-        if grids is not None and grids[item, 0]:
-            rows, columns = grids[item].tolist()
-            merged = isqrt(int(self.shapes.item_encoder_tokens[item]) // tokens)
+    def _part(self, frame_step: float, item: int) -> tuple[str, int | Picture]:
+        """Modality and places of an item's LLM tokens: on its grid, or in rows of ceil(sqrt(tokens)) if not known."""
+        shapes = self.shapes
+        name = shapes.modalities[int(shapes.item_modality[item])]
+        tokens = int(shapes.item_llm_tokens[item])
+        if name == "audio":
+            return name, tokens
+        if shapes.item_grids is not None and shapes.item_grids[item, 0]:
+            rows, columns = shapes.item_grids[item].tolist()
+            merged = isqrt(int(shapes.item_encoder_tokens[item]) // tokens)
             if rows * columns == tokens * merged**2:
-                return Picture(rows // merged, columns // merged)
+                return name, Picture(rows // merged, columns // merged, frame_step=frame_step)
         columns = isqrt(tokens - 1) + 1
-        return Picture(-(-tokens // columns), columns, tokens=tokens)
+        return name, Picture(-(-tokens // columns), columns, frame_step=frame_step, tokens=tokens)
 
 
 def made_up_features(keys: Tensor, width: int) -> Tensor:
