@@ -20,7 +20,7 @@ import entrain_bench
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train.device import MODULES, device_of, dtype_name, dtype_on, prepare_platform
+from entrain_bench.train.device import MODULES, device_of, prepare_platform
 from entrain_bench.train.launching import environment_of_ranks
 from entrain_bench.train.settings import VARIABLE, TrainSettings, check_connections
 from entrain_bench.train.trainer import DistributedTrainer
@@ -110,15 +110,6 @@ def test_a_gpu_for_every_rank_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert device_of(trainer("auto")) == torch.device("cuda", 1)
-
-
-def test_gpus_compute_in_bfloat16_unless_told_otherwise() -> None:
-    settings = trainer("cpu")
-    assert settings.dtype == "auto"
-    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
-    assert (dtype_on(cpu, settings.dtype), dtype_on(gpu, settings.dtype)) == (torch.float32, torch.bfloat16)
-    for name in ("float32", "bfloat16"):
-        assert dtype_name(dtype_on(cpu, name)) == dtype_name(dtype_on(gpu, name)) == name
 
 
 def test_torchrun_must_start_as_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

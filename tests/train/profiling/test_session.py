@@ -28,7 +28,6 @@ from entrain_bench.train.measuring import Clock
 from entrain_bench.train.profiling import timing as layers
 from entrain_bench.train.profiling.settings import ProfileSettings
 from entrain_bench.train.profiling.timing import (
-    DEPTH,
     WARM_UPS,
     Bench,
     Patience,
@@ -110,12 +109,6 @@ def test_degrees_are_those_that_divide_the_model() -> None:
     assert settings.degrees(model) == [(1, 1), (2, 1)]
 
 
-def test_help_shows_every_key(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["profile", "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert all(f"  {name}=" in shown for name in ProfileSettings.__dataclass_fields__)
-
-
 CPU = torch.device("cpu")
 
 
@@ -162,11 +155,6 @@ def test_slow_ones_end_with_their_time_and_are_hardly_warmed_up() -> None:
 VISION, LLM = ModelSpec.from_config(compose_cells(["model=tiny"])[0].config.model).modules
 
 
-def test_lengths_are_in_proportion_of_odd_numbers() -> None:
-    assert split_tokens(64, 4) == (4, 12, 20, 28)
-    assert split_tokens(10, 3) == (1, 3, 6)
-
-
 @given(tokens=st.integers(1, 10_000), share=st.floats(0, 1))
 def test_lengths_are_positive_and_add_up(tokens: int, share: float) -> None:
     number = 1 + int(share * (tokens**0.5 - 1))
@@ -175,19 +163,6 @@ def test_lengths_are_positive_and_add_up(tokens: int, share: float) -> None:
     assert sum(lengths) == tokens
     assert min(lengths) >= 1
     assert longest_of(tokens, number) == lengths[-1] == max(lengths)
-
-
-def test_every_kind_is_a_target_and_blocks_are_stacked() -> None:
-    assert [(t.kind, t.depths) for t in targets_of(VISION, 2)] == [
-        ("embed", (1,)),
-        ("window_block", (1, DEPTH)),
-        ("block", (1, DEPTH)),
-        ("head", (1,)),
-    ]
-
-
-def test_only_blocks_are_timed_for_several_context_parallel_ranks() -> None:
-    assert [(t.kind, t.cp) for t in targets_of(VISION, 2, 4)] == [("window_block", 4), ("block", 4)]
 
 
 def test_blocks_take_one_a_few_and_many_sequences_and_ends_one() -> None:

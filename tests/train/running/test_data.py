@@ -434,11 +434,3 @@ def test_rows_do_not_depend_on_how_many_are_made_at_a_time(monkeypatch: pytest.M
         assert torch.equal(features(0, [4], [1], [300]), expected)
     # A narrower row is the beginning of a wider one.
     assert torch.equal(features(0, [4], [1], [300], width=10), expected[:, :10])
-
-
-@pytest.mark.parametrize(("name", "value"), [("_FIRST", 1), ("_SECOND", 1), ("_UPPER_16", -1), ("_UPPER_17", -1)])
-def test_other_numbers_show(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
-    """Multipliers that mix nothing, and shifts that bring in the sign."""
-    monkeypatch.setattr(data_module, name, value)
-    with pytest.raises(AssertionError):
-        test_rows_are_those_of_unsigned_arithmetic()

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from entrain_bench.base.errors import ExecutionError, OutOfMemoryError
+from entrain_bench.base.errors import ExecutionError, IncompatibleError, OutOfMemoryError
 from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import prepare_platform
@@ -33,8 +33,8 @@ from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.loop import WorkFeed
 from entrain_bench.train.running.runtime import build_runtime
 from support.train.modules import small_model
-from support.train.ranks import PRELOADED, RankError, run_ranks
-from support.train.runs import CPU, DISJOINT, ONE_RANK, batch, build_here, config_from_json, configuration, train_here
+from support.train.ranks import PRELOADED, run_ranks
+from support.train.runs import CPU, DISJOINT, ONE_RANK, batch, config_from_json, configuration, train_here
 
 TIMEOUT_S = 60.0
 
@@ -251,37 +251,20 @@ def test_ranks_that_differ_are_all_named() -> None:
     assert said["dtype"] == "float32"
 
 
-def test_offloaded_modules_are_refused() -> None:
-    with pytest.raises(RankError, match=r"layout.vision.offload: harness=train cannot offload weights"):
-        run_ranks(_offloaded, 1, configuration(*DISJOINT), stay=False)
-
-
-def _offloaded(_: int, config: str) -> None:
-    setting = prepare(config_from_json(config))
-    layout = setting.strategy.plan(setting.profile)
-    vision, llm = layout.modules
-    build_runtime(
-        replace(layout, modules=(replace(vision, offload=True), llm)),
-        setting.executor,
-        CPU,
-        0,
-        dist.group.WORLD,
-    )
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("encoder_cp=false", "not supported with harness=train and layout.cp=2 .vision"),
-        ("encoder_optimizers=2", "must be 1 with harness=train. Use harness=simulate"),
+        ("", "layout.vision.offload: harness=train cannot offload weights"),
+        ("encoder_cp=false", "encoder_cp=false: not supported with harness=train and layout.cp=2 .vision"),
+        ("encoder_optimizers=2", "encoder_optimizers=2: must be 1 with harness=train. Use harness=simulate"),
     ],
 )
 def test_what_is_only_simulated_is_refused(setting: str, message: str) -> None:
-    config = configuration("model=tiny", "strategy=megatron", "layout.tp=1", "layout.cp=2", setting)
-    with pytest.raises(RankError, match=f"{setting}: {message}"):
-        run_ranks(_built, 1, config, stay=False)
-
-
-def _built(_: int, config: str) -> None:
-    build_here(config)
+    config = configuration("model=tiny", "strategy=megatron", "layout.tp=1", "layout.cp=2", *filter(None, [setting]))
+    context = prepare(config_from_json(config))
+    layout = context.plan()
+    vision, llm = layout.modules
+    layout = replace(layout, modules=(replace(vision, offload=not setting), llm))
+    settings: Any = context.executor
+    with pytest.raises(IncompatibleError, match=message):
+        build_runtime(layout, settings, CPU, 0, Mock())
