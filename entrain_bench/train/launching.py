@@ -37,7 +37,7 @@ from entrain_bench.records.run_result import RunResult
 from entrain_bench.run.parallel import end_with_parent, uninterrupted
 from entrain_bench.train.device import device_of
 from entrain_bench.train.messages.control import Failure, named_wait, process_group
-from entrain_bench.train.settings import ON_LOOPBACK, TrainSettings, connections_unless_given
+from entrain_bench.train.settings import MOST_CONNECTIONS, ON_LOOPBACK, VARIABLE, TrainSettings
 
 LOCALHOST = "127.0.0.1"
 # Seconds that ranks wait for one another in ``on_ranks``.
@@ -178,7 +178,7 @@ def environment_of_ranks(device: str) -> Iterator[None]:
     if device == "cpu":
         wanted["CUDA_VISIBLE_DEVICES"] = ""
     else:
-        wanted |= connections_unless_given(os.environ)
+        wanted[VARIABLE] = os.environ.get(VARIABLE, str(MOST_CONNECTIONS))
     if "OMP_NUM_THREADS" not in os.environ:
         wanted["OMP_NUM_THREADS"] = "1"
     # The signals for which torch's launcher installs its handler.
@@ -307,15 +307,12 @@ def first_cause(work: Path, exit_codes: Mapping[int, int], nccl_timeout_s: float
         # Dead without a failure of its own: other ranks say only that they lost it.
         if rank not in failures:
             error = ExecutionError(f"rank {rank}: {_how_it_ended(code, nccl_timeout_s)}")
-            error.__cause__ = ExecutionError(f"last output of rank {rank}:\n{read_output(work, rank)}")
+            # Torch's launcher keeps what ranks print in files.
+            logs = sorted(work.glob(f"*/attempt_0/{rank}/std*.log"))
+            printed = "".join(path.read_text(errors="replace") for path in logs)[-OUTPUT_CHARS:]
+            error.__cause__ = ExecutionError(f"last output of rank {rank}:\n{printed}")
             return error
     return next(iter(failures.values())).as_error()
-
-
-def read_output(work: Path, rank: int) -> str:
-    """Return the end of the standard output and error of a rank, which torch's launcher keeps in files."""
-    texts = [path.read_text(errors="replace") for path in sorted(work.glob(f"*/attempt_0/{rank}/std*.log"))]
-    return "".join(texts)[-OUTPUT_CHARS:]
 
 
 def _how_it_ended(code: int, nccl_timeout_s: float | None) -> str:

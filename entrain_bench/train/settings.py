@@ -111,11 +111,6 @@ def refuse_generators(model: ModelSpec, who: str) -> None:
         )
 
 
-def connections_unless_given(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variable at its most, if the environment does not have it; CUDA reads it when it starts."""
-    return {} if VARIABLE in environment else {VARIABLE: str(MOST_CONNECTIONS)}
-
-
 def check_connections(environment: Mapping[str, str]) -> None:
     """Raise ``UserError`` for a number of queues that measures something else, or that CUDA does not have."""
     given = environment.get(VARIABLE, str(MOST_CONNECTIONS))

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
@@ -55,11 +54,6 @@ class Mask:
     shares: Shares
     rotation: Rotation | None = None
 
-    @property
-    def cp(self) -> dist.ProcessGroup:
-        """Ranks that hold the other tokens."""
-        return self.shares.cp
-
 
 class PackedAttention(torch.nn.Module):
     """Core attention of a megatron-core layer; its attention mask is a ``Mask``."""
@@ -84,7 +78,7 @@ class PackedAttention(torch.nn.Module):
             key = mask.rotation.apply(key)
         # Copies of their own: views would keep the product that queries, keys and values are cut out of.
         query = query.squeeze(1).contiguous()
-        if mask.cp.size() > 1:
+        if mask.shares.cp.size() > 1:
             both = torch.cat([key, value], dim=-1)
             key, value = _gathered(both, mask)
             remade = _gathered_again(both.detach(), (key, value), mask)
@@ -97,7 +91,7 @@ class PackedAttention(torch.nn.Module):
 
 def _gathered(rows_here: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
     """Keys and values of all ranks, each ``[keys, heads, head_dim]``."""
-    both = gather_from_sequence_parallel_region(rows_here, tensor_parallel_output_grad=True, group=mask.cp)
+    both = gather_from_sequence_parallel_region(rows_here, tensor_parallel_output_grad=True, group=mask.shares.cp)
     if mask.segments.keys is not None:
         both = both.index_select(0, mask.segments.keys)
     key, value = (rows.squeeze(1).contiguous() for rows in both.chunk(2, dim=-1))

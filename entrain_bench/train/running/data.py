@@ -384,7 +384,7 @@ class WorkerLoader:
             prefetch_factor=max(1, LOAD_AHEAD // num_workers),
             pin_memory=device.type == "cuda",
             timeout=timeout_s,
-            worker_init_fn=_begin_worker,
+            worker_init_fn=lambda _: end_with_parent(),
             multiprocessing_context="fork",
         )
         self._made: Iterator[Any] = iter(loader)
@@ -427,10 +427,6 @@ def num_workers(settings: TrainSettings) -> int:
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", settings.num_ranks))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores // ranks - 1, WORKERS_PER_RANK))
-
-
-def _begin_worker(_: int) -> None:
-    end_with_parent()
 
 
 def _end_workers(queues: Sequence[Any]) -> None:

@@ -70,7 +70,8 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
         history, num_elsewhere = checkpoints.resume(runtime.stages, config.iterations) if checkpoints else ([], 0)
         clock = Clock(device)
         frame = None
-        feed = WorkFeed(Feed(setting, layout, config.seed), planning, runtime.prepare)
+        programs = Feed(setting, layout, config.seed)
+        feed = WorkFeed(programs, planning, runtime.prepare)
         for iteration in range(len(history), config.iterations):
             work, host_time, exposed_s = feed.take(iteration, last=iteration + 1 == config.iterations)
             for stage in runtime.stages.values():
@@ -84,7 +85,7 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
             if not control.rank():
                 left_out = OF_THE_CLUSTER if reason else ()
                 row, timeline = metrics_of(work.program, everyone, setting.truth, host_time, left_out)
-                believed = {} if reason else {BELIEVED: feed.believed_s(work.program)}
+                believed = {} if reason else {BELIEVED: programs.believed_s(work.program)}
                 history.append(row | {"assignment_exposed_s": exposed_s} | believed)
                 feed.observe(timeline)
                 if frame is None and timeline.program.num_actions <= MAX_KEPT_ACTIONS:
@@ -174,10 +175,6 @@ class WorkFeed:
         exposed_s = perf_counter() - started
         self._next = None if last else self._begin(iteration + 1)
         return work, host_time, exposed_s
-
-    def believed_s(self, program: Program) -> float:
-        """Iteration time of a program by the estimates of the run's profile, in seconds."""
-        return self._feed.believed_s(program)
 
     def observe(self, timeline: Timeline) -> None:
         """Show rank 0's strategy an executed iteration: making the next but one, it knows what this one took."""
