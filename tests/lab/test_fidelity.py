@@ -19,8 +19,7 @@ from entrain_bench.lab.fidelity.programs import COMMON, SPLIT, FidelityProgram, 
 from entrain_bench.program import Pass
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.simulate import Simulator
-from entrain_bench.train.emulate.emulator import Measured
-from entrain_bench.train.emulate.work import PassSeconds, lane_orders
+from entrain_bench.train.emulate import Measured, PassSeconds, lane_orders
 
 LINKS = {"latency_s": 1e-5, "bandwidth_bytes_per_s": 1e12}
 

@@ -22,7 +22,7 @@ from entrain_bench.costs.profiled.timed_points import (
 from entrain_bench.specs.framework import ALL, LABELLED
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.profiling.stages import packs_of, targets_of
+from entrain_bench.train.profiling.timing import packs_of, targets_of
 
 TOKENS = (1, 16, 256, 4096, 65536, 1048576)
 # Seconds of a layer's forward: once, a token, a score, a segment, a labelled token of a head that tells them apart; and

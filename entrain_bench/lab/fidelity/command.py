@@ -31,9 +31,8 @@ from entrain_bench.lab.fidelity.predict import all_rows, predict_group
 from entrain_bench.lab.fidelity.programs import HALVES, NUM_RANKS, FidelityProgram, all_programs
 from entrain_bench.lab.fidelity.ranks import train_programs
 from entrain_bench.lab.measuring import allowed_cores, read_json, write_json, write_outputs
-from entrain_bench.train.launching.launch import on_ranks
-from entrain_bench.train.profiling.collectives import measure_collectives
-from entrain_bench.train.profiling.sampling import Patience
+from entrain_bench.train.launching import on_ranks
+from entrain_bench.train.profiling.timing import Patience, measure_collectives
 
 # Of each half.
 REPEATS = 4

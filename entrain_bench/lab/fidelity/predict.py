@@ -27,10 +27,8 @@ from entrain_bench.records.metrics import rank_seconds
 from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate.executor import make_timeline, place_program
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
-from entrain_bench.train.emulate import Emulator
-from entrain_bench.train.emulate.emulator import Measured
-from entrain_bench.train.emulate.work import LaneOrder, PassSeconds, StageShape, StageWork, lane_orders
-from entrain_bench.train.launching.launch import pin
+from entrain_bench.train.emulate import Emulator, LaneOrder, Measured, PassSeconds, StageShape, StageWork, lane_orders
+from entrain_bench.train.launching import pin
 
 # Turns of the programs of a group, and repetitions in each.
 TURNS = 4
