@@ -25,7 +25,7 @@ from entrain_bench.config.targets import check_targets
 from entrain_bench.config.tree import CONFIG_MODULE, CONFIG_NAME
 
 # Options that compose no run.
-OF_NO_RUN = ("--hydra-help", *OF_COMPLETION)
+OF_NO_RUN = ("--hydra-help", OF_COMPLETION)
 # Sweeps, whose other keys are values of a run.
 OF_SWEEPER = (SWEEPER, "hydra.sweeper")
 

@@ -42,7 +42,7 @@ class Tree:
 
     def versions(self, cells: dict[str, Cell]) -> dict[str, str]:
         # A process reads its own modules once.
-        code._read_own_module.cache_clear()
+        code._read_own.cache_clear()
         return {
             name: hash_of(
                 import_closure(

@@ -10,7 +10,7 @@ import pytest
 
 from entrain_bench.records.code import Source
 from entrain_bench.records.records import METRICS, Results, new_record
-from entrain_bench.run import stamps
+from entrain_bench.run import study as stamps
 from entrain_bench.run.study import Output, Study, bring_up_to_date
 
 SWEEP = ("model=tiny", "cluster=tiny", "workload=theirs", "seed=0,1")
