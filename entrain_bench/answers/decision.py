@@ -12,7 +12,7 @@ from entrain_bench.answers.commands import command_line, commands_of, decisive_o
 from entrain_bench.answers.comparison import Verdict
 from entrain_bench.answers.strategy_facts import runs_in
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.given_plan import check_of_job
+from entrain_bench.config.given import check_of_job
 
 # With fewer seeds an interval says little; the seeds that the next step asks for.
 ENOUGH_SEEDS = 3

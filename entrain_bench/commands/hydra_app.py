@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import HYDRA, IGNORED, Composer, check_hydra_key
-from entrain_bench.config.given_plan import with_plan
+from entrain_bench.config.given import with_plan
 from entrain_bench.config.grammar import NoKeys, Request
 from entrain_bench.config.line import MULTIRUN, OF_COMPLETION
 from entrain_bench.config.overrides import parse

@@ -21,7 +21,7 @@ from entrain_bench.records import tables
 from entrain_bench.records.code import metrics_version
 from entrain_bench.records.records import Record, Results
 from entrain_bench.records.sweeps import PlannedSweep
-from entrain_bench.run.added import lacking
+from entrain_bench.run.cells import lacking
 
 # A server's answer may be a page.
 MAX_REASON = 300

@@ -31,7 +31,7 @@ from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
-from entrain_bench.config.given_plan import check_of_job
+from entrain_bench.config.given import check_of_job
 from entrain_bench.config.grammar import RUN_KEYS, Request, Verb, own
 from entrain_bench.config.hub.files import is_reference
 from entrain_bench.config.overrides import parse, swept_keys

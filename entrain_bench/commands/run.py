@@ -19,8 +19,7 @@ from entrain_bench.config.overrides import parse
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import Results
-from entrain_bench.run.added import with_added_metrics
-from entrain_bench.run.cells import Done, is_beside, run_cells, run_one
+from entrain_bench.run.cells import Done, is_beside, run_cells, run_one, with_added_metrics
 
 EXIT_FAILED = 1
 # Choices of ``hydra/launcher`` whose cells we run ourselves, so that cells are composed once and cannot take each other

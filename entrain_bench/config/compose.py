@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from entrain_bench.base.errors import UserError, require, unknown_choice, unknown_key
 from entrain_bench.base.store import Store
-from entrain_bench.config.given_plan import with_plan
+from entrain_bench.config.given import with_plan
 from entrain_bench.config.hub.files import is_reference
 from entrain_bench.config.overrides import error_line, is_inside, parse, top_of, with_value
 from entrain_bench.config.parts import sources_stamp

@@ -11,10 +11,9 @@ from omegaconf import MISSING
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.grammar import own
-from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.overrides import is_inside, parse, top_of, with_value
 from entrain_bench.config.sources import add_config_dir, compose_values
-from entrain_bench.config.targets import TARGET, check_targets
+from entrain_bench.config.targets import TARGET, check_targets, instantiate
 
 CONFIG_NAME = "trace"
 # What its YAML has, and keys of a run that change what a summary says.

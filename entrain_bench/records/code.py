@@ -1,4 +1,6 @@
-"""The code that decides a run's timeline: modules that its targets import, without comments and docstrings.
+"""The code that decides a run's timeline, and what made a record: versions, commit, time.
+
+The code is that of modules that a run's targets import, without comments and docstrings.
 
 Of this suite's core only the rooms in ``DECISIVE`` count. Metrics, records, figures and the rest of ``base`` read a
 timeline or carry it, so a change of them keeps every record. Of an installed library that the modules import its
@@ -9,18 +11,36 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import platform
+import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
+from typing import Any
 
 from entrain_bench.base.errors import OWN_PACKAGES, UserError
 from entrain_bench.base.store import Store
-from entrain_bench.records.environment import releases_of
+
+# Libraries that a record names: their arithmetic, solvers, random numbers, compilers or parsers decide results.
+LIBRARIES = ("numba", "llvmlite", "numpy", "ortools", "pandas", "pyarrow", "scipy", "torch", "megatron-core")
+# What modules belong to, where it is not called as they are; a compiler decides with what it compiles by.
+DISTRIBUTIONS = {
+    "PIL": ("pillow",),
+    "matplotlib": ("matplotlib", "pillow"),
+    "megatron": ("megatron-core",),
+    "numba": ("numba", "llvmlite"),
+}
+# Resolve configurations, which keys hold resolved, or start processes: they decide no result.
+INDIFFERENT = frozenset({"hydra", "omegaconf", "ray", "yaml"})
+GIT_TIMEOUT_S = 10.0
+
 
 # Makes the program of every iteration and lets the executor run it.
 DRIVER = "entrain_bench.run.experiment"
@@ -204,3 +224,49 @@ def _root_of(top: str, folder: str = "") -> Path | None:
         if spec and (places := [*(spec.submodule_search_locations or ()), spec.origin]) and places[0]:
             return Path(places[0])
     return None
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Versions of Python, of the suite and of the decisive libraries, by name; a library that is absent is left out."""
+    return {"python": platform.python_version()} | _installed(("entrain-bench", *LIBRARIES))
+
+
+@cache
+def releases_of(module: str) -> str:
+    """Versions of a top-level module's library for keys; empty if it is Python's, decides nothing, or is absent."""
+    if module in INDIFFERENT or module in sys.stdlib_module_names:
+        return ""
+    return " ".join(f"{name}=={one}" for name, one in _installed(DISTRIBUTIONS.get(module, (module,))).items())
+
+
+def _installed(names: Sequence[str]) -> dict[str, str]:
+    installed = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            installed[name] = version(name)
+    return installed
+
+
+def made_by() -> dict[str, Any]:
+    """Return what a file says of its making: ``versions``, ``commit`` and ``made_at``."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"versions": versions(), "commit": current_commit(), "made_at": now}
+
+
+@cache
+def current_commit() -> str:
+    """The commit of the suite's repository, marked if tracked files differ from it; empty where there is none."""
+    here = Path(__file__)
+    if not _git("ls-files", "--error-unmatch", here.name):
+        return ""
+    dirty = _git("status", "--porcelain", "--untracked-files=no")
+    return _git("rev-parse", "HEAD") + ("+changes" if dirty else "")
+
+
+def _git(*arguments: str) -> str:
+    """Return git's output; empty if git fails or is not installed."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True).stdout.strip()
+    return ""

@@ -18,8 +18,7 @@ from entrain_bench.base.hosttime import host_name
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.table import chrome_trace
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.code import metrics_version
-from entrain_bench.records.environment import made_by
+from entrain_bench.records.code import made_by, metrics_version
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.leaves import parameters_text, setting_text
 from entrain_bench.records.metrics import KNOWN, SUITE, check_results

@@ -19,8 +19,8 @@ from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.base.hosttime import HostTime, stopwatch
 from entrain_bench.base.remembered import remembered
 from entrain_bench.config.constants import speed_of
-from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
+from entrain_bench.config.targets import instantiate
 from entrain_bench.costs.bound import Need, find_need
 from entrain_bench.costs.noise import ActionNoise
 from entrain_bench.costs.profiled.profiled_cluster import ProfiledDevice, cluster_with_times
@@ -29,10 +29,10 @@ from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
-from entrain_bench.records.cached_layouts import CachedLayout, CachedLayouts
 from entrain_bench.records.keys import plan_key, workload_of
 from entrain_bench.records.metrics import BELIEVED, Metric, check_results, measure
 from entrain_bench.records.run_result import RunResult
+from entrain_bench.records.sealed import CachedLayout, CachedLayouts
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.base import files
-from entrain_bench.base.files import remove_partial, temporary_folder, write_atomically
+from entrain_bench.base.files import remove_partial, write_atomically
 from entrain_bench.cli import run_command
 from support.processes import eventually
 
@@ -123,17 +123,6 @@ def guards_of(folder: Path) -> list[str]:
             if b"IFS= read -r path" in line and str(folder) in (entry / "environ").read_text():
                 found.append(entry.name)
     return found
-
-
-def test_a_temporary_folder_is_gone_afterwards(tmp_path: Path) -> None:
-    with temporary_folder("held-", tmp_path) as folder:
-        assert folder.parent == tmp_path
-        assert folder.stat().st_mode & 0o777 == 0o700
-        (folder / "file").write_text("x")
-    assert not list(tmp_path.iterdir())
-    with temporary_folder("held-", tmp_path) as folder:
-        # Somebody else was faster.
-        folder.rmdir()
 
 
 @pytest.mark.wide

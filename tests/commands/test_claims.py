@@ -19,8 +19,3 @@ def test_a_line_per_claim_then_counts_and_mismatches(tmp_path: Path, capsys: pyt
     assert sum(line.startswith("  ") for line in lines) == len(claims)
     assert sum("| fair " in line for line in lines) == sum(claim.fair is not None for claim in claims)
     assert any(line.startswith("Entrain, ") for line in lines)
-
-
-def test_a_wrong_name_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["claims", "entrain_end2end"]) == 2
-    assert "claim=entrain_end2end: unknown (did you mean entrain_end_to_end?)" in capsys.readouterr().err

@@ -71,9 +71,3 @@ def test_a_wrong_file_is_named_by_line(row: str, message: str, draws: Path) -> N
     draws.write_text(f"{','.join(COLUMNS)}\n{row}\n")
     with pytest.raises(UserError, match=message):
         read_draws(draws)
-
-
-def test_without_a_file_only_the_fitted_constants_are_there(draws: Path) -> None:
-    draws.unlink()
-    with pytest.raises(UserError, match="has draws of no device"):
-        speed_of(compose(*TINY, "constants=1"))

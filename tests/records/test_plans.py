@@ -8,8 +8,8 @@ import pytest
 
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.program.layout import layout_to_json
-from entrain_bench.records.cached_layouts import CachedLayouts
 from entrain_bench.records.keys import plan_key
+from entrain_bench.records.sealed import CachedLayouts
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import run_experiment
 

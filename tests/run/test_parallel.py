@@ -117,16 +117,6 @@ def test_an_interrupted_sweep_ends_at_once_and_keeps_what_was_finished(tmp_path:
     assert len(pd.read_csv(tmp_path / "table.csv")) == len([*(tmp_path / "runs").rglob("*.json")])
 
 
-def test_ray_that_is_not_installed_is_named_with_what_brings_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert run_command([*SWEEP, "hydra/launcher=ray", f"results_dir={tmp_path / 'results'}"]) == 2
-    says = "entrain-bench: hydra/launcher=ray: not installed. Run pip install -e '.[ray]'\n"
-    assert capsys.readouterr().err == says
-    assert not (tmp_path / "results" / "runs").exists()
-
-
 @pytest.fixture
 def ray_installed() -> None:
     # Not imported, for Ray then reads what the environment says of it.

@@ -104,12 +104,6 @@ def test_tables_grow_during_a_sweep_for_a_small_share_of_its_time(
     assert written_s == [30.0, 132.0, 234.0], "at most every 30 s, and 2 s are 2% of 100 s"
 
 
-def test_retry_is_no_part_of_a_run_and_takes_one_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len({cell.key for cell in compose_cells([*SMALL, "retry=failed,null"], multirun=True)}) == 1
-    assert run_command([*SMALL, f"results_dir={tmp_path}", "retry=all"]) == 2
-    assert capsys.readouterr().err == "entrain-bench: retry=all: must be null or failed\n"
-
-
 def test_failed_cells_that_are_results_are_run_again_on_request(tmp_path: Path) -> None:
     sweep = [*SWEEP, f"results_dir={tmp_path}", "memory_fraction=0.00001"]
     times = []

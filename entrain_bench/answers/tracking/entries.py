@@ -34,8 +34,7 @@ from entrain_bench.answers.tracking.pages import (
     speedup_name,
 )
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.instantiate import instantiate
-from entrain_bench.config.targets import check_targets
+from entrain_bench.config.targets import check_targets, instantiate
 from entrain_bench.config.tree import config_tree
 from entrain_bench.records.leaves import flatten
 from entrain_bench.records.metrics import TIME
