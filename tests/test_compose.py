@@ -41,7 +41,6 @@ def hydras_own(overrides: list[str]) -> RunConfig:
 
 @pytest.fixture
 def composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Overrides of every composition by Hydra, with an empty store."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked: list[list[str]] = []
     original = hydra.compose

@@ -14,7 +14,6 @@ from entrain_bench.config.tree import config_tree
 
 
 def nodes(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Every mapping with a ``_target_``, also inside others."""
     if isinstance(value, dict):
         if "_target_" in value:
             yield value

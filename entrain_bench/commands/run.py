@@ -17,7 +17,6 @@ from entrain_bench.config.grammar import RUN_KEYS, NoKeys, Request, Verb
 from entrain_bench.config.line import CONFIG_DIR, MULTIRUN
 from entrain_bench.config.overrides import parse
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import Results
 from entrain_bench.run.cells import Done, is_beside, run_cells, run_one, with_added_metrics
 
@@ -85,7 +84,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     """
     from entrain_bench.answers.tracking.pages import sweep_name
     from entrain_bench.commands.hydra_app import has_sweeper, run_hydra
-    from entrain_bench.commands.publish import GrowingTables, publish, say_lacking
+    from entrain_bench.commands.publish import publish, say_lacking
 
     if has_sweeper(request.overrides):
         return _sweep_by_plugin(composer, request)
@@ -98,14 +97,12 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     watch = Watch(len(sweep.cells))
     keys = dict[str, str]()
     results.prepare()
-    tables = GrowingTables(results)
-    identifier = Identifier()
     name = sweep_name(request.overrides)
     waiting = iter(sweep.cells)
 
     def composed() -> Iterator[Cell]:
         for overrides in waiting:
-            cell = Cell.composed(overrides, composer, identifier)
+            cell = Cell.composed(overrides, composer)
             if cell.key in keys:
                 watch.finished += 1
                 continue
@@ -117,7 +114,6 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
         if sweep.launcher in (BASIC, JOBLIB, RAY):
             for done in _run(sweep, composed(), results, first.retries_failed):
                 watch(done)
-                tables()
         elif not all(results.kept(cell, first.retries_failed) for cell in [*composed()]):
             run_hydra(request)
     except BaseException as error:

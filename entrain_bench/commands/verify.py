@@ -19,7 +19,6 @@ from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import Request, Verb, own
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.code import current_commit, versions
-from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import MEASURED, Record, Results, sorted_records
 from entrain_bench.records.sealed import CachedLayouts
 from entrain_bench.records.sweeps import read_sweeps
@@ -119,7 +118,6 @@ class Verification:
         if table.exists() and table.read_bytes() != table_csv(sorted_records(self._records.values())).encode():
             self._name(table, "is not the table of the records; the next sweep writes it again")
         composers = {False: Composer(None), True: Composer(self._config_dir) if self._config_dir else None}
-        identifier = Identifier()
         for record in self._records.values():
             path = results.record_path(record.key)
             composer = composers[bool(record.config_dir)]
@@ -127,7 +125,7 @@ class Verification:
                 self._name(path, f"needs code of {record.config_dir}; if you trust it, add --config-dir FOLDER")
                 continue
             try:
-                cell = Cell.composed(record.overrides, composer, identifier)
+                cell = Cell.composed(record.overrides, composer)
             except UserError as error:
                 self._name(path, f"cannot be composed: {error}")
                 continue

@@ -74,6 +74,8 @@ class Composer:
         # Hash of all that compositions depend on, besides their overrides.
         self.version = _tree_hash(folders(config_dir))
         self._store = Store("compositions", self.version)
+        # Fingerprints of the files behind groups, read once.
+        self.fingerprints: dict[str, list[str]] = {}
         # Values by their choices, of this process alone.
         self._combined: dict[tuple[str, ...], Mapping[str, Any]] = {}
 

@@ -29,7 +29,6 @@ from entrain_bench.program import Program
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.keys import Identifier
 from entrain_bench.records.metrics import ExecutedIteration, metrics_in
 from entrain_bench.records.records import Record, Results, new_record
 from entrain_bench.records.sealed import CachedLayouts
@@ -72,9 +71,8 @@ def compose_cells(overrides: Sequence[str], config_dir: str | None = None, multi
         UserError: for bad overrides, and data that cannot be read.
     """
     composer = Composer(config_dir)
-    identifier = Identifier()
     cells = composer.sweep(overrides).cells if multirun else (tuple(overrides),)
-    composed = [Cell.composed(each, composer, identifier) for each in cells]
+    composed = [Cell.composed(each, composer) for each in cells]
     composer.save()
     return composed
 

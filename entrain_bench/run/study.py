@@ -15,7 +15,6 @@ from entrain_bench.base.files import write_atomically
 from entrain_bench.config.compose import Composer
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.code import hash_of, sources_of
-from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import Results, labels_of
 from entrain_bench.run.cells import Done, is_beside, run_cells
 
@@ -29,14 +28,13 @@ class Study:
         self.results = results
         self.config_dir = config_dir
         self.composer = Composer(config_dir)
-        self._identifier = Identifier()
         self._cells: dict[SweepOverrides, list[Cell]] = {}
 
     def cells(self, *overrides: str) -> list[Cell]:
         """The cells of a sweep."""
         if overrides not in self._cells:
             sweep = self.composer.sweep(overrides)
-            self._cells[overrides] = [Cell.composed(each, self.composer, self._identifier) for each in sweep.cells]
+            self._cells[overrides] = [Cell.composed(each, self.composer) for each in sweep.cells]
         return self._cells[overrides]
 
     def cells_by_key(self, sweeps: Iterable[SweepOverrides]) -> dict[str, Cell]:

@@ -33,7 +33,6 @@ def test_own_measurements_are_predicted_and_written(tmp_path: Path, capsys: pyte
 def test_a_fit_prints_constants_and_writes_draws(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of own rows alone: the committed tables take minutes."""
     monkeypatch.setattr(Book, "tables", property(lambda _: ()))
     monkeypatch.setattr(study, "plan_forwards", lambda _: ())
     monkeypatch.setattr(study, "read_kernels", tuple)

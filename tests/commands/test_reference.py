@@ -44,7 +44,6 @@ class Checkout:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Checkout:
-    """One whose reference has just been made."""
     for module in (reference, verify):
         monkeypatch.setattr(module, "reference_outputs", lambda: [OUTPUT])
     monkeypatch.setattr("entrain_bench.commands.outputs.num_processes", lambda: 0)

@@ -20,7 +20,6 @@ DRAWS = {"A40": {1: Speed(gemm=0.5, node=2.0), 2: Speed(launch=3.0)}, "H100-SXM"
 
 @pytest.fixture(autouse=True)
 def draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of draws in place of the suite's."""
     monkeypatch.setattr(constants, "config_tree", lambda: tmp_path)
     read_draws.cache_clear()
     path = tmp_path / "posterior.csv"

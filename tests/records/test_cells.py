@@ -17,7 +17,6 @@ PART = "class Mine:\n    {}\n"
 
 
 def keys(*overrides: str, config_dir: Path | None = None) -> list[str]:
-    """Keys of a sweep's cells."""
     cells = compose_cells(overrides, config_dir and str(config_dir), multirun=True)
     assert [cell.key for cell in cells] == [identify(cell.config)[0] for cell in cells]
     return [cell.key for cell in cells]

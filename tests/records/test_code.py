@@ -24,7 +24,6 @@ PACKAGES = {module.__name__: Path(module.__path__[0]) for module in
 
 @pytest.fixture(scope="module")
 def cells() -> dict[str, Cell]:
-    """A cell of every strategy, and one that trains."""
     found = {name: compose_cells([f"strategy={name}", "model=tiny", "cluster=tiny"])[0] for name in choices("strategy")}
     (train,) = compose_cells(["harness=train", "model=tiny", "cluster=tiny"])
     return found | {"train": train}

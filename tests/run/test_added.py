@@ -34,14 +34,12 @@ def peak_again(run):
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
-    """A folder with two metrics."""
     (tmp_path / "mine" / "metrics").mkdir(parents=True)
     (tmp_path / "mine" / "metrics" / "passes.py").write_text(MINE)
     return tmp_path / "mine"
 
 
 def run(results: Path, *words: str, folder: Path | None = None) -> pd.DataFrame:
-    """Run or sweep; returns the table."""
     named = ["--config-dir", str(folder)] if folder else []
     assert run_command([*SMALL, "mlflow=false", f"results_dir={results}", *words, *named]) == 0
     return pd.read_csv(results / "table.csv").set_index("seed")

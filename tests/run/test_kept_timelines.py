@@ -21,7 +21,6 @@ SWEEP = ("strategy=megatron,entrain", "workload=coco,chartqa", "seed=0,1", "iter
 
 
 def made(root: Path, reads: bool, sweep: Sequence[str] = SWEEP) -> list[Done]:
-    """Bring an output of the sweep up to date; returns what was run."""
     study, done = Study(Results(root)), list[Done]()
 
     def groups(study: Study) -> list[list[Cell]]:

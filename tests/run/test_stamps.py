@@ -38,7 +38,6 @@ class Folder:
         return self.problem
 
     def times_written(self, output: Output | None = None) -> int:
-        """How often the output is written by another process."""
         before, study = self.written, Study(Results(self.results.root), str(self.mine))
         ((_, problem),) = bring_up_to_date([output or self.output], study, 0, lambda *_: None)
         assert problem == self.problem

@@ -28,7 +28,6 @@ def two_cells() -> list[Cell]:
 
 @pytest.fixture
 def study(two_cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
-    """Every sweep is the same two cells; whose names do not matter."""
     monkeypatch.setattr(Study, "cells", lambda *_: two_cells)
     return Study(Results(tmp_path))
 

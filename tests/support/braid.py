@@ -127,7 +127,6 @@ def timed(actions: ListedActions, order: Sequence[int]) -> float:
 
 
 def orders(actions: ListedActions) -> Iterator[list[int]]:
-    """Every order that keeps to the dependencies."""
     missing = actions.num_waits.copy()
 
     def longer(begun: list[int]) -> Iterator[list[int]]:
@@ -144,7 +143,6 @@ def orders(actions: ListedActions) -> Iterator[list[int]]:
 
 
 def most_held(actions: ListedActions, order: Sequence[int]) -> int:
-    """Most bytes that a lane holds."""
     held, most = np.zeros(len(actions.room_bytes), np.int64), 0
     for action in order:
         size = actions.size_bytes[action]
@@ -154,7 +152,6 @@ def most_held(actions: ListedActions, order: Sequence[int]) -> int:
 
 
 def lanes_of(actions: ListedActions, action: int) -> IntArray:
-    """Lanes of an action."""
     return actions.lanes[actions.lane_offsets[action] : actions.lane_offsets[action + 1]]
 
 
