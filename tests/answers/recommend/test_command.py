@@ -155,7 +155,7 @@ def test_strategies_that_start_first_exist() -> None:
     every = choices("strategy")
     assert {*recommend.in_starting_order(every)} == {*every}
     assert recommend.in_starting_order(["zzz", "megatron", "braid"]) == ["braid", "megatron", "zzz"]
-    strong = yaml.safe_load((config_tree() / recommend.STARTING_ORDER).read_text())["strong_first"]
+    strong = yaml.safe_load((config_tree() / "race.yaml").read_text())["strong_first"]
     assert {*strong} <= {*every}
 
 
