@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from entrain_bench.config.schema import GROUP_KEYS
@@ -158,15 +157,3 @@ def test_bad_traces_are_one_line_too(
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "bad.parquet" in line
     assert says in line
-
-
-@pytest.mark.parametrize("content", [b"", b"PAR1 nonsense", None], ids=["empty", "garbage", "truncated"])
-def test_unreadable_parquet(content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "bad.parquet"
-    if content is None:
-        write_trace(path, list(np.arange(100.0, 200.0)))
-        content = path.read_bytes()[:-50]
-    path.write_bytes(content)
-    assert run(tmp_path / "results", "workload=trace", f"workload.path={path}") == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "bad.parquet" in line

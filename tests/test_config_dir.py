@@ -12,7 +12,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.documents.claim import load_claims
 from entrain_bench.answers.documents.tables import strategies_by_family
 from entrain_bench.cli import run_command
 from entrain_bench.commands import outputs
@@ -265,13 +264,6 @@ def test_what_is_wrong_with_their_figures_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("entrain-bench: ")
     assert says in line
-
-
-def test_their_claims_come_after_ours(folder: Path) -> None:
-    ours, both = load_claims(), load_claims(str(folder))
-    assert both[: len(ours)] == ours
-    assert both[-1].config_dir == str(folder)
-    assert [claim.name for claim in both[len(ours) :]] == ["theirs"]
 
 
 def test_claims_asked_for_by_name_are_theirs_alone(folder: Path) -> None:

@@ -7,11 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import entrain_bench
-from entrain_bench.base.errors import UserError
 from entrain_bench.commands.help import TASKS
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.line import RUN
@@ -77,10 +75,3 @@ def test_a_run_of_the_documents_composes(command: str, monkeypatch: pytest.Monke
     cells = composer.sweep(request.overrides).cells if request.multirun else (request.overrides,)
     for cell in cells:
         composer.run(cell)
-
-
-def test_training_takes_no_samples_from_a_script() -> None:
-    config = entrain_bench.compose("harness=train", "model=tiny", "cluster=tiny")
-    shapes = entrain_bench.shapes_of(np.array([8]), {})
-    with pytest.raises(UserError, match="harness=train: cannot take other samples than those of its workload"):
-        entrain_bench.run_experiment(config, source=entrain_bench.ListedShapes("mine", shapes))

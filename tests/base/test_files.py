@@ -142,13 +142,3 @@ def test_a_killed_process_leaves_no_temporary_folder(tmp_path: Path) -> None:
     holder.wait()
     assert eventually(lambda: not guards_of(place), 20.0)
     assert not list(place.iterdir())
-
-
-def test_an_exit_leaves_neither_folder_nor_guard(tmp_path: Path) -> None:
-    place = tmp_path / "place"
-    place.mkdir()
-    environment = os.environ | {"HELD_IN": str(place)}
-    done = subprocess.run([sys.executable, "-c", HOLDER, str(place), "leave"], env=environment, check=False)
-    assert done.returncode == 3
-    assert not list(place.iterdir())
-    assert not guards_of(place)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from entrain_bench.cli import run_command
-from entrain_bench.commands.help import PLACES, TASKS, WIDTH, help_text, takes, verbs
+from entrain_bench.commands.help import TASKS, WIDTH, help_text, takes, verbs
 from entrain_bench.config.comments import documented_keys, groups
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import ConfigSchema
@@ -60,13 +60,6 @@ def test_defaults_are_those_of_the_configuration() -> None:
             assert str(defaults[key.name] or "null") == key.default
         else:
             assert yaml.safe_load(key.default) == defaults[key.name.replace("*", "gemm")], key.name
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("group", groups())
-def test_what_is_listed_can_be_chosen(group: str) -> None:
-    for name in [*groups()[group]][:2]:
-        Composer().run([f"{PLACES.get(group, group)}={name}"])
 
 
 def test_choices_are_shown_by_group(capsys: pytest.CaptureFixture[str]) -> None:

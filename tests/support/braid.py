@@ -48,20 +48,7 @@ def actions_of(
     kept: Sequence[tuple[int, float]] | None = None,
     backward: Sequence[int] | None = None,
 ) -> ListedActions:
-    """Actions.
-
-    Args:
-        rows: lanes, whether it is a backward, and seconds of each.
-        edges: source, user and delay.
-        room: of every lane.
-        sizes: of the actions.
-        sends: of the actions.
-        receives: of the actions.
-        tails: of the actions.
-        of_llm: whether they are the LLM's.
-        kept: bytes that keeping its activations takes, and seconds that it saves the backward, for each.
-        backward: of each forward; any of a backward.
-    """
+    """Actions of rows (lanes, whether backward, seconds) and edges (source, user, delay); columns are of the actions."""
     count, num_lanes = len(rows), 1 + max(max(lanes) for lanes, _, _ in rows)
     edges = sorted(edges)
     station = np.arange(num_lanes)
