@@ -76,13 +76,9 @@ def test_who_stops_reading_gets_no_error(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 @pytest.mark.wide
-def test_a_sweep_survives_what_cannot_be_written_and_damaged_records(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_survives_what_cannot_be_written_and_damaged_records(tmp_path: Path) -> None:
     (tmp_path / "timelines").write_text("not a folder")
     assert run(tmp_path, "--multirun", "seed=0,1") == 2
-    shown = capsys.readouterr().err
-    assert shown.count("not recorded") == 1
     assert not (tmp_path / "runs").exists(), "no other run is tried"
     (tmp_path / "timelines").unlink()
     assert run(tmp_path, "--multirun", "seed=0,1") == 0

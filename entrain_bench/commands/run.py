@@ -117,7 +117,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
         elif not all(results.kept(cell, first.retries_failed) for cell in [*composed()]):
             run_hydra(request)
     except BaseException as error:
-        if watch.run:
+        if watch.run or isinstance(error, UnwritableError):
             # Nobody waits for MLflow at the end, and a full disk has no room for it: the next time makes up for it.
             mlflow = first.mlflow and not isinstance(error, KeyboardInterrupt | UnwritableError)
             # As they are now, for a thread may still add to them.

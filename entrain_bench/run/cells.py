@@ -54,14 +54,12 @@ class Done:
         record: its record; None if it could not be written.
         problem: why it could not be written.
         seconds: wall time; None if the record was there before.
-        ends: whether no other record could be written either.
     """
 
     cell: Cell
     record: Record | None
     problem: str = ""
     seconds: float | None = None
-    ends: bool = False
 
 
 def compose_cells(overrides: Sequence[str], config_dir: str | None = None, multirun: bool = False) -> list[Cell]:
@@ -110,7 +108,7 @@ def run_cells(
         retry_failed: whether every failed cell is run again.
 
     Raises:
-        UnwritableError: once the folder takes no more files; the cell that met it is yielded before.
+        UnwritableError: once the folder takes no more files.
     """
     kept = deque[Done]()
 
@@ -133,25 +131,20 @@ def run_cells(
             yield kept.popleft()
         done = _record_death(cell, result, results) if isinstance(result, Died) else result
         yield done
-        if done.ends:
-            raise UnwritableError(done.problem)
     yield from kept
 
 
 def _record_death(cell: Cell, died: Died, results: Results) -> Done:
     """Return a cell whose process died: with its record if it was written before, else with one of the death."""
-    try:
-        record = results.read(cell.key)
-        if record is None or record.status == "failed":
-            deaths = 1 + (record.deaths if record else 0)
-            record = results.write(new_record(cell, "failed", str(died), deaths=deaths), None)
-        return Done(cell, record, seconds=0.0)
-    except UnwritableError as error:
-        return Done(cell, None, str(error), 0.0, ends=True)
+    record = results.read(cell.key)
+    if record is None or record.status == "failed":
+        deaths = 1 + (record.deaths if record else 0)
+        record = results.write(new_record(cell, "failed", str(died), deaths=deaths), None)
+    return Done(cell, record, seconds=0.0)
 
 
 def attempt(cell: Cell, results: Results) -> Done:
-    """Run a cell and write down what came out: ok, skipped or failed. Never raises."""
+    """Run a cell and write down what came out: ok, skipped or failed; raises ``UnwritableError`` alone."""
     started = perf_counter()
     try:
         known = results.read(cell.key)
@@ -160,9 +153,10 @@ def attempt(cell: Cell, results: Results) -> Done:
             return Done(cell, None, f"its timeline cannot be made: {record.reason}", perf_counter() - started)
         record = _merged(known, record)
         return Done(cell, results.write(record, timeline), "", perf_counter() - started)
+    except UnwritableError:
+        raise
     except Exception as error:
-        ends = isinstance(error, UnwritableError)
-        return Done(cell, None, str(error) if ends else explain(error), perf_counter() - started, ends)
+        return Done(cell, None, explain(error), perf_counter() - started)
 
 
 def run_or_explain(cell: Cell, plans: CachedLayouts | None) -> tuple[Record, pd.DataFrame | None]:

@@ -91,13 +91,10 @@ def run_parallel[Task, Result](
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 task, executor = running.pop(future)
-                try:
-                    result = future.result()
-                except BrokenExecutor:
-                    yield task, Died()
-                else:
+                died = isinstance(future.exception(), BrokenExecutor)
+                if not died:
                     _idle.append(executor)
-                    yield task, result
+                yield task, Died() if died else future.result()
     finally:
         for _, executor in running.values():
             executor.shutdown(kill_workers=True)

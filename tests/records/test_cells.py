@@ -13,7 +13,6 @@ from entrain_bench.run.cells import compose_cells
 
 pytestmark = pytest.mark.wide
 SWEEP = ["model=tiny", "cluster=tiny,a40x16", "strategy=megatron,entrain", "seed=0,1"]
-PART = "class Mine:\n    {}\n"
 
 
 def keys(*overrides: str, config_dir: Path | None = None) -> list[str]:

@@ -48,7 +48,7 @@ def actions_of(
     kept: Sequence[tuple[int, float]] | None = None,
     backward: Sequence[int] | None = None,
 ) -> ListedActions:
-    """Actions of rows (lanes, whether backward, seconds) and edges (source, user, delay); columns are of the actions."""
+    """Actions of rows (lanes, whether backward, seconds) and edges (source, user, delay), and columns of them."""
     count, num_lanes = len(rows), 1 + max(max(lanes) for lanes, _, _ in rows)
     edges = sorted(edges)
     station = np.arange(num_lanes)
