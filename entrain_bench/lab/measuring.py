@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from entrain_bench.base.files import write_atomically
 from entrain_bench.base.hosttime import processor_name
-from entrain_bench.records.environment import versions
+from entrain_bench.records.code import versions
 
 if TYPE_CHECKING:
     import pandas as pd

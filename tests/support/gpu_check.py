@@ -9,7 +9,6 @@ from entrain_bench.lab.measuring import Machine
 
 
 def machine(nvidia_smi: str = "", variables: dict[str, str] | None = None) -> Machine:
-    """One without GPUs that torch sees."""
     host = {"processor": "one of a kind", "cores": "2", "load average": "0.5"}
     return Machine([], host, variables or {}, nvidia_smi)
 
