@@ -25,8 +25,8 @@ from entrain_bench.costs.layer_times import (
     PassTimes,
     chunk_loads,
     least_times,
-    priced_by_width,
     placed_stages,
+    priced_by_width,
 )
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory

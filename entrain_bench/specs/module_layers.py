@@ -15,7 +15,7 @@ from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, L
 from entrain_bench.specs.parse import Count, OneOf, Rate, at_least, check_mapping, parse
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "squared_relu")
-# How a checkpoint names a module's tensors (``entrain_bench/train/weights/naming.py``).
+# How a checkpoint names a module's tensors (``entrain_bench/train/weights.py``).
 CHECKPOINTS = ("llama", "qwen25vl_vision", "siglip", "whisper_encoder")
 
 
