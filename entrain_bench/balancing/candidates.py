@@ -116,27 +116,18 @@ def check_memory(
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A layout that a planner considers.
+    """A layout that a planner considers."""
 
-    Attributes:
-        estimated_s: the planner's estimate of the iteration time.
-    """
-
-    estimated_s: float
+    estimated_s: float  # the planner's estimate of the iteration time
     layout: Layout
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A candidate that is not placed on ranks yet. Placing takes long on many ranks.
+    """A candidate that is not placed on ranks yet. Placing takes long on many ranks."""
 
-    Attributes:
-        least_s: what its estimate cannot fall below.
-        place: makes the candidate, or a draft of which more is known.
-    """
-
-    least_s: float
-    place: Callable[[], Candidate | Draft]
+    least_s: float  # what its estimate cannot fall below
+    place: Callable[[], Candidate | Draft]  # makes the candidate, or a draft of which more is known
 
 
 def rising_candidates(drafts: Iterable[Draft], most_s: float = np.inf) -> Iterator[Candidate]:

@@ -11,8 +11,8 @@ from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
+from entrain_bench.program.columns import covered_per_stage, remade_kinds
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputed_layers import covered_per_stage, remade_kinds
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 

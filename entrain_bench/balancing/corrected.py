@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from entrain_bench.balancing.chunk_estimates import packed_durations, packed_units_s
-from entrain_bench.balancing.correction import MODULE_CLASSES, Corrector, Observation, shape_classes
+from entrain_bench.balancing.estimates import MODULE_CLASSES, Corrector, Observation, shape_classes
 from entrain_bench.balancing.interface import Assigner, Drafter, Observer, declares
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import matmul

@@ -1,19 +1,22 @@
-"""Building blocks of planners: shares of ranks, stages of layers, placement on ranks, and fitting memory."""
+"""Building blocks of planners: shares of ranks, stages of layers, placement on ranks, and layouts of a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice, pairwise, product
+from itertools import pairwise, product
+from typing import ClassVar
 
 import numpy as np
 
+from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.program.plan_file import plan_fingerprint, read_plan
 from entrain_bench.specs.job import Degrees, Job, LayoutRequest, divisors
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import Role
@@ -107,13 +110,16 @@ def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
     num_layers = len(layer_s)
     if num_stages > num_layers:
         raise UserError(f"layout: {num_layers} layers cannot fill {num_stages} stages; each needs at least 1 layer")
-    return _cached_partitions(np.asarray(layer_s, np.float64).tobytes()).into(num_stages)
+    layers = np.asarray(layer_s, np.float64).tobytes()
+    bounds = [num_layers]
+    for stages in range(num_stages, 1, -1):
+        bounds.append(int(_best_cuts(layers, stages)[1][bounds[-1]]))
+    return tuple(np.diff([0, *reversed(bounds)]).tolist())
 
 
 def partitions(layer_s: FloatArray) -> list[tuple[int, ...]]:
     """Return the results of ``partition_layers`` for 1 stage up to as many stages as layers."""
-    known = _cached_partitions(np.asarray(layer_s, np.float64).tobytes())
-    return [known.into(stages) for stages in range(1, len(layer_s) + 1)]
+    return [partition_layers(layer_s, stages) for stages in range(1, len(layer_s) + 1)]
 
 
 def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
@@ -132,50 +138,27 @@ def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
 
 def slowest_stages_s(layer_s: FloatArray) -> FloatArray:
     """Return the slowest stage's seconds in the best partition into 1, 2, ... stages ``[layers]``."""
-    return np.array([best[-1] for best, _ in _partitions(layer_s)])
-
-
-@dataclass(slots=True)
-class _Partitions:
-    """Cuts of the best partitions of a list of layers, computed for as many stages as were requested so far."""
-
-    rest: Iterator[tuple[FloatArray, IntArray]]
-    cuts: list[IntArray] = field(default_factory=list)
-    known: dict[int, tuple[int, ...]] = field(default_factory=dict)
-
-    def into(self, num_stages: int) -> tuple[int, ...]:
-        """Return the layers of each of ``num_stages`` stages."""
-        if num_stages not in self.known:
-            self.cuts += [cut for _, cut in islice(self.rest, max(0, num_stages - len(self.cuts)))]
-            # The first cut is not one.
-            bounds = [len(self.cuts[0]) - 1]
-            for cut in self.cuts[num_stages - 1 : 0 : -1]:
-                bounds.append(int(cut[bounds[-1]]))
-            self.known[num_stages] = tuple(np.diff([0, *reversed(bounds)]).tolist())
-        return self.known[num_stages]
+    layers = np.asarray(layer_s, np.float64).tobytes()
+    return np.array([_best_cuts(layers, stages)[0][-1] for stages in range(1, len(layer_s) + 1)])
 
 
 # Planners repeatedly split the same layers into every number of stages.
+@lru_cache(maxsize=4096)
+def _best_cuts(layer_s: bytes, num_stages: int) -> tuple[FloatArray, IntArray]:
+    """F, the slowest stage over the first l layers in so many stages, and the l' it cuts at ``[layers + 1]``."""
+    span = _spans_s(layer_s)
+    if num_stages == 1:
+        return span[0], np.zeros(len(span), np.int64)
+    slowest = np.maximum(_best_cuts(layer_s, num_stages - 1)[0][:, None], span)
+    return slowest.min(axis=0), slowest.argmin(axis=0)
+
+
 @lru_cache(maxsize=64)
-def _cached_partitions(layer_s: bytes) -> _Partitions:
-    return _Partitions(_partitions(np.frombuffer(layer_s, np.float64)))
-
-
-def _partitions(layer_s: FloatArray) -> Iterator[tuple[FloatArray, IntArray]]:
-    """For 1, 2, ... stages: F, the slowest stage over the first l layers, and the l' it cuts at ``[layers + 1]``."""
-    num_layers = len(layer_s)
-    prefix = np.concatenate(([0.0], np.cumsum(layer_s)))
-    best = decisive(prefix)
-    best[0] = np.inf
-    # Rounded, so that among equally slow partitions the earliest cut wins.
-    span = decisive(prefix[None, :] - prefix[:, None])  # [l', l]
-    later = np.arange(num_layers + 1)[:, None] < np.arange(num_layers + 1)[None, :]
-    cut = np.zeros(num_layers + 1, np.int64)
-    for _ in range(num_layers):
-        yield best, cut
-        slowest = np.where(later, np.maximum(best[:, None], span), np.inf)
-        cut = slowest.argmin(axis=0)
-        best = slowest.min(axis=0)
+def _spans_s(layer_s: bytes) -> FloatArray:
+    """Seconds of layers l'+1..l, infinite for none ``[l', l]``; rounded, so that of equal cuts the earliest wins."""
+    prefix = np.concatenate(([0.0], np.cumsum(np.frombuffer(layer_s, np.float64))))
+    later = np.triu(np.ones((len(prefix), len(prefix)), bool), 1)
+    return np.where(later, decisive(prefix[None, :] - prefix[:, None]), np.inf)
 
 
 def stage_sums(layer_s: FloatArray, layers_per_stage: Sequence[int]) -> FloatArray:
@@ -384,3 +367,30 @@ def recompute_choices(
 def recompute_factor(recompute: bool) -> float:
     """Return the time of forward and backward relative to no recomputation; a backward takes about two forwards."""
     return 4 / 3 if recompute else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPlanner:
+    """Takes the layout of a plan's file; nothing is measured or searched.
+
+    Attributes:
+        path: the file (``program.plan_file``).
+    """
+
+    handles_generators: ClassVar[bool] = True
+
+    path: str
+
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:  # noqa: ARG002
+        """Return the layout of the file.
+
+        Raises:
+            UserError: for a file that is no plan, and a layout that the job's model or cluster cannot take.
+        """
+        layout = read_plan(self.path).layout
+        check_layout(layout, profile.job.model, profile.job.cluster)
+        return layout
+
+    def fingerprint(self) -> str:
+        """Return the hash of the file, which is a part of a run's key."""
+        return plan_fingerprint(self.path)

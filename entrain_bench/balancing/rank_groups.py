@@ -33,17 +33,11 @@ FILLED = 0.9
 
 @dataclass(frozen=True, slots=True)
 class SequenceGroups:
-    """Groups of a microbatch.
+    """Groups of a microbatch."""
 
-    Attributes:
-        width: ranks of each ``[groups]``.
-        group: of each sequence ``[sequences]``.
-        makespan_s: of the slowest group.
-    """
-
-    width: IntArray
-    group: IntArray
-    makespan_s: float
+    width: IntArray  # ranks of each ``[groups]``
+    group: IntArray  # of each sequence ``[sequences]``
+    makespan_s: float  # of the slowest group
 
 
 def grouped(

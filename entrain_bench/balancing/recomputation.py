@@ -19,8 +19,8 @@ from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, sum_rows
 from entrain_bench.base.compiled import njit
 from entrain_bench.program import Pass, Program, recompute_chunks
+from entrain_bench.program.columns import covered_per_stage
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputed_layers import covered_per_stage
 from entrain_bench.specs.model import ModuleSpec
 
 MEMORY = ("module", "stage", "greedy")
@@ -64,22 +64,15 @@ class Recomputation:
 
 @dataclass(frozen=True, slots=True)
 class LaneOffers:
-    """Intervals of a lane that may keep activations, in units of bytes and seconds.
+    """Intervals of a lane that may keep activations, in units of bytes and seconds."""
 
-    Attributes:
-        first, last: entries of the lane's order between which each interval holds its activations ``[intervals]``.
-        most: layers that it may keep ``[intervals]``.
-        size: what each of them takes ``[intervals]``.
-        gain: what each of them saves ``[intervals]``.
-        spare: memory that is left during every entry if none is kept ``[entries]``.
-    """
-
+    # Entries of the lane's order between which each interval holds its activations ``[intervals]``.
     first: IntArray
     last: IntArray
-    most: IntArray
-    size: IntArray
-    gain: IntArray
-    spare: IntArray
+    most: IntArray  # layers that it may keep ``[intervals]``
+    size: IntArray  # what each of them takes ``[intervals]``
+    gain: IntArray  # what each of them saves ``[intervals]``
+    spare: IntArray  # memory that is left during every entry if none is kept ``[entries]``
 
 
 def recompute_all(program: Program) -> Program:

@@ -16,8 +16,8 @@ from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.sharding import layer_parameters
 from entrain_bench.program import Pass, Program
+from entrain_bench.program.columns import covered_layers
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputed_layers import covered_layers
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec

@@ -27,8 +27,8 @@ from entrain_bench.costs.sharding import collective_passes, exposed_s, price_lay
 from entrain_bench.costs.steps import StepCosts, Steps
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
+from entrain_bench.program.columns import remade_kinds
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputed_layers import remade_kinds
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec, ModuleSpec

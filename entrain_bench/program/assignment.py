@@ -47,15 +47,13 @@ class Chunks:
     """Sets of units that share one autograd graph, ordered by replica, microbatch and part.
 
     A chunk is a microbatch, or one part of it when its backward is split.
-
-    Attributes:
-        replica, microbatch, part: labels ``[chunks]``.
-        offsets, members: the units of each chunk, CSR.
     """
 
+    # Labels ``[chunks]``.
     replica: IntArray
     microbatch: IntArray
     part: IntArray
+    # The units of each chunk, CSR.
     offsets: IntArray
     members: IntArray
 

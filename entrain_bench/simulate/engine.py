@@ -71,80 +71,51 @@ def place_actions(
 
 
 class Columns(NamedTuple):
-    """Input of the compiled loop: a program, followed by a lane, an action and a row for each transfer.
+    """Input of the compiled loop: a program, followed by a lane, an action and a row for each transfer."""
 
-    Attributes:
-        first_transfer: number of the program's actions and its barriers; those from here on are transfers.
-        lane_offsets, lane_actions: actions of each lane in its order, CSR.
-        num_lanes: lanes that an action occupies ``[actions]``.
-        dep_offsets, dep_actions: actions that each action depends on, CSR; a transfer on the sources of all that it
-            carries.
-        carriers: what the data of each dependency arrive with, the action it names or a transfer ``[dependencies]``.
-        duration_s: of an action; how long a transfer occupies its links ``[actions]``.
-        hold_s: how long its lanes are held after it ``[actions]``.
-        release_s: its earliest start ``[actions]``.
-        stall_s: how long it waits once all else is ready ``[actions]``.
-        delay_s: from the end of its carrier ``[dependencies]``.
-        link_offsets, links: links of each transfer, CSR.
-        num_links: links in all.
-    """
-
-    first_transfer: int
+    first_transfer: int  # number of the program's actions and its barriers; those from here on are transfers
+    # Actions of each lane in its order, CSR.
     lane_offsets: IntArray
     lane_actions: IntArray
-    num_lanes: IntArray
+    num_lanes: IntArray  # lanes that an action occupies ``[actions]``
+    # Actions that each action depends on, CSR; a transfer on the sources of all that it carries.
     dep_offsets: IntArray
     dep_actions: IntArray
+    # What the data of each dependency arrive with, the action it names or a transfer ``[dependencies]``.
     carriers: IntArray
-    duration_s: FloatArray
-    hold_s: FloatArray
-    release_s: FloatArray
-    stall_s: FloatArray
-    delay_s: FloatArray
+    duration_s: FloatArray  # of an action; how long a transfer occupies its links ``[actions]``
+    hold_s: FloatArray  # how long its lanes are held after it ``[actions]``
+    release_s: FloatArray  # its earliest start ``[actions]``
+    stall_s: FloatArray  # how long it waits once all else is ready ``[actions]``
+    delay_s: FloatArray  # from the end of its carrier ``[dependencies]``
+    # Links of each transfer, CSR.
     link_offsets: IntArray
     links: IntArray
-    num_links: int
+    num_links: int  # links in all
 
 
 class Lanes(NamedTuple):
-    """How far lanes are ``[lanes]``.
+    """How far lanes are ``[lanes]``."""
 
-    Attributes:
-        position: actions that it is done with.
-        reached: action that it has come to last; -1 for none.
-        checked: row of the first dependency of that action that may be missing.
-        done_s: end of its last action.
-        free_s: when that no longer holds it.
-        next_parked: the lane after it that is parked on the same action; -1 for none.
-    """
-
-    position: IntArray
-    reached: IntArray
-    checked: IntArray
-    done_s: FloatArray
-    free_s: FloatArray
-    next_parked: IntArray
+    position: IntArray  # actions that it is done with
+    reached: IntArray  # action that it has come to last; -1 for none
+    checked: IntArray  # row of the first dependency of that action that may be missing
+    done_s: FloatArray  # end of its last action
+    free_s: FloatArray  # when that no longer holds it
+    next_parked: IntArray  # the lane after it that is parked on the same action; -1 for none
 
 
 class Actions(NamedTuple):
-    """How far actions are ``[actions]``.
+    """How far actions are ``[actions]``."""
 
-    Attributes:
-        start_s, end_s: NaN until it is placed.
-        wait_s: how long it waits for transfers alone.
-        arrived: lanes that have come to it.
-        done_s: when the last of them had ended what it did before.
-        free_s: when the last of them was free.
-        parked: the first lane that is parked on it, -1 for none; at the very end, the first that may go on.
-    """
-
+    # NaN until it is placed.
     start_s: FloatArray
     end_s: FloatArray
-    wait_s: FloatArray
-    arrived: IntArray
-    done_s: FloatArray
-    free_s: FloatArray
-    parked: IntArray
+    wait_s: FloatArray  # how long it waits for transfers alone
+    arrived: IntArray  # lanes that have come to it
+    done_s: FloatArray  # when the last of them had ended what it did before
+    free_s: FloatArray  # when the last of them was free
+    parked: IntArray  # the first lane that is parked on it, -1 for none; at the very end, the first that may go on
 
 
 AWAKE = -1  # Where lanes are parked that may go on.

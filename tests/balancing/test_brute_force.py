@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from entrain_bench.balancing.halving import FINALISTS, LAST
 from entrain_bench.balancing.interface import Programs
+from entrain_bench.balancing.tuning import FINALISTS, LAST
 from entrain_bench.config.compose import compose
 from entrain_bench.run.experiment import prepare
 from support.tuner import all_layouts

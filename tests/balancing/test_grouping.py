@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.interface import Programs
-from entrain_bench.balancing.planes import PlanePlanner
 from entrain_bench.balancing.rank_groups import joined
+from entrain_bench.balancing.rounds import PlanePlanner
 from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from entrain_bench.balancing.chunk_estimates import packed_chunks_s
-from entrain_bench.balancing.layer_profile import LENGTHS, pack_times, probes
+from entrain_bench.balancing.estimates import LENGTHS, pack_times, probes
 from entrain_bench.base.arrays import sum_rows
 from entrain_bench.costs.roofline import PassTimes
 from entrain_bench.program.assignment import group_chunks, same_microbatches
@@ -60,7 +60,7 @@ def test_chunks_take_about_what_they_are_believed_to(recompute: bool) -> None:
         assert believed[1] == pytest.approx(truth.backward_s + truth.backward_comm_s, rel=0.1)
         # What recomputes by chunk all that it can is what the layout recomputes.
         if recompute:
-            from entrain_bench.program.recomputed_layers import covered_per_stage
+            from entrain_bench.program.columns import covered_per_stage
 
             plain = placed(module, [[[0], [1]]])
             most = np.repeat(covered_per_stage(module, plain.layers_per_stage)[None], len(chunks), 0)

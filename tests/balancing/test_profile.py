@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.layer_profile import LayerProfile
+from entrain_bench.balancing.estimates import LayerProfile, smoothed_over_lengths
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import chain_program, stages_behind
-from entrain_bench.balancing.unit_estimates import smoothed_over_lengths
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.costs.edges import held_s
 from entrain_bench.costs.roofline import PassTimes

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from entrain_bench.balancing.candidates import check_memory
-from entrain_bench.balancing.halving import (
+from entrain_bench.balancing.interface import Programs, Strategy
+from entrain_bench.balancing.interleaved import Interleaved
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.tuning import (
     FINALISTS,
     LAST,
     NUM_BATCHES,
@@ -18,12 +21,10 @@ from entrain_bench.balancing.halving import (
     OfferEstimates,
     by_turns,
     candidate_key,
+    fixed_jobs,
+    tuned,
     tuning_batches,
 )
-from entrain_bench.balancing.interface import Programs, Strategy
-from entrain_bench.balancing.interleaved import Interleaved
-from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.tuning import fixed_jobs, tuned
 from entrain_bench.base.errors import UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import DEFAULT_DEGREES, DEFAULT_MICROBATCH_SIZE, Job, LayoutRequest

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.warmup import OneForwardOneBackward
+from entrain_bench.balancing.schedules import OneForwardOneBackward
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.interleaved import Interleaved, ZeroBubbleH1, ZeroBubbleV, find_valley
+from entrain_bench.balancing.interleaved import Interleaved, ZeroBubbleH1, ZeroBubbleV, find_turns
 from entrain_bench.balancing.planning import place_ranks
-from entrain_bench.balancing.schedules import chain_program, stages_behind
-from entrain_bench.balancing.warmup import OneForwardOneBackward
+from entrain_bench.balancing.schedules import OneForwardOneBackward, chain_program, stages_behind
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import same_microbatches
@@ -198,7 +197,7 @@ def test_any_batch_runs_to_the_end(seed: int, ranks: int, microbatches: int, dp:
     layouts = [v_layout(model, ranks, microbatches, dp, encoder_stages)]
     layouts += [chain_layout(model, encoder_stages, ranks, microbatches, dp)] if encoder_stages else []
     for layout in layouts:
-        assert (find_valley(model, layout) is not None) == (layout is layouts[0])
+        assert (find_turns(model, layout, valley=True) is not None) == (layout is layouts[0])
         scheduler = ZeroBubbleV() if layout is layouts[0] else ZeroBubbleH1()
         program = scheduler.schedule(shapes, layout, assignment, profile)
         check_program(program)

@@ -11,8 +11,7 @@ from entrain_bench.costs.edges import colocated_transforms
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import same_microbatches
-from entrain_bench.program.boundary import are_grids
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, are_grids
 from entrain_bench.specs.job import Degrees
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench_strategies.hetero import BatchSlices, ColocatedScheduler

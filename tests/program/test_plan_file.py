@@ -81,7 +81,7 @@ def changed(file: Path, place: str, value: Any) -> None:
     ("place", "value", "says"),
     [
         ("version", 2, "version=2: must be 1"),
-        ("version", None, "plan.version: missing"),
+        ("version", None, "version=None: must be 1"),
         ("strategy", None, "plan.strategy: missing"),
         ("strategy", 3, "plan.strategy=3: must be text"),
         ("strategi", "x", "plan key=strategi: unknown (did you mean strategy?)"),

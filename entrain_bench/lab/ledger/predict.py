@@ -22,8 +22,8 @@ from entrain_bench.lab.ledger.jobs import EAGER, Book, LedgerJob, Machine, Unusa
 from entrain_bench.lab.ledger.rows import OK, OOM, LedgerRow
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.program.columns import covered_per_stage, recompute_chunks
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.program.recomputed_layers import covered_per_stage, recompute_chunks
 from entrain_bench.simulate.executor import place_program
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.layer import Layer
