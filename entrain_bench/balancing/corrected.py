@@ -86,13 +86,9 @@ class CorrectedAssigner:
 
 
 def observed(program: Program, index: int, believed_s: FloatArray, seconds: FloatArray) -> Observation:
-    """Executed microbatches of a module.
+    """Executed microbatches of a module; ``seconds`` are those of actions ``[actions]``.
 
-    Args:
-        program: what was executed.
-        index: of the module.
-        believed_s: of each unit on a stage, of all chunks one after the other ``[members]``.
-        seconds: that actions took ``[actions]``.
+    ``believed_s`` are those of each unit on a stage, of all chunks one after the other ``[members]``.
     """
     module = program.model.modules[index]
     placed = program.layout.modules[index]

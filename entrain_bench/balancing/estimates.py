@@ -78,9 +78,8 @@ class Corrector:
     def learn(self, seen: Sequence[Observation], ridge: float = RIDGE) -> Corrector:
         """Learn from one iteration; switches off, and penalties with it, when they did not pay over the window.
 
-        Only errors relative to the whole iteration's count: a common factor changes no assignment. The benefit is the
-        |time error| of a replica's microbatches on a stage, all modules together, that the penalties took away. The
-        first iteration that observes a class cannot profit from it, so a switch needs a full window.
+        A common factor on all times counts for nothing. The benefit is the |time error| of a replica's microbatches on
+        a stage, all modules together, that the penalties took away.
         """
         if not self.active:
             return self
@@ -389,8 +388,7 @@ class BatchCache:
 class UnitEstimates:
     """Estimated workload of single units (items of encoders and generators, samples of the LLM).
 
-    Estimates are wrong, the same way each time a sample is seen (unless ``smoothed``): by up to ``belief_error``
-    (relative) sample by sample, and by up to ``belief_bias`` for all units of one length.
+    They err the same way each time a sample is seen (unless ``smoothed``).
     """
 
     _model: ModelSpec

@@ -122,22 +122,14 @@ class Strategy:
     scheduler: Scheduler
 
     def plan(self, profile: Profile) -> Layout:
-        """Return the planner's layout. The planner may test it with the strategy's assigner and scheduler.
-
-        Raises:
-            IncompatibleError: if the model has generators and a part does not support them.
-        """
+        """Return the planner's layout; ``IncompatibleError`` if a part does not support the model's generators."""
         self.check_generators(profile.job.model)
         quick = replace(self, assigner=self.assigner.draft()) if isinstance(self.assigner, Drafter) else self
         layout = self.planner.plan(profile, Programs(quick, profile))
         return _expect(Layout, layout, self.planner.plan)
 
     def check_generators(self, model: ModelSpec) -> None:
-        """Refuse a model with generators unless every part has ``handles_generators = True``.
-
-        Other parts support only encoders before an LLM. They treat the LLM as the last module and have no rule for a
-        generator's ranks, samples or order.
-        """
+        """Refuse a model with generators unless every part has ``handles_generators = True``."""
         for name, part in (("planner", self.planner), ("assigner", self.assigner), ("scheduler", self.scheduler)):
             if model.generators and not declares(part, "handles_generators"):
                 raise IncompatibleError(

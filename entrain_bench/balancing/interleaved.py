@@ -38,8 +38,7 @@ class ZeroBubble(Recomputation):
     def delayed(self, make: Callable[[int], Program], longest: int, profile: Profile) -> Program:
         """Return the program with the longest delay of weight passes that fits memory; no delay if none fits.
 
-        A backward leaves its weight pass about as much as it frees, and recomputation saves nothing of that. ``make``
-        gives the program whose weight passes come so many microbatches after their backwards at most.
+        ``make`` gives the program whose weight passes come so many microbatches after their backwards at most.
         """
         recomputes = self.chooses_recomputation and profile.job.request.recompute is None
 
@@ -66,9 +65,8 @@ class ZeroBubble(Recomputation):
 class ZeroBubbleH1(ZeroBubble):
     """ZB-H1: 1F1B's forwards and backwards, and weight passes that come later the later the stage (section 2.3).
 
-    A stage runs the weight pass of a microbatch after the backward of the one that comes as many later as there are
-    stages before it in the chain; those without such a backward run at the end. So every stage of an even pipeline
-    holds as many microbatches as 1F1B's first, and the bubble shrinks from (p - 1)(F + B + W) to (p - 1)(F + B - W).
+    A weight pass follows the backward of the microbatch that comes as many later as there are stages before it in the
+    chain; those without one run at the end. The bubble shrinks from (p - 1)(F + B + W) to (p - 1)(F + B - W).
     """
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
@@ -195,10 +193,9 @@ def interleaved_slots(
 ) -> tuple[IntArray, IntArray]:
     """Slots of forwards and backwards at every virtual stage, in Megatron-LM's order ``[chunks, stages]``.
 
-    A rank runs groups of as many microbatches as there are ranks, each group through all of the rank's stages before
-    the next one, backwards from the last stage to the first. It warms up with (stages a rank - 1) groups and two
-    forwards for every rank behind it. A chunk runs forward by its position in the replica's order, backward in the
-    place of ``last``; its replica has so many microbatches, a multiple of the ranks ``[chunks]``.
+    A rank runs groups of as many microbatches as there are ranks, each through all of its stages, backwards from the
+    last to the first. It warms up with (stages a rank - 1) groups and two forwards for every rank behind it. A chunk
+    runs backward in the place of ``last``; its replica has so many microbatches, a multiple of the ranks ``[chunks]``.
     """
     turn, rank = np.divmod(np.arange(num_ranks * stages_per_rank), num_ranks)
     warmup = 2 * (num_ranks - 1 - rank) + (stages_per_rank - 1) * num_ranks
@@ -216,9 +213,7 @@ def interleaved_slots(
 def interleaved_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
     """Interleaved 1F1B over a chain of virtual stages: of the encoders, then the LLM's, then the generators'.
 
-    Raises:
-        IncompatibleError: if the stages do not go round the ranks (``find_turns``), and for microbatches that are
-            no multiple of the pipeline's ranks, which Megatron-LM refuses, too.
+    ``IncompatibleError`` if the stages do not go round the ranks, or microbatches are no multiple of the ranks.
     """
     chain = find_turns(model, layout)
     if chain is None:

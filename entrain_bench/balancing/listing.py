@@ -173,17 +173,10 @@ class State(NamedTuple):
 
 @njit(nogil=True)
 def list_schedule(actions, wish, place, limit_s=np.inf):  # type: ignore[no-untyped-def]
-    """Put all actions in an order that every lane keeps to.
+    """Put all actions in an order that every lane keeps to; ``place`` takes each action's place ``[actions]``.
 
-    Args:
-        actions: the actions to order.
-        wish: how.
-        place: takes each action's place in the order ``[actions]``.
-        limit_s: stop as soon as the schedule must end later; the order is then incomplete.
-
-    Returns:
-        When all gradients are synchronised, seconds, infinite if later than the limit; and how many forwards were let
-        in although memory was full, because nothing else was left to run: none if every group fits by itself.
+    Returns when all gradients are synchronised, seconds, infinite as soon as that must be later than ``limit_s``; and
+    how many forwards were let in although memory was full: none if every group fits by itself.
     """
     state = _begin(actions, wish)
     forced = 0

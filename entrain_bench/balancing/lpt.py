@@ -47,8 +47,7 @@ def longest_first(cost: FloatArray, num_buckets: int) -> IntArray:
 def lpt_with_exchange(cost: FloatArray, num_buckets: int) -> IntArray:
     """LPT, then exchanges between the fullest bucket and others for as long as one of them lowers it.
 
-    The fullest bucket gives an item to another one, or swaps one with it, so that the fuller of the two is lowest;
-    the emptiest bucket that helps is taken.
+    The emptiest other bucket takes an item, or swaps one, so that the fuller of the two is lowest.
     """
     bucket = longest_first(cost, num_buckets)
     # The last item weighs nothing: swapping with it is giving.
@@ -164,10 +163,8 @@ def balanced_groups(
 ) -> IntArray:
     """Group of each sample by LPT: by falling size, each to the least-loaded group that has a free place ``[samples]``.
 
-    Every group takes ``ceil(samples / groups)`` samples at most. Without that capacity the heaviest group is within 4/3
-    of the best; with it the bound is proven for three samples a group, and two a group are optimal. Groups have
-    ``load`` already ``[groups]``; equal loads go to the group with fewer samples, so that samples without work are
-    dealt out, or else to the first that has a free place.
+    Every group takes ``ceil(samples / groups)`` samples at most. Groups have ``load`` already ``[groups]``; equal loads
+    go to the group with fewer samples, or else to the first that has a free place.
     """
     before = np.zeros(num_groups) if load is None else load
     group: IntArray = _fill_groups(np.argsort(-size, kind="stable"), size, before, fewest_first)
@@ -241,10 +238,9 @@ def longest_first_by_row(cost: FloatArray, row: IntArray, num_bins: int) -> IntA
 
 
 def arrival_places(num_samples: int, microbatch_size: int, dp: int) -> tuple[IntArray, IntArray]:
-    """Replica and microbatch of each sample in order of arrival ``[samples]``.
+    """Replica and microbatch of each sample in order of arrival, as with Megatron's data sampler ``[samples]``.
 
-    Consecutive samples fill a microbatch; microbatches go round the replicas, as with Megatron's data sampler. Where
-    samples do not fill one of every replica, microbatches are smaller.
+    Consecutive samples fill a microbatch, fewer where they do not fill one of every replica.
     """
     microbatch = np.arange(num_samples) // max(1, min(microbatch_size, -(-num_samples // dp)))
     return microbatch % dp, microbatch // dp
@@ -255,12 +251,11 @@ RESOLUTION = 1 << 40
 
 
 def largest_differencing(weight: IntArray | FloatArray, num_parts: int, equal_count: bool = False) -> IntArray:
-    """Part of each item ``[items]``, so that the parts' sums of weights are about equal.
+    """Part of each item ``[items]``, so that the parts' sums of weights are about equal, numbered by falling sum.
 
-    Parts are numbered by falling sum; of equal differences the earlier partition goes first. Weights are at least 0;
-    whole numbers are exact, others are rounded to ``RESOLUTION``. With ``equal_count`` parts have equally many items,
-    or differ by one where the number does not divide: items of neighbouring weight then start in one partition, one in
-    each part.
+    Weights are at least 0; whole numbers are exact, others are rounded to ``RESOLUTION``. With ``equal_count`` parts
+    have equally many items, or differ by one: items of neighbouring weight then start in one partition, one in each
+    part.
     """
     given = np.asarray(weight)
     if not len(given):
@@ -277,56 +272,40 @@ def largest_differencing(weight: IntArray | FloatArray, num_parts: int, equal_co
 
 @njit()
 def _merge(weight, order, num_parts, group):  # type: ignore[no-untyped-def]
-    """Part of each item: partitions of ``group`` items each, merged two by two.
-
-    A partition keeps the parts that hold anything, by falling sum; all others sum to 0. So there are never more kept
-    parts than items.
-    """
-    count = len(weight)
-    # Items of a part are linked: each part is known by its first item, and ends with its last.
-    following = np.full(count, -1)
-    last = np.arange(count)
-    total = weight.copy()
-    kept = [order[first : first + group] for first in range(0, count, group)]
+    """Part of each item: partitions of ``group`` items each, merged two by two."""
+    count = len(weight) // group
+    # Parts of a partition by falling sum; each is a chain of items from its first to its last.
+    total = np.zeros((count, num_parts), np.int64)
+    first = np.full((count, num_parts), -1)
+    last = np.full((count, num_parts), -1)
+    following = np.full(len(weight), -1)
+    for place, item in enumerate(order):
+        total[place // group, place % group] = weight[item]
+        first[place // group, place % group] = last[place // group, place % group] = item
     # The largest difference first, then the largest part, then the first partition.
-    queue = [(-_difference(parts, total, num_parts), -total[parts[0]], number) for number, parts in enumerate(kept)]
+    queue = [(row[-1] - row[0], -row[0], number) for number, row in enumerate(total)]
     heapify(queue)
     while len(queue) > 1:
-        _, _, mine = heappop(queue)
-        _, _, theirs = heappop(queue)
-        one = kept[mine]
-        two = kept[theirs]
-        size = min(num_parts, len(one) + len(two))
-        joined = np.empty(size, np.int64)
-        joined[: len(one)] = one
-        for place in range(len(two)):
+        one = heappop(queue)[2]
+        other = heappop(queue)[2]
+        for part in range(num_parts):
             # The largest part of the one with the smallest of the other.
-            target = num_parts - 1 - place
-            first = two[place]
-            if target >= len(one):
-                # Empty parts are all alike: those behind the kept ones are taken in turn.
-                joined[len(one) + len(two) - 1 - place if len(one) + len(two) <= num_parts else target] = first
-                continue
-            same = one[target]
-            total[same] += total[first]
-            following[last[same]] = first
-            last[same] = last[first]
-        by_sum = np.argsort(-total[joined], kind="mergesort")
-        kept[mine] = joined[by_sum]
-        kept[theirs] = joined[:0]
-        heappush(queue, (-_difference(kept[mine], total, num_parts), -total[kept[mine][0]], mine))
-    part = np.empty(count, np.int64)
-    final = kept[queue[0][2]]
-    for place in range(len(final)):
-        item = final[place]
+            head = first[other, num_parts - 1 - part]
+            if head >= 0:
+                if first[one, part] < 0:
+                    first[one, part] = head
+                else:
+                    following[last[one, part]] = head
+                last[one, part] = last[other, num_parts - 1 - part]
+        total[one] += total[other, ::-1]
+        by_sum = np.argsort(-total[one], kind="mergesort")
+        total[one] = total[one][by_sum]
+        first[one] = first[one][by_sum]
+        last[one] = last[one][by_sum]
+        heappush(queue, (total[one, -1] - total[one, 0], -total[one, 0], one))
+    part = np.empty(len(weight), np.int64)
+    for place, item in enumerate(first[queue[0][2]]):
         while item >= 0:
             part[item] = place
             item = following[item]
     return part
-
-
-@njit()
-def _difference(parts, total, num_parts):  # type: ignore[no-untyped-def]
-    """Largest less smallest sum of a partition."""
-    smallest = total[parts[-1]] if len(parts) == num_parts else 0
-    return total[parts[0]] - smallest

@@ -28,12 +28,8 @@ def proportional_allocation(
 ) -> tuple[int, ...]:
     """Split ``total`` in proportion to shares, at least ``least`` and at most ``most`` each (no limit if None).
 
-    Return the nearest feasible integers in the least-squares sense (arXiv:2605.27918, Algorithm 1): start with the
-    least for each, then give each further unit to the share that is furthest below its proportion. Shares that sum to
-    zero count as equal. ``what`` names the units in messages.
-
-    Raises:
-        UserError: if the total is below the sum of the least or above the sum of ``most``.
+    The nearest integers in the least-squares sense (arXiv:2605.27918, Algorithm 1): each unit goes to the share that is
+    furthest below its proportion. ``UserError``, with ``what`` they are, for a total that does not fit the limits.
     """
     most = [total] * len(shares) if most is None else most
     if not least * len(shares) <= total <= sum(most):
@@ -51,8 +47,7 @@ def proportional_allocation(
 def allocate_gpus(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
     """Return the GPUs of a replica for the merged encoder and for the LLM, by their share of estimated work.
 
-    M_ref of arXiv:2605.27918, Algorithm 1. GPUs are shared, not stages, so a count need not be a whole number of
-    stages. Each module has enough GPUs for one stage.
+    M_ref of arXiv:2605.27918, Algorithm 1. A count need not be a whole number of stages, but is enough for one.
     """
     width = degrees.tp * degrees.cp
     if not profile.job.model.encoders:
@@ -84,10 +79,8 @@ def allocate_stages(profile: Profile, samples: SampleShapes, degrees: Degrees) -
 def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max_samples: int) -> tuple[int, bool]:
     """Find the least power-of-two batch size at which all fresh batches give the GPU allocation of the first batch.
 
-    arXiv:2605.27918, Algorithm 1, started at one sample.
-
-    Returns:
-        The number of samples, at most ``max_samples``, and whether all ``num_validations`` batches agreed.
+    arXiv:2605.27918, Algorithm 1, from one sample to ``max_samples``; and whether all ``num_validations`` batches
+    agreed.
     """
     num_samples = 1
     while True:
@@ -178,19 +171,10 @@ def place_chain(
 ) -> Layout:
     """Place homogeneous replicas: encoder, LLM and generator stages form one chain.
 
-    Ranks of a replica are consecutive, TP innermost, then CP, then stages; replicas follow each other. All encoders
-    share the encoder stages, all generators the generator stages.
-
-    Args:
-        job: the training job.
-        degrees: TP, CP, DP, and in ``pp`` the number of rank groups in a pipeline.
-        layers: layers of each stage, for every module.
-        recompute: whether each module recomputes activations.
-        leading: whether encoders and generators have separate stages before and after the LLM; if not, they share the
-            LLM's first and last stages.
-        virtual_stages: stages that each rank group holds, in the order of ``place_ranks``.
-        virtual_order: ``loop`` or ``v``.
-        split_backward: whether weight gradients have a separate pass.
+    Replicas have consecutive ranks, TP innermost, then CP, then stages. All encoders share the encoder stages, all
+    generators theirs: stages before and after the LLM's if ``leading``, otherwise its first and last ones.
+    ``degrees.pp`` rank groups hold ``virtual_stages`` each, in the order of ``place_ranks``; ``layers`` are those of
+    each stage, by module.
     """
     width = degrees.tp * degrees.cp
     ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
@@ -235,9 +219,7 @@ def place_ranks(num_ranks: int, virtual_stages: int, virtual_order: str = "loop"
 def place_cuts(job: Job, degrees: Degrees, layers: Sequence[int], recompute: Sequence[bool]) -> Layout:
     """Place homogeneous replicas whose stages cut one chain of all layers; a stage may cross modules.
 
-    The chain holds the modules' layers in the model's order, ``layers[i]`` of them on stage i. If a stage has layers of
-    several modules, each of these modules has a stage there. Stage i is on rank i modulo PP; if there are more stages
-    than ranks, they are virtual stages.
+    ``layers[i]`` are on stage i, which is on rank i modulo PP; each module with layers there has a stage there.
     """
     bounds = np.cumsum([0, *layers])
     width = degrees.tp * degrees.cp
@@ -309,9 +291,9 @@ def place_islands(
 ) -> Layout:
     """Place encoders, LLM and generators on disjoint ranks; all encoders share ranks, and so do all generators.
 
-    There is one island per module; islands that share ranks differ only in their layers. If all have the same TP, CP
-    and DP, replicas follow each other. Otherwise groups of modules follow each other, each with its replicas' stages
-    next to each other. The widest tensor parallelism comes first, so that every block is aligned.
+    Islands, one per module, that share ranks differ only in their layers. If all have one TP, CP and DP, replicas
+    follow each other; otherwise groups of modules do, the widest tensor parallelism first, so that every block is
+    aligned.
     """
     units = [(islands[unit[0]], unit) for unit in job.model.module_groups]
     shapes = [(island.dp, len(island.layers_per_stage), island.tp * island.cp) for island, _ in units]
@@ -342,14 +324,8 @@ def recompute_choices(
 ) -> list[tuple[bool, ...]]:
     """Return the combinations of groups to recompute: all of them, or the one that the job requests.
 
-    Args:
-        job: the training job.
-        groups: modules that recompute together; None: each module separately.
-        chosen_later: whether the scheduler chooses recomputation per chunk. Then only "none" is returned, unless the
-            job requests modules.
-
-    Raises:
-        IncompatibleError: if the job requests some modules of a group, but not all.
+    ``groups`` of modules recompute together, by default each module alone. If the scheduler has it ``chosen_later``, it
+    is none unless requested. ``IncompatibleError`` if the job requests some modules of a group, but not all.
     """
     groups = [(index,) for index in range(len(job.model.modules))] if groups is None else groups
     asked = job.request.recompute
@@ -382,11 +358,7 @@ class GivenPlanner:
     path: str
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:  # noqa: ARG002
-        """Return the layout of the file.
-
-        Raises:
-            UserError: for a file that is no plan, and a layout that the job's model or cluster cannot take.
-        """
+        """Return the layout of the file; ``UserError`` if it is no plan, or does not fit the job's model or cluster."""
         layout = read_plan(self.path).layout
         check_layout(layout, profile.job.model, profile.job.cluster)
         return layout

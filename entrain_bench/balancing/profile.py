@@ -33,10 +33,9 @@ class ProgramTimes:
     _layers: LayerProfile
 
     def simulate(self, program: Program, duration_s: FloatArray, transfers: bool = False) -> FloatArray:
-        """Return the estimated end of every action of a program, in seconds ``[actions]``.
+        """Return the estimated end of every action of a program; transfers are free unless asked for ``[actions]``.
 
-        With ``transfers`` these take the time of ``handovers``; otherwise they are free. ``DeadlockError`` if the order
-        of actions contradicts their dependencies.
+        ``DeadlockError`` if the order of actions contradicts their dependencies.
         """
         if not transfers:
             return place_actions(program, duration_s, np.zeros(len(program.dep_actions)))[1]
@@ -47,8 +46,8 @@ class ProgramTimes:
     def iteration_s(self, program: Program, duration_s: FloatArray) -> float:
         """Return the estimated iteration time of a program in seconds, with transfers, weight gathers and the step.
 
-        Transfers never wait for a link. Durations are estimated seconds of each action; those of steps are ignored
-        ``[actions]``. ``DeadlockError`` if the order of actions contradicts their dependencies.
+        Transfers never wait for a link. Durations are of each action; those of steps are ignored ``[actions]``.
+        ``DeadlockError`` as for ``simulate``.
         """
         costs = self._truth.step_costs
         layer_s = self._layers_s(program.layout)
@@ -82,11 +81,7 @@ class ProgramTimes:
     def _besides_passes(
         self, program: Program, duration_s: FloatArray, layer_s: Sequence[tuple[FloatArray, FloatArray]]
     ) -> tuple[FloatArray, IntArray | None]:
-        """Return the seconds that moving weights adds to passes, and groups of passes that start together.
-
-        Weights move if they are offloaded to the host or sharded. Sharded layers divide a pass in proportion to
-        ``layer_s``.
-        """
+        """Seconds that moving offloaded or sharded weights adds to passes, and passes that start together."""
         cluster = self._truth.cluster
         added_s = self._truth.memory.offload_bytes(program) / cluster.device.host_bandwidth_bytes_per_s
         layers_s = {}
@@ -111,9 +106,8 @@ class ProgramTimes:
     def lane_steps_s(self, layout: Layout) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return gather, synchronization and optimizer seconds of ``step_s`` on every lane ``[lanes]``.
 
-        Stages that share ranks use the links one by one. Overlapped communication also runs during an average
-        microbatch of the other stages: gathers during forwards of earlier stages, synchronization during later
-        backwards.
+        Stages that share ranks use the links one by one, beside an average microbatch of the other stages if
+        overlapped.
         """
         exposed = self.exposed_steps(layout)
         framework = self._job.framework
@@ -122,33 +116,23 @@ class ProgramTimes:
         optimizer_s = layout.lane_sums([step.optimizer_s for step in exposed])
         if layout.lane_sums([np.ones(placed.pp) for placed in layout.modules]).max() > 1:
             lanes = [blocks.of_stage(stage) for blocks in layout.blocks for stage in range(blocks.num_stages)]
-            traffic = self._stage_traffic(layout)
-            passes = self._mean_stages_s(layout)
+            forward_s = []
+            backward_s = []
+            for placed, (ahead_s, back_s) in zip(layout.modules, self._layers_s(layout), strict=True):
+                starts = np.cumsum((0, *placed.layers_per_stage[:-1]))
+                forward_s.append(np.add.reduceat(ahead_s, starts))
+                backward_s.append(np.add.reduceat(back_s, starts) + placed.recompute * forward_s[-1])
+            modules = [*zip(self._job.model.modules, layout.modules, strict=True)]
+            costs = self._truth.step_costs
             if framework.overlap_param_gather and framework.align_param_gather:
+                gathers_s = np.concatenate([costs.gather_s(module, placed) for module, placed in modules])
                 lead_s = np.concatenate([step.gather_s for step in exposed])
-                gather_s = delayed_s(lanes, layout.num_lanes, lead_s, traffic[0], passes[0])
+                gather_s = delayed_s(lanes, layout.num_lanes, lead_s, gathers_s, np.concatenate(forward_s))
             if framework.overlap_grad_reduce:
+                syncs_s = np.concatenate([costs.sync_s(module, placed) for module, placed in modules])
                 lag_s = np.concatenate([step.sync_s for step in exposed])
-                sync_s = trailing_s(lanes, layout.num_lanes, lag_s, traffic[1], passes[1])
+                sync_s = trailing_s(lanes, layout.num_lanes, lag_s, syncs_s, np.concatenate(backward_s))
         return gather_s, sync_s, optimizer_s
-
-    def _stage_traffic(self, layout: Layout) -> tuple[FloatArray, FloatArray]:
-        """How long gathers and synchronisations occupy the links, of all stages of all modules ``[stages]``."""
-        costs = self._truth.step_costs
-        modules = [*zip(self._job.model.modules, layout.modules, strict=True)]
-        gathers = np.concatenate([costs.gather_s(module, placed) for module, placed in modules])
-        syncs = np.concatenate([costs.sync_s(module, placed) for module, placed in modules])
-        return gathers, syncs
-
-    def _mean_stages_s(self, layout: Layout) -> tuple[FloatArray, FloatArray]:
-        """Forward and backward seconds of a mean microbatch, of all stages of all modules ``[stages]``."""
-        forwards = []
-        backwards = []
-        for placed, (forward_s, backward_s) in zip(layout.modules, self._layers_s(layout), strict=True):
-            starts = np.cumsum((0, *placed.layers_per_stage[:-1]))
-            forwards.append(np.add.reduceat(forward_s, starts))
-            backwards.append(np.add.reduceat(backward_s, starts) + placed.recompute * forwards[-1])
-        return np.concatenate(forwards), np.concatenate(backwards)
 
     def exposed_steps(self, layout: Layout) -> list[ExposedStep]:
         """Return the part of each module's step that passes of an average microbatch do not hide, per stage."""

@@ -90,8 +90,7 @@ def recompute_all(program: Program) -> Program:
 def recompute_by_stage(program: Program, profile: Profile) -> Program:
     """Return a program that recomputes all it can with as few recomputed layers per stage as memory demands.
 
-    All chunks of a stage recompute alike. Where modules share a lane, the layers of the module that saves most seconds
-    for its memory are kept first.
+    Of modules that share a lane, the one that saves most seconds for its memory keeps its layers first.
     """
     if not program.remade:
         return program
@@ -143,8 +142,7 @@ def recompute_by_chunk(program: Program, profile: Profile) -> Program:
 def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> Program:
     """Return a program that recomputes all it can with the least recomputation that its order has memory for.
 
-    ``forward_s`` are the believed seconds of the forward of a layer that recomputation covers, for each chunk and stage
-    ``[chunks, stages]``, by module.
+    ``forward_s`` are believed forward seconds of a layer that recomputation covers ``[chunks, stages]``, by module.
     """
     if not program.remade:
         return program

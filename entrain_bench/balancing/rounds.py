@@ -62,11 +62,8 @@ def plane_layout(
 ) -> Layout:
     """Return a layout whose stages have planes of equally many ranks, each with groups of CP 1, 2, 4, ....
 
-    Stages follow each other. With ``leading`` encoders have stages of their own before the LLM's, otherwise they are on
-    its first; generators are on its last. ``layers`` are those of each module's stages.
-
-    Raises:
-        UserError: if groups have no power of two ranks, or the model or cluster cannot take the layout.
+    With ``leading`` encoders have stages before the LLM's, otherwise they are on its first; generators are on its last.
+    ``UserError`` if groups have no power of two ranks, or the model or cluster cannot take the layout.
     """
     llm = job.model.llm_index
     pp = len(layers[llm]) + (max(map(len, layers[:llm]), default=0) if leading else 0)
@@ -95,8 +92,7 @@ def plane_layout(
 def even_layers(model: ModelSpec, layer_s: Sequence[FloatArray], pp: int) -> list[tuple[list[tuple[int, ...]], bool]]:
     """Layers of each module's stages so that the slowest is fastest, and whether encoders have stages of their own.
 
-    One split for encoders on the LLM's first stage, and the best with leading ones; generators are on its last. Seconds
-    are those of every layer of each module.
+    One split for encoders on the LLM's first stage, and the best with leading ones; generators are on its last.
     """
     llm = model.llm_index
     whole = [(len(seconds),) for seconds in layer_s]
@@ -136,8 +132,7 @@ def mean_tokens(profile: Profile, layout: Layout) -> int:
 def round_labels(model: ModelSpec, shapes: SampleShapes, layout: Layout, rounds: Rounds, *, spread: bool) -> Assignment:
     """Return group and microbatch of every unit, which are those of its sample.
 
-    With ``spread`` the items of a pack go, most FLOPs first, each to the position of its group with the least so far;
-    otherwise the group shares every item by context parallelism.
+    With ``spread`` items go, most FLOPs first, each to the position of its group with the least so far.
     """
     modules = []
     for module, placed in zip(model.modules, layout.modules, strict=True):
@@ -158,11 +153,7 @@ def round_labels(model: ModelSpec, shapes: SampleShapes, layout: Layout, rounds:
 
 
 def check_plane(layout: Layout, who: str, planner: str) -> None:
-    """Refuse layouts that ``plane_layout`` does not make.
-
-    Raises:
-        IncompatibleError: naming who needs it, and the planner that makes it.
-    """
+    """Refuse layouts that ``plane_layout`` does not make; ``IncompatibleError`` names who needs it, and its planner."""
     for placed in layout.modules:
         positions = [(placed.tp, 2**power) for power in range(len(placed.widths))]
         if not placed.widths or [*placed.widths] != positions:
@@ -181,8 +172,7 @@ def group_numbers(placed: ModuleLayout, first: IntArray, width: IntArray) -> Int
 def rounds_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
     """1F1B over the stages; rounds are microbatches, which all groups of a stage run in order.
 
-    Raises:
-        IncompatibleError: if a module has no widths, or if a sample comes before its items.
+    ``IncompatibleError`` if a module has no widths, or if a sample comes before its items.
     """
     plain = next((placed.module for placed in layout.modules if not placed.widths), None)
     if plain:
@@ -217,8 +207,8 @@ TENSOR_PARALLEL = (1, 2, 4, 8)
 def layouts_with_widths(job: Job) -> Iterator[Layout]:
     """Layouts on all ranks with groups of any width that the request allows (``plane_degrees``).
 
-    Encoders and generators are whole on every rank; the LLM's weights are whole or split over TP 2, 4, .... A requested
-    TP is that of all groups of the LLM. Layouts with sharded weights (``plane_layout``) come last, in one round.
+    Only the LLM's weights may be split, over TP 2, 4, ...; a requested TP is that of all its groups. Layouts with
+    sharded weights (``plane_layout``) come last, in one round.
     """
     job = without_stages(job)
     num_ranks = job.cluster.num_ranks
@@ -336,12 +326,7 @@ class PlanePlanner:
         check_least(self, "strategy.planner", 1, "profile_samples", "num_trials")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
-        """Return the fastest of the most promising candidates that fit memory.
-
-        Raises:
-            UserError: if there is none; says why.
-            IncompatibleError: if the job asks for what sharded weights cannot have.
-        """
+        """Return the fastest of the most promising candidates that fit memory; ``UserError`` says why there is none."""
         if self.sharded:
             profile = profile.for_job(sharded_job(profile.job))
         return chosen_layout(profile, self.candidates(profile, make_program), make_program, self.num_trials)
@@ -404,11 +389,8 @@ class PlaneEstimates:
     def estimated(self, profile: Profile, layout: Layout, *, own_rounds: bool) -> Candidate:
         """The layout with the believed seconds of the batch's program, whose rounds it has unless it has its own.
 
-        Recomputation lengthens the program of stages by its share of an average sample. With sharded weights memory
-        decides on widths and rounds, so each choice of recomputation has a program of its own.
-
-        Raises:
-            UserError: if there is no program.
+        Recomputation lengthens the program of stages by its share of an average sample; with sharded weights, where
+        memory decides on widths and rounds, each choice has a program of its own. ``UserError`` if there is no program.
         """
         again = [placed.recompute for placed in layout.modules]
         if any(again) and not layout.modules[0].sharded:
@@ -431,11 +413,7 @@ class PlaneEstimates:
 
 
 def sharded_job(job: Job) -> Job:
-    """The job ``without_stages``.
-
-    Raises:
-        IncompatibleError: if it asks for stages, or for optimizer states shared by parts of the ranks.
-    """
+    """The job ``without_stages``; ``IncompatibleError`` if it asks for some, or for optimizer states of some ranks."""
     asked = job.request
     if asked.pp not in (None, 1):
         raise IncompatibleError(f"layout.pp={asked.pp}: must be 1 or null with sharded weights")
@@ -455,11 +433,7 @@ def sharded_job(job: Job) -> Job:
 
 
 def sharded_degrees(job: Job) -> list[Degrees]:
-    """Every (TP, CP, DP) of one stage that uses all ranks, its DP a multiple of the requested one.
-
-    Raises:
-        UserError: if there is none; says why.
-    """
+    """Every (TP, CP, DP) of one stage on all ranks, DP a multiple of the requested one; ``UserError`` if none."""
     asked = job.request
     job.check_request()
     dp = asked.dp if is_plane_fixed(asked) else None

@@ -24,9 +24,8 @@ from entrain_bench.specs.shapes import SampleShapes
 def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArray) -> tuple[IntArray, IntArray]:
     """Slots of forwards and backwards under 1F1B (PipeDream-Flush, arXiv:2006.09503) with a given warm-up (broadcasts).
 
-    A lane runs ``warmup`` forwards (usually one a stage behind), then one forward and one backward in turn, then the
-    remaining backwards; its 2K slots are 0..2K-1. ``microbatch`` is the position in the order of a replica that has
-    ``num_microbatches``.
+    A lane runs ``warmup`` forwards, then one forward and one backward in turn, then the remaining backwards, in slots
+    0..2K-1. ``microbatch`` is the position in the order of a replica that has ``num_microbatches``.
     """
     warmup = np.minimum(warmup, num_microbatches)
     forward = np.where(microbatch <= warmup, microbatch, 2 * microbatch - warmup)
@@ -38,12 +37,9 @@ def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArr
 def stages_behind(layout: Layout, llm: int = -1) -> list[IntArray]:
     """Lanes of a replica's chain that come after each stage, one array a module ``[stages]``.
 
-    The chain runs through the stages of each encoder (modules on the same lanes count once), then those of the LLM, at
-    position ``llm`` of the modules, then the generators'.
-
-    Raises:
-        IncompatibleError: if the stages form no chain: modules share lanes but not their DP, or a lane of the LLM comes
-            before the end of an encoder, or one of a generator before the end of the LLM; or if stages are virtual.
+    The chain runs through the stages of encoders, those of the LLM, at position ``llm`` of the modules, and the
+    generators'. ``IncompatibleError`` if the stages form no chain: modules share lanes but not their DP, or begin
+    before the last stage of those ahead; or if stages are virtual.
     """
     _refuse_virtual_stages(layout)
     for one, other in combinations(range(len(layout.modules)), 2):
@@ -148,12 +144,11 @@ def chain_program(
 ) -> Program:
     """1F1B over a chain of encoder, LLM and generator stages, whose modules may differ in DP.
 
-    The k-th microbatches of all modules share their slots; no LLM microbatch may come before the encoder microbatches
-    it needs. An encoder chunk runs backward in the slot of the LLM microbatch that consumes it, if that comes later
-    than its own; with ``split_backward`` samples deferred to a later LLM microbatch form chunks of their own.
-    ``warmup`` are the forwards before the first backward, ``weight_delay`` the microbatches by which weight passes come
-    after their backwards, both for every module ``[stages]``. Without delays backwards are whole; modules that learn
-    nothing have no weight passes.
+    The k-th microbatches of all modules share their slots; none of the LLM may come before those of encoders that it
+    needs. An encoder chunk runs backward in the slot of the LLM microbatch that consumes it, if that is later than its
+    own; with ``split_backward`` samples deferred to a later LLM microbatch form chunks of their own. ``warmup`` are the
+    forwards before the first backward, ``weight_delay`` the microbatches by which weight passes come after their
+    backwards, for every module ``[stages]``; without delays backwards are whole.
     """
 
     def slots(index: int, chunks: Chunks, last: IntArray, count: IntArray) -> Slots:
@@ -218,12 +213,7 @@ def learns(module: ModuleSpec) -> bool:
 def three_phase_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
     """All encoder forwards, then 1F1B of the LLM, then all encoder backwards (arXiv:2605.27678, section 2).
 
-    Generators have no place in it.
-    For modules that share their ranks: an encoder's activations stay until the last phase. Encoder microbatches run in
-    order, forwards one after the other and backwards likewise.
-
-    Raises:
-        IncompatibleError: if stages are virtual.
+    For modules without generators that share their ranks. ``IncompatibleError`` if stages are virtual.
     """
     _refuse_virtual_stages(layout)
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
@@ -242,11 +232,7 @@ def three_phase_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, 
 
 
 def check_colocated(layout: Layout) -> None:
-    """Check that every encoder is in one stage on exactly the LLM's ranks, as schedules of three phases need it.
-
-    Raises:
-        IncompatibleError: naming the encoder that is not.
-    """
+    """Raise ``IncompatibleError`` for an encoder that is not in one stage on exactly the LLM's ranks."""
     *encoders, llm = layout.modules
     for placed in encoders:
         if not is_colocated(placed, llm) or placed.pp > 1:
@@ -258,12 +244,9 @@ def check_colocated(layout: Layout) -> None:
 def check_routes(
     model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment, *, in_order: bool
 ) -> None:
-    """Check that every item is encoded in the group of the LLM replica that consumes it.
+    """Raise ``IncompatibleError`` for a sample of which an item is encoded in another group than the LLM's.
 
     With ``in_order`` no LLM microbatch may come before an encoder microbatch that it needs.
-
-    Raises:
-        IncompatibleError: naming the sample that takes a wrong way.
     """
     check_assignment(assignment, model, layout, shapes)
     *encoders, llm = layout.modules
@@ -334,10 +317,9 @@ def eager_warmup(
 ) -> list[IntArray]:
     """Return the longest warm-up of each stage that fits the memory budget, for every module ``[stages]``.
 
-    Never less than 1F1B's, and falling by at least one from stage to stage, so that no stage waits for a forward that
-    the stage before holds back. ``freed`` is the microbatch in whose slot each chunk of a 1F1B program runs backward,
-    for every module ``[chunks]``. With ``only_encoders`` stages of the LLM and of generators, and what shares their
-    lanes, keep 1F1B's warm-up; ``max_extra`` limits the forwards beyond it.
+    Never less than 1F1B's, and falling by at least one from stage to stage. ``freed`` is the microbatch in whose slot
+    each chunk of a 1F1B program runs backward, by module ``[chunks]``. With ``only_encoders`` stages of the LLM and of
+    generators, and what shares their lanes, keep 1F1B's; ``max_extra`` limits the forwards beyond it.
     """
     job = profile.job
     memory = profile.memory

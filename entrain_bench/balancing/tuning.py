@@ -45,8 +45,7 @@ def by_turns[What](offers: Sequence[Offer[What]], runs: Callable[[Offer[What]], 
     """Offers that run, each once: by turns the best that is left of all and of every value of every knob.
 
     Values take their turns by rising best estimate; equal estimates go by index. An offer that does not run costs its
-    value no turn: the best estimates of a value often are those that exceed memory. ``runs`` is asked once of each
-    offer until the caller stops.
+    value no turn. ``runs`` is asked once of each offer until the caller stops.
     """
     rising = sorted(range(len(offers)), key=lambda index: decisive(offers[index].estimated_s))
     values: dict[object, list[int]] = {}
@@ -68,47 +67,37 @@ def by_turns[What](offers: Sequence[Offer[What]], runs: Callable[[Offer[What]], 
         waiting = left
 
 
-@dataclass(frozen=True, slots=True)
-class OfferEstimates:
-    """Estimates of offers, corrected by simulations of some of them."""
+def knob_values(offers: Sequence[Offer[object]]) -> IntArray:
+    """Number of the value of each knob, the same for equal values ``[knobs, offers]``."""
+    columns = []
+    for knob in zip(*(offer.knobs for offer in offers), strict=True):
+        numbers: dict[object, int] = {}
+        columns.append([numbers.setdefault(value, len(numbers)) for value in knob])
+    return np.array(columns, np.int64).reshape(len(columns), len(offers))
 
-    octaves: FloatArray  # binary logarithm of the estimated seconds ``[offers]``
-    values: IntArray  # number of the value of each knob ``[knobs, offers]``
 
-    @classmethod
-    def of(cls, offers: Sequence[Offer[object]]) -> OfferEstimates:
-        """The estimates of some offers, one at least."""
-        columns = []
-        for knob in zip(*(offer.knobs for offer in offers), strict=True):
-            numbers: dict[object, int] = {}
-            columns.append([numbers.setdefault(value, len(numbers)) for value in knob])
-        seconds = np.maximum([offer.estimated_s for offer in offers], 1e-12)
-        return cls(log2(seconds), np.array(columns, np.int64).reshape(-1, len(offers)))
+def corrected_octaves(
+    octaves: FloatArray, knobs: IntArray, simulated: Sequence[int], seconds: Sequence[float]
+) -> FloatArray:
+    """Binary logarithms of estimates, to compare only, if each value of each knob errs by a factor ``[offers]``.
 
-    def corrected(self, simulated: Sequence[int], seconds: Sequence[float]) -> FloatArray:
-        """Estimates if each value of each knob errs by a factor of its own (ridge regression of the logarithms).
-
-        Args:
-            simulated: offers that were simulated, one at least.
-            seconds: what they took.
-
-        Returns:
-            Binary logarithms of the expected seconds, to compare only ``[offers]``.
-        """
-        left = log2(np.array(seconds)) - self.octaves[[*simulated]]
-        left -= np.median(left)
-        errors = [np.zeros(1 + int(values.max())) for values in self.values]
-        for _ in range(ROUNDS):
-            for knob, values in enumerate(self.values):
-                simulated_values = values[[*simulated]]
-                left += errors[knob][simulated_values]
-                count = np.bincount(simulated_values, minlength=len(errors[knob]))
-                errors[knob] = np.bincount(simulated_values, left, len(errors[knob])) / (count + PRIOR)
-                left -= errors[knob][simulated_values]
-        expected = self.octaves.copy()
-        for knob, values in enumerate(self.values):
-            expected += errors[knob][values]
-        return decisive(expected)
+    A ridge regression of the logarithms on the ``seconds`` of the offers that were simulated, one at least. ``knobs``
+    are numbers of values (``knob_values``).
+    """
+    left = log2(np.array(seconds)) - octaves[[*simulated]]
+    left -= np.median(left)
+    errors = [np.zeros(1 + int(values.max())) for values in knobs]
+    for _ in range(ROUNDS):
+        for knob, values in enumerate(knobs):
+            simulated_values = values[[*simulated]]
+            left += errors[knob][simulated_values]
+            count = np.bincount(simulated_values, minlength=len(errors[knob]))
+            errors[knob] = np.bincount(simulated_values, left, len(errors[knob])) / (count + PRIOR)
+            left -= errors[knob][simulated_values]
+    expected = octaves.copy()
+    for knob, values in enumerate(knobs):
+        expected += errors[knob][values]
+    return decisive(expected)
 
 
 # Batches drawn; fewer if they are so large that samples abound.
@@ -172,12 +161,11 @@ def _middles(order: Sequence[int], strata: int) -> list[int]:
 
 @dataclass
 class Trials:
-    """Simulations of candidates on the tuning batches; each is counted once."""
+    """Simulations of candidates on the tuning batches; each is made once."""
 
     profile: Profile  # what the strategy knows, for the job as it was given
     make_program: Remembered
     batches: TuningBatches
-    simulated: int = 0  # simulated batches so far
     refused: list[UserError] = field(default_factory=list)  # why candidates cannot run
     _known: dict[tuple[object, ...], float | None] = field(default_factory=dict)
 
@@ -187,18 +175,13 @@ class Trials:
         return -(-self.profile.job.global_batch // COUNTED_SAMPLES)
 
     def seconds(self, layout: Layout, index: int) -> float | None:
-        """Measured iteration time of a candidate on a batch, by quick programs if the scheduler has some.
-
-        Returns:
-            Seconds; None if it cannot run there or exceeds memory.
-        """
+        """Measured seconds of a candidate on a batch, by quick programs if the scheduler has some; None if it fails."""
         key = (*candidate_key(layout), index)
         if key not in self._known:
             shapes = self.batches.drawn[index]
             try:
                 check_memory(self.profile, layout, self.make_program, [shapes])
                 self._known[key] = decisive(self.profile.trial_s(self.make_program.draft(shapes, layout)))
-                self.simulated += self.weight
             except UserError as error:
                 # Its frames would keep a program each.
                 self.refused.append(error.with_traceback(None))
@@ -216,10 +199,10 @@ class Trials:
         return decisive(sum(timed) / len(timed))
 
     def gains(self, layout: Layout, over: Layout, indices: Sequence[int]) -> bool:
-        """Whether a candidate is faster than another, both of known seconds on some batches.
+        """Whether a candidate is faster than another by more than a standard error on batches where both have run.
 
-        It must be so by more than a standard error of their differences there; where schedulers have quick programs,
-        by full programs on the batches for drafts as well, for quick searches may fail some layouts more than others.
+        Where schedulers have quick programs, by full programs on the batches for drafts as well, for quick searches may
+        fail some layouts more than others.
         """
         ahead = np.array([self.seconds(over, index) for index in indices], np.float64)
         ahead -= [self.seconds(layout, index) or np.inf for index in indices]
@@ -231,7 +214,7 @@ class Trials:
         return self._full_s(layout) < self._full_s(over)
 
     def _full_s(self, layout: Layout) -> float:
-        """Seconds of full programs on the batches for drafts together; infinite if there is one that it cannot run."""
+        """Seconds of full programs on the batches for drafts together; infinite if one fails."""
         total_s = 0.0
         for shapes in (self.batches.drawn[index] for index in self.batches.drafts):
             try:
@@ -239,11 +222,10 @@ class Trials:
             except UserError as error:
                 self.refused.append(error.with_traceback(None))
                 return np.inf
-            self.simulated += self.weight
         return decisive(total_s)
 
     def fits(self, layout: Layout) -> bool:
-        """Whether a candidate fits memory on the heaviest of all batches, and on the others if these leave little.
+        """Whether a candidate fits memory on the heaviest batches, and on the others if these leave little.
 
         Schedulers that choose what is recomputed leave little, but recompute more where a batch needs it.
         """
@@ -272,8 +254,7 @@ def _drafted(
 ) -> tuple[list[tuple[float, Layout]], list[Layout]]:
     """Drafts that run, the fastest first, and what was not tried.
 
-    A share of them is taken by turns, at most ``MAX_REFUSED`` times as many tried, until one runs. Each of the others
-    is the fastest by what those before it say of the estimates.
+    A share of them is taken by turns; each of the others is the fastest by what those before it say of the estimates.
     """
     drafted: list[tuple[float, int]] = []
     tried: set[int] = set()
@@ -299,9 +280,12 @@ def _drafted(
     most = max(1, int(num_drafts * BY_TURNS))
     next((None for _ in by_turns(numbered, lambda offer: is_near(offer) and runs(offer)) if is_over()), None)
     most = num_drafts
-    estimates = OfferEstimates.of(offers) if left.any() else None
-    while estimates and left.any() and not is_over():
-        expected = estimates.corrected([index for _, index in drafted], [seconds for seconds, _ in drafted])
+    octaves = log2(np.maximum([offer.estimated_s for offer in offers], 1e-12))
+    knobs = knob_values(offers)
+    while left.any() and not is_over():
+        expected = corrected_octaves(
+            octaves, knobs, [index for _, index in drafted], [seconds for seconds, _ in drafted]
+        )
         runs(numbered[int(np.where(left, expected, np.inf).argmin())])
     untried = [offer for offer in numbered if offer.what not in tried]
     in_order = [(seconds, offers[index].what) for seconds, index in drafted]
@@ -313,8 +297,7 @@ def halved(
 ) -> list[Layout]:
     """The finalists of successive halving, the fastest first; the budget counts simulated batches.
 
-    ``entered`` are layouts that are in the last round in any case; the first stays ahead of all that are not faster by
-    more than a standard error.
+    ``entered`` layouts are in the last round in any case; the first stays ahead unless one ``gains`` over it.
     """
     count = max(1, budget // trials.weight)
     batches = trials.batches
@@ -368,11 +351,10 @@ def default_job(job: Job) -> Job | None:
 
 
 def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
-    """Return the most promising jobs with fixed TP, CP, DP and microbatch size; all jobs if there are few.
+    """Return the most promising jobs with fixed TP, CP, DP and microbatch size, at most ``MAX_JOBS``.
 
     They are rated, the same for all strategies, by the time of a 1F1B pipeline that is perfectly balanced, and of the
-    longest units besides, which a pipeline waits for. Of every value the best are kept, then the best of all,
-    ``MAX_JOBS`` together.
+    longest units besides. The best of every value are kept, then the best of all.
     """
     offers: list[Offer[Job]] = []
 
@@ -456,9 +438,8 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
     """Return the layout that runs the tuning batches fastest, among a planner's offers for the free knobs of a job.
 
     The job with default values for its free knobs is tuned first, with the whole budget of simulated batches; its
-    winner takes part in the last round of the job as given, which has the budget once more. So a free knob costs
-    nothing on these batches. Estimates of different ``sets`` need not compare. ``UserError`` says why there is no
-    candidate, or none fits.
+    winner enters the last round of the job as given, which has the budget once more, so a free knob costs nothing on
+    these batches. Estimates of different ``sets`` need not compare. ``UserError`` says why nothing fits.
     """
     trials = Trials(profile, Remembered(make_program), tuning_batches(profile))
     chosen_later = make_program.chooses_recomputation
@@ -489,13 +470,8 @@ def chosen_layout(
 ) -> Layout:
     """Return the layout of a planner: chosen by the tuner if there is a tuning budget, otherwise by own trials.
 
-    Args:
-        profile: of the job as given.
-        candidates: by rising estimate, for a profile whose job has a microbatch size.
-        make_program: the strategy's programs.
-        num_trials: of the planner's own (``fastest_in_trials``, also for errors).
-        others: further sets, whose estimates do not compare with the first's.
-        quick: candidates for the tuner, by estimates without simulated batches; None: the same.
+    Arguments and errors are as for ``fastest_in_trials``; ``quick`` are candidates for the tuner, by estimates without
+    simulated batches, if not the same.
     """
     if profile.tuning_budget is None:
         return fastest_in_trials(profile, candidates, make_program, num_trials, others)

@@ -181,10 +181,9 @@ def covered_per_stage(module: ModuleSpec, layers_per_stage: Sequence[int]) -> In
 
 
 def remade_kinds(module: ModuleSpec, layers_per_stage: Sequence[int], remade: IntArray) -> FloatArray:
-    """Layers of each kind that chunks recompute ``[chunks, stages, kinds]``.
+    """Layers of each kind that chunks recompute, of ``remade`` each on a stage ``[chunks, stages, kinds]``.
 
-    Of a stage's covered layers the first ones are recomputed, as with megatron-core's ``recompute_method=block``.
-    ``remade`` is how many each chunk recomputes ``[chunks, stages]``.
+    The first covered layers of a stage, as with megatron-core's ``recompute_method=block``.
     """
     covered = covered_layers(module)
     first = 0

@@ -472,8 +472,7 @@ def is_disjoint(encoder: ModuleLayout, llm: ModuleLayout) -> bool:
 def are_grids(encoder: ModuleLayout, llm: ModuleLayout) -> bool:
     """Whether both are grids over the same ranks whose groups hold the same ranks; the encoder in one stage.
 
-    Colocated collectives then stay inside a group (arXiv:2605.27678, section 1). A rank has one place in a grid:
-    virtual stages make none, and neither do groups of several widths.
+    Colocated collectives then stay inside a group (arXiv:2605.27678, section 1).
     """
     if encoder.widths or llm.widths:
         return False

@@ -107,12 +107,7 @@ def plan_text(plan: TrainingPlan) -> str:
 
 
 def read_plan(path: str | Path) -> TrainingPlan:
-    """The plan of a file.
-
-    Raises:
-        UserError: naming the file and the field that is wrong. Whether the layout fits a model and a cluster is left to
-            ``check_layout``.
-    """
+    """The plan of a file; ``UserError`` names the file and the field that is wrong, but for ``check_layout``."""
     where = f"plan={path}"
     try:
         size = Path(path).stat().st_size

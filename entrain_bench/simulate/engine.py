@@ -27,10 +27,8 @@ def place_actions(
     """Earliest start and end of every action, and how long each waited for transfers alone ``[actions]``.
 
     Arguments are as ``Prices`` has them; None for what takes no time or is not there. Actions of a group (``together``)
-    wait until the lanes of all of them are free, then for their inputs.
-
-    Raises:
-        DeadlockError: naming the cycle of lanes that wait for each other.
+    wait until the lanes of all are free, then for their inputs. ``DeadlockError`` names a cycle of lanes that wait for
+    each other.
     """
     dep_actions = program.dep_actions.astype(np.int32)
     nothing = np.zeros(program.num_actions)
@@ -155,22 +153,21 @@ def _with_transfers(columns: Columns, transfers: LinkTransfers) -> Columns:
     waits = np.concatenate([transfers.first[taken], forwarding])
     needs = np.concatenate([columns.dep_actions[taken], numbers[transfers.follows[forwarding]]])
     needs = needs[np.argsort(waits, kind="stable")]
-    return Columns(
-        columns.first_transfer,
-        np.append(columns.lane_offsets, columns.lane_offsets[-1] + np.arange(1, count + 1)),
-        np.append(columns.lane_actions, numbers),
-        np.append(columns.num_lanes, np.ones(count, np.int32)),
-        np.append(columns.dep_offsets, columns.dep_offsets[-1] + np.cumsum(np.bincount(waits, minlength=count))),
-        np.append(columns.dep_actions, needs),
-        np.append(carriers, needs),
-        np.append(columns.duration_s, transfers.link_s),
-        np.append(columns.hold_s, np.zeros(count)),
-        np.append(columns.release_s, np.zeros(count)),
-        np.append(columns.stall_s, np.zeros(count)),
-        np.append(columns.delay_s, np.zeros(len(needs))),
-        transfers.link_offsets.astype(np.int64),
-        transfers.links.astype(np.int64),
-        transfers.num_links,
+    times: dict[str, Any] = {name: np.append(getattr(columns, name), np.zeros(count)) for name in TIMES}
+    return columns._replace(
+        lane_offsets=np.append(columns.lane_offsets, columns.lane_offsets[-1] + np.arange(1, count + 1)),
+        lane_actions=np.append(columns.lane_actions, numbers),
+        num_lanes=np.append(columns.num_lanes, np.ones(count, np.int32)),
+        dep_offsets=np.append(
+            columns.dep_offsets, columns.dep_offsets[-1] + np.cumsum(np.bincount(waits, minlength=count))
+        ),
+        dep_actions=np.append(columns.dep_actions, needs),
+        carriers=np.append(carriers, needs),
+        delay_s=np.append(columns.delay_s, np.zeros(len(needs))),
+        link_offsets=transfers.link_offsets.astype(np.int64),
+        links=transfers.links.astype(np.int64),
+        num_links=transfers.num_links,
+        **times | {"duration_s": np.append(columns.duration_s, transfers.link_s)},
     )
 
 
@@ -178,11 +175,9 @@ def _with_transfers(columns: Columns, transfers: LinkTransfers) -> Columns:
 def _run_lanes(columns):  # type: ignore[no-untyped-def]
     """Run lanes until all are done or stuck; O(actions + dependencies), and a heap of transfers.
 
-    A lane that cannot go on is parked: on the action it needs (which wakes it when it ends), or, if its next action
-    occupies several lanes and others are still busy, on that action. The last lane to arrive runs it for all.
-
-    Transfers queue for their links. When no lane can go on, all that is not placed yet waits for one of them, so none
-    can become ready before the earliest in the queue: serving that one keeps to the order of readiness.
+    A lane that cannot go on is parked: on the action it needs (which wakes it when it ends), or on its next action if
+    others of its lanes are still busy; the last lane to arrive runs it for all. Transfers queue for their links. When
+    no lane can go on, none can become ready before the earliest in the queue, so that is served.
     """
     lanes, actions = _nothing_run(columns)
     queue = [(0.0, 0) for _ in range(0)]
@@ -329,8 +324,7 @@ def describe_deadlock(
 ) -> str:
     """Follow stuck lanes, each to a lane it waits for, until one repeats.
 
-    ``position`` counts the actions that each lane ran ``[lanes]``; ``done`` and ``together`` (as ``Prices`` has it) are
-    ``[actions]``.
+    ``position`` counts the actions that each lane ran ``[lanes]``; ``done`` and ``together`` are ``[actions]``.
     """
 
     def next_action(lane: int) -> int:
