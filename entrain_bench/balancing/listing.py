@@ -63,24 +63,18 @@ class ListedActions(NamedTuple):
         (lane_offsets, entries), (user_offsets, users) = (
             take_rows(offsets, chosen) for offsets in (self.lane_offsets, self.user_offsets)
         )
-        return ListedActions(
-            **{name: getattr(self, name)[chosen] for name in PER_ACTION},
-            lane_offsets=lane_offsets,
-            lanes=lane[self.lanes[entries]],
-            user_offsets=user_offsets,
-            user_actions=action[self.user_actions[users]],
-            user_delay_s=self.user_delay_s[users],
-            station=self.station[members],
-            room_bytes=self.room_bytes[members],
-            backward=action[self.backward[chosen]],
-        )
-
-
-# Attributes that say the same of an action whatever others are numbered.
-PER_ACTION = (
-    *("is_backward", "of_llm", "duration_s", "send_s", "receive_s", "size_bytes", "num_waits", "tail_s"),
-    *("kept_bytes", "kept_s"),
-)
+        renumbered: dict[str, Any] = {
+            "lane_offsets": lane_offsets,
+            "lanes": lane[self.lanes[entries]],
+            "user_offsets": user_offsets,
+            "user_actions": action[self.user_actions[users]],
+            "user_delay_s": self.user_delay_s[users],
+            "station": self.station[members],
+            "room_bytes": self.room_bytes[members],
+            "backward": action[self.backward[chosen]],
+        }
+        alike = {name: getattr(self, name)[chosen] for name in self._fields if name not in renumbered}
+        return ListedActions(**renumbered, **alike)
 
 
 def list_lanes(draft: Program) -> tuple[IntArray, IntArray]:

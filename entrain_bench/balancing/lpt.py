@@ -298,7 +298,8 @@ def _merge(weight, order, num_parts, group):  # type: ignore[no-untyped-def]
                     following[last[one, part]] = head
                 last[one, part] = last[other, num_parts - 1 - part]
         total[one] += total[other, ::-1]
-        by_sum = np.argsort(-total[one], kind="mergesort")
+        # Empty parts come last.
+        by_sum = np.argsort(-2 * total[one] - (first[one] >= 0), kind="mergesort")
         total[one] = total[one][by_sum]
         first[one] = first[one][by_sum]
         last[one] = last[one][by_sum]

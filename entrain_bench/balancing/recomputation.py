@@ -6,7 +6,7 @@ order. Chunks hold activations from their forward to their backward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -147,7 +147,7 @@ def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: P
     if not program.remade:
         return program
     kept = [layers.copy() for layers in program.remade]
-    for lane, (module, chunk, stage) in zip(*_lanes(program, forward_s, profile), strict=True):
+    for lane, (module, chunk, stage) in _lanes(program, forward_s, profile):
         choice = greedy(lane)
         for index, layers in enumerate(kept):
             mine = module == index
@@ -179,8 +179,8 @@ def _bought(order, first, last, most, size, spare):  # type: ignore[no-untyped-d
 
 def _lanes(
     program: Program, forward_s: Sequence[FloatArray], profile: Profile
-) -> tuple[list[LaneOffers], list[IntArray]]:
-    """Return the offers of every lane, and module, chunk and stage of each interval ``[3, intervals]``."""
+) -> Iterator[tuple[LaneOffers, IntArray]]:
+    """Yield the offers of every lane, with module, chunk and stage of each interval ``[3, intervals]``."""
     sizes_of = np.array([program.forward_actions(index).size for index in range(len(program.chunks))])
     num_forwards = sizes_of[program.module]
     spare = profile.job.planning_budget_bytes - profile.memory.over_program(program)[0]
@@ -189,19 +189,14 @@ def _lanes(
     most = np.zeros(program.num_actions, np.int64)
     for index, forwards in enumerate(program.remade):
         most[program.forward_actions(index)] = forwards
-    lanes = []
-    intervals = []
     for low, high in zip(program.lane_offsets[:-1], program.lane_offsets[1:], strict=True):
         actions = program.lane_actions[low:high]
         place = np.zeros(program.num_actions, np.int64)
         place[actions] = np.arange(high - low)
         forwards = actions[(program.kind[actions] == Pass.FORWARD) & (most[actions] > 0)]
         last = place[forwards + num_forwards[forwards]]
-        lanes.append(
-            LaneOffers(place[forwards], last, most[forwards], sizes[forwards], gains[forwards], whole[low:high])
-        )
-        intervals.append(np.stack([program.module[forwards], program.chunk[forwards], program.stage[forwards]]))
-    return lanes, intervals
+        offers = LaneOffers(place[forwards], last, most[forwards], sizes[forwards], gains[forwards], whole[low:high])
+        yield offers, np.stack([program.module[forwards], program.chunk[forwards], program.stage[forwards]])
 
 
 def _per_action(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> tuple[IntArray, IntArray]:
