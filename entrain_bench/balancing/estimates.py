@@ -18,7 +18,7 @@ from entrain_bench.balancing.options import check_least
 from entrain_bench.base.arithmetic import GOLDEN, fit_polynomial, log2, matmul, mix, sine_of_turns, solve, uniform
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze, offsets_from_counts
 from entrain_bench.base.errors import require
-from entrain_bench.costs.roofline import PassTimes
+from entrain_bench.costs.layer_times import PassTimes
 from entrain_bench.costs.sharding import LayerTraffic, layer_traffic
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import ModuleLayout

@@ -10,11 +10,10 @@ import numpy as np
 
 from entrain_bench.balancing.estimates import Corrector, LayerProfile, ProfiledSamples, UnitEstimates
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.costs.buckets import delayed_s, trailing_s
 from entrain_bench.costs.edges import held_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.sharding import collective_passes, exposed_s, remade_layers, sharded_modules
-from entrain_bench.costs.steps import ExposedStep
+from entrain_bench.costs.steps import ExposedStep, delayed_s, trailing_s
 from entrain_bench.costs.truth import CostTruth, Handovers
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout

@@ -12,7 +12,7 @@ from entrain_bench.balancing.estimates import LENGTHS, pack_times, probes
 from entrain_bench.balancing.interleaved import ZeroBubbleH1
 from entrain_bench.balancing.schedules import chain_program, stages_behind, three_phase_program
 from entrain_bench.base.arrays import sum_rows
-from entrain_bench.costs.roofline import PassTimes
+from entrain_bench.costs.layer_times import PassTimes
 from entrain_bench.program.assignment import group_chunks, same_microbatches
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.framework import FrameworkOptions

@@ -12,7 +12,7 @@ from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.costs.edges import held_s
-from entrain_bench.costs.roofline import PassTimes
+from entrain_bench.costs.layer_times import PassTimes
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.framework import FrameworkOptions

@@ -15,7 +15,7 @@ import pandas as pd
 
 from entrain_bench.config.tree import choices
 from entrain_bench.costs.profiled.file import read_profile
-from entrain_bench.costs.profiled.profiled_cluster import fitted_link
+from entrain_bench.costs.profiled.times import fitted_link
 from entrain_bench.lab.fidelity.comparison import TARGET_ITERATION, TARGET_SPEEDUP, pair_rows
 from entrain_bench.lab.fidelity.predict import program_row
 from entrain_bench.lab.gpu_check.runs import (

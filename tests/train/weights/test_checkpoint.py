@@ -25,7 +25,7 @@ from support.train.ranks import run_ranks
 from support.train.runs import configuration, train_here
 
 
-def stages_of(model: ModelSpec, groups: StageGroups, cuts: dict[str, int]) -> dict[tuple[int, int], Stage]:
+def placed_stages(model: ModelSpec, groups: StageGroups, cuts: dict[str, int]) -> dict[tuple[int, int], Stage]:
     """Every module in two stages."""
     found = {}
     for index, module in enumerate(model.modules):
@@ -38,7 +38,7 @@ def stages_of(model: ModelSpec, groups: StageGroups, cuts: dict[str, int]) -> di
 def written(model: ModelSpec, groups: StageGroups, folder: Path) -> dict[tuple[int, int], Stage]:
     """A model's stages, written into a folder as one checkpoint."""
     cuts = {"vision": 2, "audio": 1, "llm": 2}
-    stages = stages_of(model, groups, cuts)
+    stages = placed_stages(model, groups, cuts)
     modules = []
     for module in model.modules:
         counts = (cuts[module.name], len(module.layers) - cuts[module.name])
@@ -59,7 +59,7 @@ def test_what_is_written_is_read(alone: StageGroups, tmp_path: Path, tied: bool)
     first = values(written(model, alone, tmp_path))
     checkpoint = Checkpoint.open(tmp_path)
     assert len({*checkpoint.files.values()}) == 6
-    other = stages_of(model, alone, {"vision": 1, "audio": 2, "llm": 1})
+    other = placed_stages(model, alone, {"vision": 1, "audio": 2, "llm": 1})
     for stage in other.values():
         for parameter in stage.parameters():
             parameter.data.zero_()
