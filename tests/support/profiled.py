@@ -43,7 +43,6 @@ CONSTANTS = Constants(
 
 
 def layer_s(attention: Attention | None, lengths: Sequence[int], tp: int = 1, cp: int = 1) -> float:
-    """Forward seconds of a layer on a rank's part of a pack."""
     array = np.array(lengths)
     tokens = -(-array.sum() // cp)
     seconds = ONCE_S + TOKEN_S * tokens / tp
@@ -55,7 +54,6 @@ def layer_s(attention: Attention | None, lengths: Sequence[int], tp: int = 1, cp
 
 
 def stage_s(tokens: int) -> float:
-    """Forward seconds of a stage beside its layers."""
     return STAGE_S + STAGE_TOKEN_S * tokens
 
 
@@ -100,12 +98,10 @@ def three(seconds: float) -> tuple[float, ...]:
 
 
 def noise(seed: int, size: float) -> Callable[[], float]:
-    """Errors of up to a relative size, either way."""
     rng = np.random.default_rng(seed)
     return lambda: float(size * (2 * rng.random() - 1))
 
 
 def written(path: Path, profile: DeviceProfile) -> str:
-    """The path of a profile's file as an override."""
     write_profile(path, profile)
     return f"cluster.device.path={path}"

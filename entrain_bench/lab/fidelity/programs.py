@@ -90,9 +90,10 @@ def overrides_of(num_ranks: int, workload: str, seed: int, strategy: str) -> lis
     ]
 
 
-def all_programs() -> Iterator[FidelityProgram]:
-    """Yield every program, those of a group one after the other."""
-    for num_ranks, workload, seed, strategy in product(NUM_RANKS, WORKLOADS, SEEDS, (*STRATEGIES, *SPLIT)):
+def all_programs(num_cores: int) -> Iterator[FidelityProgram]:
+    """Yield every program with a core for each rank, those of a group one after the other."""
+    ranks = [number for number in NUM_RANKS if number <= num_cores]
+    for num_ranks, workload, seed, strategy in product(ranks, WORKLOADS, SEEDS, (*STRATEGIES, *SPLIT)):
         if strategy in SPLIT and (num_ranks, seed) != (NUM_RANKS[-1], SEEDS[0]):
             continue
         (cell,) = compose_cells(overrides_of(num_ranks, workload, seed, strategy))
