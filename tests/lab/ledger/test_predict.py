@@ -1,4 +1,4 @@
-"""Published kernels and forwards, and predictions of jobs: the short way against the whole program, and sizes by hand."""
+"""Published kernels and forwards; predictions of jobs, the short way against the whole program, and sizes by hand."""
 
 from __future__ import annotations
 
