@@ -12,9 +12,9 @@ import pytest
 from entrain_bench.answers.tables import run_table
 from entrain_bench.base.errors import OutOfMemoryError, UserError
 from entrain_bench.cli import run_command
-from entrain_bench.figures._rows import sweeps_of
 from entrain_bench.figures._runner import Drawing, draw_figure, render
 from entrain_bench.figures._style import empty_figure
+from entrain_bench.figures._sweeps import sweeps_of
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Record, Results, new_record
 from entrain_bench.run import study as study_module

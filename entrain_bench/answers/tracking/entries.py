@@ -93,8 +93,6 @@ class Entry:
         case: hash of the configuration that its seeds share, or ``SWEEP``.
         code_version: of its records; empty for a parent.
         metrics: values by step: seeds, then their mean as the last; iterations for ``BY_ITERATION``.
-        artifacts: by their paths in the run.
-        table: all runs of a sweep.
         dataset: name, digest and configuration (JSON) of its workload; None if its files cannot be read now.
         made_ms: time of its first and last record, since 1970; empty if that is not recorded.
     """
@@ -356,10 +354,7 @@ def speedup_name(baseline: str) -> str:
 
 
 def page_tags(baseline: str = "", by_case: bool = False) -> dict[str, str]:
-    """Return the tags of an experiment that make its page.
-
-    ``by_case`` groups runs by their case: times of different jobs are not comparable.
-    """
+    """Return the tags of an experiment that make its page; ``by_case``: times of different jobs are not comparable."""
     speedup = [f"metrics.`{speedup_name(baseline)}`"] if baseline else []
     groups = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": CASE_TAG}]}
     view = {

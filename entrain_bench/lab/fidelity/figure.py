@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from entrain_bench.figures import _style as style
-from entrain_bench.figures._forms import marker_of
-from entrain_bench.figures._style import FAINT, GRID, INK, Colour
+from entrain_bench.figures._style import FAINT, GRID, INK, Colour, marker_of
 from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP
 from entrain_bench.lab.fidelity.programs import SPLIT, STRATEGIES
 
