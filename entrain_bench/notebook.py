@@ -7,6 +7,7 @@ executors return. Nothing here changes a result or its key.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,9 +86,7 @@ def sweep(*overrides: str, config_dir: str | None = None, processes: int = 0) ->
     results = Results(Path(first.results_dir))
     results.prepare()
     wanted = (replace(cell, timeline=is_beside(cell.config, first)) for cell in cells.values())
-    for done in run_cells(wanted, results, processes, retry_failed=first.retries_failed):
-        if done.ends:
-            raise UserError(done.problem)
+    deque(run_cells(wanted, results, processes, retry_failed=first.retries_failed), maxlen=0)
     return show([record for key in cells if (record := results.read(key))])
 
 

@@ -21,7 +21,7 @@ from entrain_bench.answers.posterior import ChanceSummary, rank_chances, split_d
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.answers.strategy_facts import runs_in
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.given_plan import check_of_job
+from entrain_bench.config.given import check_of_job
 from entrain_bench.config.tree import choices
 from entrain_bench.records.records import Record
 

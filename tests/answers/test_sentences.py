@@ -17,7 +17,7 @@ from entrain_bench.answers.sentences import gain_text, lead_sentence, losses, no
 from entrain_bench.answers.statistics import Doubt, Interval
 from entrain_bench.answers.text import escape_markdown, load_template, one_line
 from entrain_bench.records.records import Record
-from entrain_bench.run.stamps import templates_of
+from entrain_bench.run.study import templates_of
 from entrain_bench.specs.workload import Counts
 from support.records import at_seeds, runs
 

@@ -31,8 +31,7 @@ from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.report import answer_report, html, markdown
 from entrain_bench.answers.sentences import notices, run_notices, sample_notices, sentences
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.instantiate import instantiate
-from entrain_bench.config.targets import check_targets
+from entrain_bench.config.targets import check_targets, instantiate
 from entrain_bench.config.tree import config_tree
 from entrain_bench.records.leaves import flatten
 from entrain_bench.records.metrics import TIME
