@@ -128,7 +128,10 @@ def recommend(
         if not comparison.with_verdict(Verdict.FASTEST):
             return None
         (best,) = comparison.with_verdict(Verdict.FASTEST)
-        judged = _judged(runner, judge, {best, baseline} if comparison.standings[baseline].num_ok else {best}, seeds)
+        names = sorted({best, baseline} if comparison.standings[baseline].num_ok else {best})
+        for name in names:
+            judge.keep_plan(name, runner.plan(name))
+        judged = judge.times(names, seeds)
         lost = [seed for seed, time in judged[best].items() if time is None]
         if not lost:
             break
@@ -236,14 +239,6 @@ def assumption_effect(label: str, best: str, usual: Times, changed: Mapping[str,
         "speedups": {name: 1 / ratio.mean for name, ratio in ratios.items() if ratio and ratio.mean < 1},
         "has_rivals": bool(ratios),
     }
-
-
-def _judged(
-    runner: StrategyRace, judge: StrategyRace, names: set[str], seeds: Sequence[int]
-) -> dict[str, dict[int, float | None]]:
-    for name in sorted(names):
-        judge.keep_plan(name, runner.plan(name))
-    return judge.times(sorted(names), seeds)
 
 
 def _job_values(config: RunConfig, layout: Layout) -> dict[str, Any]:

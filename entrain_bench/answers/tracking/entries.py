@@ -368,16 +368,6 @@ def page_tags(baseline: str = "", by_case: bool = False) -> dict[str, str]:
     return {"mlflow.experimentKind": "custom_model_development", f"mlflow.sharedViewState.{VIEW}": json.dumps(view)}
 
 
-def experiments_link(base: str) -> str:
-    """Return the address of all experiments on a server; its root shows MLflow's pages for GenAI."""
-    return f"{base}/#/experiments?{urlencode(WORKFLOW)}"
-
-
-def runs_link(base: str, experiment: str) -> str:
-    """Return the address of an experiment's runs on a server."""
-    return f"{base}/#/experiments/{experiment}/runs?{urlencode({**WORKFLOW, 'viewStateShareKey': VIEW})}"
-
-
-def answer_link(base: str, experiment: str, run_id: str) -> str:
-    """Return the address of a sweep's answer, a page in the artifacts of its parent run."""
-    return f"{base}/#/experiments/{experiment}/runs/{run_id}/artifacts/{ANSWER_PAGE}?{urlencode(WORKFLOW)}"
+def page_link(base: str, *path: str, **query: str) -> str:
+    """Return the address of a page of experiments on a server, whose root shows MLflow's pages for GenAI."""
+    return f"{base}/#/{'/'.join(['experiments', *path])}?{urlencode({**WORKFLOW, **query})}"
