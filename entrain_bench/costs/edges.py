@@ -9,8 +9,7 @@ import numpy as np
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, rows_of, take_rows
 from entrain_bench.costs.links import all_gather_s, broadcast_s, collective_bytes_per_s, send_s
 from entrain_bench.program import Pass, Program
-from entrain_bench.program.boundary import are_grids, find_ratio
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, are_grids, find_ratio
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.specs.framework import FrameworkOptions
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.loads import Loads
+from entrain_bench.program.columns import remade_kinds
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputed_layers import remade_kinds
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 

@@ -15,8 +15,8 @@ from entrain_bench.costs.edges import token_parts
 from entrain_bench.costs.loads import score_area
 from entrain_bench.costs.sharding import gathered_bytes
 from entrain_bench.program import Pass, Program
+from entrain_bench.program.columns import remade_kinds
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.program.recomputed_layers import remade_kinds
 from entrain_bench.specs.cluster import UNFUSED, DeviceSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES

@@ -19,8 +19,8 @@ from entrain_bench.costs.layer_times import LayerTimes, PassTimes, priced_by_wid
 from entrain_bench.costs.links import all_gather_s
 from entrain_bench.costs.loads import Loads
 from entrain_bench.program import Pass, Program
+from entrain_bench.program.columns import covered_layers
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputed_layers import covered_layers
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES

@@ -117,8 +117,7 @@ class RunContext:
     def plan(self) -> Layout:
         """The strategy's layout for the job, planned from the samples of ``planning_seed``.
 
-        Raises:
-            UserError: if no layout meets the request, fits the layers or fits memory; says what is missing.
+        ``UserError`` if no layout meets the request, fits the layers or fits memory; says what is missing.
         """
         return self.strategy.plan(self.planning)
 
@@ -126,8 +125,7 @@ class RunContext:
 def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
     """Build the objects of a run; ``source``: samples to use instead of the configured workload's.
 
-    Raises:
-        UserError: if the configuration or the data is invalid; the error names the field.
+    ``UserError`` if the configuration or the data is invalid; the error names the field.
     """
     shared = shared_job(config, source)
     truth = shared.truth

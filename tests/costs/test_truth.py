@@ -18,8 +18,7 @@ from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import ActionNoise, CostTruth
 from entrain_bench.program import ActionView, Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks, same_microbatches
-from entrain_bench.program.boundary import are_grids
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, are_grids
 from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.framework import FrameworkOptions

@@ -11,7 +11,7 @@ import numpy as np
 
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
-from entrain_bench.program.recomputed_layers import covered_per_stage, recompute_chunks
+from entrain_bench.program.columns import covered_per_stage, recompute_chunks
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator

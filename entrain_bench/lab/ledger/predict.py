@@ -21,8 +21,8 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.lab.ledger.jobs import EAGER, OK, OOM, Book, LedgerJob, LedgerRow, Machine, jobs_for
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.program.columns import covered_per_stage, recompute_chunks
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.program.recomputed_layers import covered_per_stage, recompute_chunks
 from entrain_bench.simulate.executor import place_program
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import with_options

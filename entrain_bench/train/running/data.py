@@ -132,8 +132,10 @@ class SampleData:
             items = range(int(shapes.item_offsets[sample]), int(shapes.item_offsets[sample + 1]))
             for (name, part), same in groupby(items, partial(self._part, llm.config.mrope_frame_step)):
                 count = len(list(same))
-                is_video = name == "video" and isinstance(part, Picture)
-                parts += [replace(part, frames=count)] if is_video else count * [part]
+                if name == "video" and isinstance(part, Picture):
+                    parts.append(replace(part, frames=count))
+                else:
+                    parts += count * [part]
             if text := int(shapes.text_tokens[sample]):
                 parts.append(text)
             positions.append(multimodal_positions(parts))

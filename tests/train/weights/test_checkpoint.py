@@ -76,6 +76,19 @@ def test_what_is_written_is_read(alone: StageGroups, tmp_path: Path, tied: bool)
         assert torch.equal(read[key], value), key
 
 
+def in_one_file(groups: StageGroups, folder: Path, change: Callable[[dict[str, Tensor]], None]) -> Checkpoint:
+    """The small model's checkpoint in a single file, changed."""
+    written(small_model(), groups, folder)
+    tensors: dict[str, Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        tensors |= load_file(file)
+        file.unlink()
+    change(tensors)
+    (folder / "model.safetensors.index.json").unlink()
+    save_file(tensors, folder / "model.safetensors")
+    return Checkpoint.open(folder)
+
+
 def without(name: str) -> Callable[[dict[str, Tensor]], None]:
     def change(tensors: dict[str, Tensor]) -> None:
         del tensors[name]
@@ -103,31 +116,16 @@ def adding(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], None]:
 def test_a_checkpoint_of_another_model_is_refused(
     alone: StageGroups, tmp_path: Path, change: Callable[[dict[str, Tensor]], None], message: str
 ) -> None:
-    model = small_model()
-    written(model, alone, tmp_path)
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(tmp_path.glob("*.safetensors")):
-        tensors |= load_file(file)
-    change(tensors)
-    single = tmp_path / "single"
-    single.mkdir()
-    save_file(tensors, single / "model.safetensors")
     with pytest.raises(UserError, match=message):
-        check_tensors(Checkpoint.open(single), model)
+        check_tensors(in_one_file(alone, tmp_path, change), small_model())
 
 
 def test_unused_tensors_and_a_tied_head_are_left_out(alone: StageGroups, tmp_path: Path) -> None:
-    model = small_model()
-    written(model, alone, tmp_path)
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(tmp_path.glob("*.safetensors")):
-        tensors |= load_file(file)
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
-    single = tmp_path / "single"
-    single.mkdir()
-    save_file(tensors, single / "model.safetensors")
-    check_tensors(Checkpoint.open(single), model)
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+
+    check_tensors(in_one_file(alone, tmp_path, change), small_model())
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
