@@ -106,13 +106,8 @@ class LayerTimes(Protocol):
     def beyond(self) -> LayerTimes:
         """The same times, also for what they are only known for by going on as they end."""
 
-    def loads(
-        self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None, labelled: IntArray | None = None
-    ) -> Loads:
-        """Return the loads of chunks of sequences with the given lengths; without offsets, each sequence is a chunk.
-
-        ``labelled`` are their tokens with a label, by default all ``[sequences]``; only labelled heads count them.
-        """
+    def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
+        """Return the loads of chunks of sequences with the given lengths; without offsets, each sequence is a chunk."""
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
         """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``; read-only.
@@ -140,7 +135,7 @@ def chunk_loads(
     times: LayerTimes, module: ModuleSpec, shapes: SampleShapes, units: IntArray, offsets: IntArray | None = None
 ) -> Loads:
     """Return the loads of a module's units, packed into chunks; without offsets, each unit is a chunk."""
-    return times.loads(module, module.lengths(shapes, units), offsets, module.labelled(shapes, units))
+    return times.loads(module, module.lengths(shapes, units), offsets)
 
 
 # Layout of some chunks as if all had their width, what they carry, and which they are.

@@ -98,20 +98,16 @@ class Memory:
     def stage_state_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Weights, gradients and optimizer states on one rank of each stage ``[stages]``; of frozen layers weights.
 
-        Sharded weights and gradients are fp32, and cast when they are gathered or reduced. A head over labelled tokens
-        has a chunk of logits in both passes, which the allocator keeps.
+        Sharded weights and gradients are fp32, and cast when they are gathered or reduced.
         """
         shards = module.weight_shards(placed.tp)
         sharing = self.sharing(module, placed)
         learning = self.learning_parameters(module, placed)
         frozen = self.stage_parameters(module, placed) - learning
-        logits = np.zeros(placed.pp)
-        logits[-1] = module.layers[-1].logit_bytes(placed.tp, self.element_bytes)
         if placed.sharded:
             held = learning * (FP32_BYTES + FP32_BYTES + MOMENT_BYTES) + frozen * self.element_bytes
-            return np.asarray(held / (shards * sharing)) + logits
-        states = learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes
-        return np.asarray(states + logits)
+            return np.asarray(held / (shards * sharing))
+        return np.asarray(learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes)
 
     def optimizer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Return the bytes that a rank of each stage needs only during its optimizer step ``[stages]``.

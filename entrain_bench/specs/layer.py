@@ -10,8 +10,6 @@ from entrain_bench.base.arrays import FloatArray, IntArray
 
 BF16_BYTES = 2
 FP32_BYTES = 4
-# Labelled positions whose logits exist at a time, where a head has those of labelled positions only.
-LOGIT_CHUNK_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,6 @@ class Layer:
         transient_bytes_per_token: what exists besides while the layer runs; tensor parallelism divides it.
         cast_bytes_per_token: likewise, but only in a model that is not fp32 itself: what is cast to fp32 or from it.
         recomputed: whether recomputation covers the layer; megatron-core recomputes blocks, not the ends.
-        labelled: what the layer does for labelled tokens only, which always runs again in backward.
         remade: what recomputation covers of the layer; None: all of it.
         learns: whether it has weight gradients and optimizer states.
         backward_share: products of its backward relative to those for both gradients: 0.5 for that of its input alone,
@@ -108,7 +105,6 @@ class Layer:
     cast_bytes_per_token: float = 0.0
     recomputed: bool = True
     remade: Layer | None = None
-    labelled: Layer | None = None
     learns: bool = True
     backward_share: float = 1.0
 
@@ -134,7 +130,6 @@ class Layer:
         still = replace(
             self,
             remade=self.remade and self.remade.frozen(passes_gradients) if passes_gradients else None,
-            labelled=self.labelled and self.labelled.frozen(passes_gradients),
             learns=False,
             backward_share=0.5 * passes_gradients,
         )
@@ -187,7 +182,7 @@ class Layer:
         if not self.learns:
             return 0.0
         total = 0.0
-        for gemm in (*self.gemms, *(self.labelled.gemms if self.labelled else ())):
+        for gemm in self.gemms:
             inside, outside = (gemm.k / gemm.taps, gemm.n) if gemm.row_parallel else (gemm.n, gemm.k / gemm.taps)
             total += gemm.rows_per_token * (inside / tp + outside / (1 if self.tensor_parallel else tp))
         return total * element_bytes
@@ -212,43 +207,3 @@ class Layer:
         """Bytes a token needs besides on a rank of ``tp`` while the layer runs, without context parallelism."""
         cast = self.cast_bytes_per_token if element_bytes < FP32_BYTES else 0.0
         return (self.transient_bytes_per_token * element_bytes / BF16_BYTES + cast) / self.split_parts(tp)
-
-    def logit_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
-        """Bytes of the logits of a labelled head that exist at a time on a rank of ``tp``; 0 for other layers."""
-        if self.labelled is None:
-            return 0.0
-        kept = self.labelled.kept_bytes(tp, False, element_bytes) + self.labelled.working_bytes(tp, element_bytes)
-        return LOGIT_CHUNK_TOKENS * kept
-
-    def split_by_label(self) -> Layer:
-        """An LLM's head whose logits and loss are of labelled tokens only; its norm is of all tokens.
-
-        It keeps the norm's input of all tokens and its output of those that have a label, here as if all had one.
-        """
-        norm = self.replicated_elementwise_bytes_per_token
-        back = self.backward_elementwise_bytes_per_token
-        logits = replace(
-            self,
-            kind="logits",
-            elementwise_bytes_per_token=self.elementwise_bytes_per_token - norm,
-            num_elementwise_kernels=self.num_elementwise_kernels - 1,
-            backward_elementwise_bytes_per_token=back and back - 2 * norm,
-            parameters=0,
-            activation_bytes_per_token=self.activation_bytes_per_token - self.replicated_bytes_per_token,
-            input_bytes_per_token=0.0,
-            replicated_elementwise_bytes_per_token=0.0,
-            replicated_bytes_per_token=0.0,
-        )
-        return replace(
-            self,
-            gemms=(),
-            elementwise_bytes_per_token=norm,
-            num_elementwise_kernels=1,
-            backward_elementwise_bytes_per_token=back and 2 * norm,
-            gathered_width=0,
-            activation_bytes_per_token=self.replicated_bytes_per_token,
-            whole_bytes_per_token=0.0,
-            fp32_bytes_per_token=0.0,
-            cast_bytes_per_token=0.0,
-            labelled=logits,
-        )

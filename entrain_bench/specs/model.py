@@ -177,10 +177,6 @@ class ModuleSpec:
         """Sample of each of the given units."""
         return shapes.item_sample[units] if self.per_item else units
 
-    def labelled(self, shapes: SampleShapes, units: IntArray) -> IntArray | None:
-        """Labelled tokens of each of the given samples; None unless the module's head tells them apart."""
-        return None if self.layers[-1].labelled is None else shapes.labelled_tokens[units]
-
     def kind_counts(self, layers_per_stage: Sequence[int]) -> FloatArray:
         """How many layers of each kind every stage holds ``[stages, kinds]``; read-only."""
         split = tuple(layers_per_stage)
@@ -261,9 +257,6 @@ class ModelSpec:
     def training_flops(self, shapes: SampleShapes) -> float:
         """Model FLOPs of an iteration: three times those of a forward, less what frozen layers have no need of."""
         unneeded = 0.0
-        logits = self.llm.layers[-1].labelled
-        if logits and not logits.learns:
-            unneeded += float(logits.unneeded_flops(shapes.labelled_tokens).sum())
         for module in self.modules:
             counts = np.bincount(module.layer_kind)
             lengths = module.lengths(shapes, module.units(shapes))
@@ -278,9 +271,7 @@ class ModelSpec:
 
     def forward_flops(self, shapes: SampleShapes) -> float:
         """Model FLOPs of one forward over all samples."""
-        total = float(sum(m.forward_flops(m.lengths(shapes, m.units(shapes))).sum() for m in self.modules))
-        logits = self.llm.layers[-1].labelled
-        return total + float(logits.forward_flops(shapes.labelled_tokens).sum()) if logits else total
+        return float(sum(m.forward_flops(m.lengths(shapes, m.units(shapes))).sum() for m in self.modules))
 
     def check_shapes(self, shapes: SampleShapes) -> None:
         """Raise ``IncompatibleError`` for a modality nobody encodes, ``UserError`` for a sample beyond the context."""

@@ -232,7 +232,7 @@ def _load(attention: Attention | None, point: StagePoint) -> tuple[float, float,
     cp = point.cp
     tokens = float(-(-array.sum() // cp))
     if attention is None:
-        return tokens, float(point.labelled), 0.0
+        return tokens, 0.0, 0.0
     segments = held_segments(attention, num_segments(attention, array).sum(keepdims=True), cp, whole_pack=False)
     return tokens, float(score_elements(attention, array).sum() / cp), float(segments[0])
 

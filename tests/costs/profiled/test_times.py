@@ -20,13 +20,12 @@ from entrain_bench.costs.roofline import Roofline
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
-from entrain_bench.specs.framework import FrameworkOptions, with_labelled_head
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from support.builders import tiny_cluster
 from support.profiled import (
     BACKWARD,
     CONSTANTS,
-    LABELLED_S,
     REMADE,
     SEGMENT_S,
     layer_s,
@@ -224,22 +223,6 @@ def test_times_rise_and_no_packing_beats_the_least_work(seed: int, draw: int, tp
     # A chunk takes at least as long as any of its sequences alone.
     alone, together = seconds(np.arange(13)), seconds(offsets_from_counts(np.array([12])))
     assert (alone.max(axis=0) <= together[0] * (1 + 1e-12)).all()
-
-
-def test_a_head_over_labelled_tokens_takes_what_these_and_all_tokens_take() -> None:
-    model, framework = with_labelled_head(MODEL), FrameworkOptions(head_tokens="labelled")
-    found = ProfiledTimes.of(profile_of_formula(model), model, CLUSTER, framework, "x")
-    lengths, labelled, packs = np.array([700, 300]), np.array([70, 10]), np.array([0, 2])
-
-    def head_s(told: np.ndarray | None, cp: int) -> float:
-        return float(found.layers_s(model.llm, found.loads(model.llm, lengths, packs, told), 1, cp)[-1].forward_s[0])
-
-    assert head_s(labelled, 1) == pytest.approx(layer_s(None, [1000]) + 80 * LABELLED_S, rel=1e-4)
-    assert head_s(None, 1) == pytest.approx(layer_s(None, [1000]) + 1000 * LABELLED_S, rel=1e-4)
-    # Of 700 the last piece of eight has 88 tokens, of 300 it has 38: all labels are there.
-    assert head_s(labelled, 4) == pytest.approx(layer_s(None, [250]) + 80 * LABELLED_S, rel=1e-4)
-    with pytest.raises(UserError, match="was measured with head_tokens=labelled"):
-        ProfiledTimes.of(profile_of_formula(model), MODEL, CLUSTER, FrameworkOptions(), "x")
 
 
 def cluster(path: Path, *overrides: str) -> ClusterSpec:
