@@ -106,14 +106,10 @@ KEY_TILE = 64
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """The work of a module's chunks, as cost models need it.
-
-    Attributes:
-        areas: score-matrix elements of each layer kind with attention, for the roofline padded ``[chunks]``.
-    """
+    """The work of a module's chunks, as cost models need it."""
 
     tokens: FloatArray  # packed [chunks]
-    areas: Mapping[str, FloatArray]
+    areas: Mapping[str, FloatArray]  # score-matrix elements by kind, padded for the roofline [chunks]
     segments: Mapping[str, FloatArray] = field(default_factory=dict)  # sequences, or windows, of each kind [chunks]
     packs: Packs | None = None  # the sequences, where it matters to context parallelism how it cuts them
 
@@ -150,10 +146,7 @@ def padded(sizes: ArrayLike, tile: int) -> FloatArray:
 
 
 def score_area(attention: Attention, lengths: IntArray, kernel: str = FLASH2) -> FloatArray:
-    """Elements of the padded score tiles of each sequence ``[sequences]``; causal kernels skip the upper tiles.
-
-    Unfused kernels skip none.
-    """
+    """Elements of padded score tiles ``[sequences]``; causal kernels skip the upper tiles, unfused ones none."""
     if attention.window_tokens:
         window = attention.window_tokens
         full, rest = np.divmod(lengths, window)
@@ -174,10 +167,7 @@ def compute_loads(
     score: Callable[[Attention, IntArray], FloatArray] = score_area,
     count: Callable[[Attention, IntArray], FloatArray] | None = None,
 ) -> Loads:
-    """Loads of chunks made of sequences of the given lengths; without offsets each sequence is a chunk of its own.
-
-    They hold the sequences if context parallelism cuts chunks as a whole.
-    """
+    """Loads of chunks of sequences, without offsets of each sequence; with ``packs`` if CP cuts whole chunks."""
     attentions = {kind.kind: kind.attention for kind in module.kinds if kind.attention}
     areas = {name: score(attention, lengths) for name, attention in attentions.items()}
     segments = {name: count(attention, lengths) for name, attention in attentions.items()} if count else {}

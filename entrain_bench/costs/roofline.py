@@ -68,7 +68,6 @@ class Roofline:
 
     @property
     def _kernel(self) -> str:
-        """The generation of attention kernels."""
         return self.framework.attention_kernel or self.cluster.device.attention_kernel
 
     @property

@@ -278,13 +278,7 @@ class StepCosts:
         )
 
     def gathers(self, program: Program, ends: Sequence[PassEnds]) -> tuple[FloatArray, FloatArray]:
-        """Return how weight gathers delay the first forward of every stage and replica ``[actions]``.
-
-        Aligned gathers of a rank's modules follow each other over its links, in the order of a forward.
-
-        Returns:
-            The earliest start of each action, and how long it waits once all else is ready.
-        """
+        """Return the earliest start of each action whose weights are gathered, and how long it waits then."""
         release = np.zeros(program.num_actions)
         stall = np.zeros(program.num_actions)
         framework = self.memory.framework

@@ -126,10 +126,7 @@ class ModuleSpec:
         return float((flops * needed).sum() / (flops * 3.0).sum())
 
     def frozen(self, passes_gradients: bool) -> ModuleSpec:
-        """The module with fixed weights, but for an encoder's projector.
-
-        ``passes_gradients``: whether anything before the module learns.
-        """
+        """The module with fixed weights, but for a projector; ``passes_gradients``: something before it learns."""
         fixed = len(self.layers) - 1 if self.is_encoder else len(self.layers)
         still = tuple(layer.frozen(passes_gradients) for layer in self.layers[:fixed])
         return replace(self, layers=(*still, *self.layers[fixed:]))
@@ -150,10 +147,7 @@ class ModuleSpec:
         )
 
     def cut_bytes(self, layers_per_stage: Sequence[int]) -> tuple[IntArray, IntArray]:
-        """Bytes (bf16) a token hands from each stage but the last to the next, and of gradients back ``[stages - 1]``.
-
-        No gradients go back where no layer before the cut has a backward.
-        """
+        """Bytes (bf16) of a token from each stage to the next, and of its gradients back, if any ``[stages - 1]``."""
         split = tuple(layers_per_stage)
         if split not in self._cuts:
             last = np.cumsum(split)[:-1] - 1
@@ -198,10 +192,7 @@ class ModuleSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Encoders that feed one LLM, and generators that it feeds, in that order.
-
-    Parsed from a YAML with ``name``, ``modules`` by name and ``tokens``.
-    """
+    """Encoders that feed one LLM, and generators that it feeds, in that order."""
 
     name: str
     modules: tuple[ModuleSpec, ...]

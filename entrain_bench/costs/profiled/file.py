@@ -177,10 +177,7 @@ def write_profile(path: Path, profile: DeviceProfile) -> None:
 
 
 def read_profile(path: Path, where: str) -> DeviceProfile:
-    """Read a profile, finished or not; errors begin with ``where``.
-
-    ``UserError`` if the file cannot be read, is truncated, has another version, or holds impossible values.
-    """
+    """Read a profile, finished or not; ``UserError``, which begins with ``where``, if it cannot be read."""
     content = read_bytes(path, where)
     try:
         values = check_mapping(json.loads(content), where)

@@ -245,7 +245,6 @@ def _weight_share(layer: Layer, tokens: FloatArray, scores: FloatArray) -> Float
 
 
 def _of_kind(layer: Layer, loads: Loads) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return tokens, scores and segments of chunks for one layer kind ``[chunks]``."""
     nothing = np.zeros_like(loads.tokens)
     return loads.tokens, loads.areas.get(layer.kind, nothing), loads.segments.get(layer.kind, nothing)
 

@@ -14,7 +14,6 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.costs.layer_times import PassTimes, Stages
 from entrain_bench.costs.links import all_gather_s, all_reduce_s, send_s
 from entrain_bench.costs.profiled.file import CollectivePoint, DeviceProfile
-from entrain_bench.costs.profiled.layers import residuals
 from entrain_bench.costs.profiled.times import ProfiledTimes, cluster_with_times, fitted_link
 from entrain_bench.costs.roofline import Roofline
 from entrain_bench.run.cells import compose_cells
@@ -25,7 +24,6 @@ from entrain_bench.specs.model import ModelSpec
 from support.builders import tiny_cluster
 from support.profiled import (
     BACKWARD,
-    CONSTANTS,
     REMADE,
     SEGMENT_S,
     layer_s,
@@ -196,13 +194,6 @@ def test_sequences_too_long_together_are_named_and_extrapolated_on_request() -> 
     assert seconds == pytest.approx(expected, rel=1e-3)
 
 
-def test_residuals_are_those_of_the_noise() -> None:
-    assert max(abs(each.relative) for each in residuals(profile(), MODEL.modules)) < 1e-4
-    errors = [abs(each.relative) for each in residuals(profile(3), MODEL.modules)]
-    # Errors are uniform up to 0.3: curves with fewer parts than there are points cannot follow all of them.
-    assert 0.02 < np.median(errors) < 0.3
-
-
 @pytest.mark.wide
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 5), draw=st.integers(0, 2**31), tp=st.integers(1, 2), cp=st.integers(1, 2))
@@ -230,14 +221,6 @@ def cluster(path: Path, *overrides: str) -> ClusterSpec:
     given = ("model=tiny", "cluster=tiny", "cluster/device=profiled", override, *overrides)
     config = compose_cells(given)[0].config
     return cluster_with_times(config.cluster, MODEL, config.framework, config.speed)[0]
-
-
-def test_constants_are_those_of_the_file(tmp_path: Path) -> None:
-    found = cluster(tmp_path / "x.json")
-    assert found.device.name == "made up"
-    for name in ("peak_bf16_flops", "memory_bytes", "memory_bandwidth_bytes_per_s", "host_bandwidth_bytes_per_s"):
-        assert getattr(found.device, name) == getattr(CONSTANTS, name)
-    assert [tier.name for tier in found.tiers] == ["nvlink", "pcie", "network"]
 
 
 def test_links_that_are_left_to_the_profile_are_those_it_measured(tmp_path: Path) -> None:
@@ -280,8 +263,3 @@ def test_links_that_were_not_measured_are_named(tmp_path: Path) -> None:
     given = ("model=tiny", "cluster=tiny", "cluster/device=profiled", "cluster/node=profiled", override)
     with pytest.raises(UserError, match=r"tiers.profiled: communication was not measured. Run .* profile ranks="):
         prepare(compose_cells(given)[0].config)
-
-
-def test_links_of_the_profile_do_not_join_machines(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="ordered from the smallest block to all 8 ranks"):
-        cluster(tmp_path / "x.json", "cluster/node=profiled", "cluster.num_nodes=2")
