@@ -59,10 +59,6 @@ def test_collectives_of_a_layer_by_hand() -> None:
 def test_a_tied_embedding_is_gathered_once_and_stays() -> None:
     model = tiny_model(tied_embeddings=True)
     assert layer_parameters(model.llm).tolist() == [EMBEDDING, BLOCK, BLOCK, HEAD - EMBEDDING]
-    traffic = layer_traffic(model.llm, sharded(model.llm, 2), CLUSTER)
-    assert traffic.gather_s[0] == pytest.approx(1e-6 + EMBEDDING / 1e9, rel=1e-12)
-    assert traffic.again_s[0] == 0.0
-    assert traffic.again_s[1:].tolist() == traffic.gather_s[1:].tolist()
     forward, backward = gathered_bytes(model.llm, sharded(model.llm, 2), 2)
     assert forward == 2 * (EMBEDDING + 2 * BLOCK)
     assert backward == forward + 4 * max(EMBEDDING, BLOCK)
@@ -100,7 +96,6 @@ def test_layouts_survive_text_and_are_checked() -> None:
     again = layout_from_json(layout_to_json(layout))
     assert [module.sharded for module in again.modules] == [True, True]
     assert layout_to_json(again) == layout_to_json(layout)
-    assert all(text.endswith("sharded") for text in layout.describe().values())
     stages = replace(placed(LLM, [[[0], [1]]]), sharded=True)
     for wrong, field in ((stages, "pp"), (sharded(LLM, 2, offload=True), "offload")):
         with pytest.raises(UserError, match=f"layout.llm.{field}=.* with sharded weights"):

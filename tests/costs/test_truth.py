@@ -11,19 +11,15 @@ import pytest
 from entrain_bench.balancing.profile import create_profile
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray, rows_of
-from entrain_bench.base.errors import UserError
-from entrain_bench.config.compose import compose
 from entrain_bench.costs.edges import held_s, moved_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import ActionNoise, CostTruth
 from entrain_bench.program import ActionView, Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks
 from entrain_bench.program.layout import Layout, are_grids
-from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.job import Degrees
-from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.hetero import BatchSlices, ColocatedScheduler
 from support.builders import (
     ListSource,
@@ -175,9 +171,6 @@ def test_disjoint_modules_transfer_instead() -> None:
     assert not are_grids(vision, swapped)
 
 
-TINY = ("model=tiny", "cluster=tiny", "global_batch=64", "microbatch_size=2", "layout.tp=1", "layout.dp=2")
-
-
 def program(num_microbatches: int = 4, first_sample: int = 0) -> Program:
     """Two replicas of two stages each."""
     shapes, assignment = uniform_batch(SMALL, num_microbatches, dp=2)
@@ -210,21 +203,6 @@ def test_noise_is_charged_and_no_strategy_sees_it() -> None:
     assert times[0] != times[1]
     trials = {create_profile(job, truth, ListSource(made.shapes), 0).trial_s(made) for truth in (exact, noisy)}
     assert trials == {times[0]}
-
-
-def test_a_run_takes_its_noise_from_its_seed_and_plans_as_without() -> None:
-    def planned(*overrides: str) -> tuple[Layout, SampleShapes, float]:
-        setting = prepare(compose(*TINY, *overrides))
-        layout, shapes = setting.strategy.plan(setting.profile), setting.source.batch(0, 64, 0)
-        made = setting.strategy.program(shapes, layout, setting.profile)
-        return layout, shapes, setting.executor.execute(made).iteration_time_s  # type: ignore[union-attr]
-
-    plain, noisy = planned(), planned("action_noise=0.1")
-    assert plain[0].describe() == noisy[0].describe()
-    assert plain[2] != noisy[2]
-    assert noisy[2] == planned("action_noise=0.1")[2]
-    with pytest.raises(UserError, match=r"action_noise=0.1: must be 0 with harness=train"):
-        prepare(compose(*TINY, "harness=train", "action_noise=0.1"))
 
 
 WHOLE_SEQUENCES = FrameworkOptions(encoder_cp=False)
