@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.options import check_choices, check_least
+from entrain_bench.balancing.options import Amount, Eager
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation
 from entrain_bench.balancing.schedules import backward_microbatch, chain_program, stages_behind
@@ -17,8 +17,6 @@ from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, Chunks
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
-
-EAGER = ("none", "encoder", "all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +30,8 @@ class OneForwardOneBackward(Recomputation):
 
     handles_generators: ClassVar[bool] = True
 
-    eager: str = "none"
-    max_extra_forwards: int | None = None
-
-    def __post_init__(self) -> None:
-        Recomputation.__post_init__(self)
-        check_choices(self, "strategy.scheduler", eager=EAGER)
-        check_least(self, "strategy.scheduler", 0, "max_extra_forwards")
+    eager: Eager = "none"
+    max_extra_forwards: Amount | None = None
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """Return the program; ``IncompatibleError`` if the modules do not form a chain."""

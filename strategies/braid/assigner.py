@@ -38,7 +38,6 @@ class BraidAssigner:
 
     handles_generators: ClassVar[bool] = True
     handles_widths: ClassVar[bool] = True
-
     balance: bool = True
     compare: bool = True
     level: bool = True

@@ -7,6 +7,7 @@ durations and of LLM durations of every bucket at most C_max.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -15,15 +16,15 @@ from entrain_bench.balancing.chunk_groups import split_by_label
 from entrain_bench.balancing.corrected import observed
 from entrain_bench.balancing.correction import Corrector, shape_classes
 from entrain_bench.balancing.lpt import CLOSE, by_falling, deal, lpt_with_exchange, trivial_bound
-from entrain_bench.balancing.options import check_choices, check_least
+from entrain_bench.balancing.options import Amount
 from entrain_bench.balancing.planning import mean_length, recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import require
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.parse import OneOf, at_least
 from entrain_bench.specs.shapes import SampleShapes
 
 from .profiling import encoder_cost, llm_cost
@@ -47,7 +48,7 @@ def makespan(cost: FloatArray, bucket: IntArray, num_buckets: int) -> float:
 def balance(cost: FloatArray, num_buckets: int, work: float) -> IntArray:
     """Bucket of each item, by its encoder and LLM duration ``[items, 2]``: LPT with exchange, then CP-SAT.
 
-    ``work`` is CP-SAT's deterministic time, which makes a solve that it ends repeat itself; 0: no solver.
+    ``work`` is CP-SAT's deterministic time; 0: no solver.
     """
     start = lpt_with_exchange(cost, num_buckets)
     return improve(cost, num_buckets, start, work) if work else start
@@ -57,7 +58,7 @@ def improve(cost: FloatArray, num_buckets: int, start: IntArray, most_work: floa
     """Lower C_max of ``start`` by integer programs over the fullest bucket and a few others; deterministic.
 
     First with the least full one. After every second program that gives nothing one more bucket joins, chosen at
-    random, up to the program over all buckets. Nothing ever gets worse.
+    random, up to the program over all buckets.
     """
     bucket = start.copy()
     work = 0.0
@@ -95,19 +96,16 @@ def improve(cost: FloatArray, num_buckets: int, start: IntArray, most_work: floa
 
 
 class _BucketModel(cp_model.CpModel):
-    """A program without the old names of its methods, which take longer to make than a program of a few items."""
+    """A program without the old names of its methods, which take longer to make than a small program."""
 
     def _add_pre_pep8_methods(self) -> None:
         pass
 
 
 def solve(cost: FloatArray, num_buckets: int, start: IntArray, work: float) -> tuple[IntArray, float]:
-    """One integer program by CP-SAT, from ``start``.
+    """One integer program by CP-SAT, from ``start``; the k-th item by falling cost may only go to the first k buckets.
 
-    Buckets are interchangeable: the k-th item by falling cost may only go to the first k buckets.
-
-    Returns:
-        The best assignment found, ``start`` if none, and the deterministic time taken, ``work`` at most.
+    Returns the best assignment found, ``start`` if none, and the deterministic time taken, ``work`` at most.
     """
     order = by_falling(cost)
     # The same partition with buckets numbered in the order in which they appear.
@@ -150,9 +148,6 @@ def _highs(cost: FloatArray, bucket: IntArray, num_buckets: int) -> FloatArray:
     return np.maximum(*(np.bincount(bucket, weights=column, minlength=num_buckets) for column in cost.T))
 
 
-SPLITS = ("stay", "even")
-
-
 @dataclass(frozen=True, slots=True)
 class DflopAssigner:
     """Packs samples into N_mb x L_dp buckets; a bucket is an LLM microbatch.
@@ -161,24 +156,16 @@ class DflopAssigner:
         solver_work_per_sample: CP-SAT's deterministic time for each sample of the global batch; 0: no solver.
         correction: the adaptive correction and what it has learnt; None: off.
         balanced: whether buckets are balanced; otherwise they are of as many samples each, in order of arrival.
-        shuffle: buckets run in an order drawn by this seed; None: as they were filled, about by falling size where a
-            bucket holds few samples. The paper states none.
+        shuffle: buckets run in an order drawn by this seed; None: as they were filled. The paper states none.
         split: how the items of L_dp buckets go to the encoder's replicas. ``stay``: with their bucket if E_dp = L_dp,
             else by LPT. ``even``: in order, as many to each, as in the public code.
     """
 
-    solver_work_per_sample: float = 2e-4
+    solver_work_per_sample: Annotated[float, at_least(0)] = 2e-4
     correction: Corrector | None = field(default_factory=Corrector)
     balanced: bool = True
-    shuffle: int | None = None
-    split: str = "stay"
-
-    def __post_init__(self) -> None:
-        where = "strategy.assigner"
-        work = self.solver_work_per_sample
-        require(work >= 0, f"{where}.solver_work_per_sample", work, "at least 0 (0: no solver)")
-        check_least(self, where, 0, "shuffle")
-        check_choices(self, where, split=SPLITS)
+    shuffle: Amount | None = None
+    split: Annotated[str, OneOf(("stay", "even"))] = "stay"
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Bucket b is microbatch b // L_dp of LLM replica b mod L_dp.
@@ -223,7 +210,7 @@ class DflopAssigner:
         return Assignment((*labels, ModuleAssignment(replica, microbatch)))
 
     def draft(self) -> DflopAssigner:
-        """Without the solver: what LPT with exchange assigns needs about the memory of the solver's."""
+        """Without the solver: LPT with exchange needs about the same memory."""
         return replace(self, solver_work_per_sample=0.0)
 
     def observe(self, timeline: Timeline, profile: Profile) -> DflopAssigner:
@@ -243,7 +230,7 @@ class DflopAssigner:
 def split_evenly(group: IntArray, replica: IntArray, num_groups: int, parts: int) -> IntArray:
     """Part of each item: every group in order of replica and index, cut into parts of as many items each ``[items]``.
 
-    Groups are microbatches, parts encoder replicas. The first parts hold one more where the number does not divide.
+    The first parts hold one more where the number does not divide.
     """
     order = np.lexsort((replica, group))
     sizes = np.bincount(group, minlength=num_groups)

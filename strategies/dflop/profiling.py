@@ -26,12 +26,7 @@ LEAST = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ThroughputTable:
-    """Model FLOP/s of one GPU over a size, linear between the measured points and beyond them, within limits.
-
-    Attributes:
-        sizes: measured sizes, rising ``[points]``.
-        flops_per_s: model FLOP/s of one GPU, forward and backward together ``[points]``.
-    """
+    """Model FLOP/s of one GPU in both passes over a size, linear between and beyond points, within limits."""
 
     sizes: FloatArray
     flops_per_s: FloatArray
@@ -94,9 +89,8 @@ def encoder_cost(profile: Profile, module: ModuleSpec, item_tokens: int, tp: int
 def llm_cost(profile: Profile, module: ModuleSpec, tp: int, cp: int = 1) -> LlmCost:
     """Measure the LLM on one sequence and on as many tokens cut into short ones.
 
-    The authors skip attention in a second run. Here that run has attention of ``SHORT_TOKENS`` / tokens of the FLOPs
-    left, so the difference of both times is the rest of attention; communication counts as linear. Attention is never
-    believed to be faster than the device's peak.
+    The authors skip attention in a second run; here ``SHORT_TOKENS`` / tokens of it are left, so the difference of both
+    times is the rest. Communication counts as linear. Attention is never believed to be faster than the device's peak.
     """
     attention = np.zeros(len(LLM_TOKENS))
     linear = np.zeros(len(LLM_TOKENS))
@@ -127,21 +121,13 @@ def attention_flops(module: ModuleSpec, lengths: IntArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class DataShapes:
-    """Means and maxima of the profiled samples: all that the optimizer knows of the data.
+    """Means and maxima of the profiled samples: all that the optimizer knows of the data."""
 
-    Attributes:
-        items: items of each encoder a sample ``[encoders]``.
-        item_tokens: encoder tokens an item ``[encoders]``; 1 where there are no items.
-        sequence_tokens: LLM tokens a sample.
-        most_items: most items of each encoder in one sample ``[encoders]``.
-        most_sequence_tokens: LLM tokens of the longest sample.
-    """
-
-    items: tuple[float, ...]
-    item_tokens: tuple[int, ...]
-    sequence_tokens: int
-    most_items: tuple[int, ...]
-    most_sequence_tokens: int
+    items: tuple[float, ...]  # of each encoder in a sample, on average ``[encoders]``
+    item_tokens: tuple[int, ...]  # encoder tokens an item ``[encoders]``; 1 where there are no items
+    sequence_tokens: int  # LLM tokens of a sample, on average
+    most_items: tuple[int, ...]  # of each encoder in one sample ``[encoders]``
+    most_sequence_tokens: int  # LLM tokens of the longest sample
 
 
 def data_shapes(profile: Profile, shapes: SampleShapes) -> DataShapes:

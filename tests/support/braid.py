@@ -17,21 +17,8 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
-from entrain_bench_strategies.braid.planner import (
-    Shape,
-    ShapeWork,
-    place,
-    split_layers,
-)
-from support.builders import (
-    AV_MODEL,
-    av_samples,
-    profile_of,
-    random_samples,
-    tiny_cluster,
-    tiny_job,
-    tiny_model,
-)
+from entrain_bench_strategies.braid.planner import Shape, ShapeWork, place, split_layers
+from support.builders import AV_MODEL, av_samples, profile_of, random_samples, tiny_cluster, tiny_job, tiny_model
 
 type Row = tuple[Sequence[int], bool, float]
 

@@ -46,8 +46,6 @@ from support.builders import (
 from support.disttrain import generating
 
 SD1 = UNetConfig(4, (320, 640, 1280, 1280), (0, 1, 2), 2, 768, 77)
-MEGATRON = Strategy("megatron", MegatronPlanner(), ArrivalOrder(), OneForwardOneBackward())
-DISTTRAIN = Strategy("disttrain", DistTrainPlanner(), DistTrainAssigner(), DistTrainScheduler())
 
 
 MODEL = generating()
