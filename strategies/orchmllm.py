@@ -21,19 +21,11 @@ from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import IncompatibleError, unknown_choice
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.parse import OneOf
 from entrain_bench.specs.shapes import SampleShapes
 
 # Halvings of the interval in which the least cost of the longest padded batch lies: a double has 53 bits.
 BISECTIONS = 60
-
-
-def unit_costs(module: ModuleSpec, tokens: IntArray, cost: str) -> FloatArray:
-    """Cost of units of the given lengths ``[units]``: tokens, or forward FLOPs, quadratic where attention is."""
-    if cost == "linear":
-        return np.asarray(tokens, np.float64)
-    return module.forward_flops(tokens)
 
 
 def balanced_batches(cost: FloatArray, row: IntArray, num_batches: int, *, padded: bool) -> IntArray:
@@ -158,7 +150,7 @@ class PostBalancing:
         def place(index: int, row: IntArray, home: IntArray, moved: IntArray) -> ModuleAssignment:
             module = job.model.modules[index]
             lengths = module.lengths(shapes, module.units(shapes))
-            costs = unit_costs(module, lengths, self.cost)
+            costs = module.forward_flops(lengths) if self.cost == "quadratic" else lengths.astype(np.float64)
             batch = balanced_batches(costs, row, llm.dp, padded=module.name in self.padded)
             return ModuleAssignment(place_batches(row, batch, home, moved, node) if self.node_wise else batch, row)
 

@@ -30,8 +30,8 @@ from entrain_bench.specs.job import Degrees, Job, divisors
 from entrain_bench.specs.parse import Allowed, Count, Rate, at_least
 from entrain_bench.specs.shapes import SampleShapes
 
+from .assigner import chunk_layers_s, chunk_tokens, others, split_evenly, unit_layers_s
 from .packs import fastest_packs
-from .work import chunk_layers_s, chunk_tokens, others, split_evenly, unit_layers_s
 
 # Shapes are considered whose rating is at most so many times the best of a job with fixed degrees, and of jobs before.
 WORST = 1.3

@@ -38,7 +38,7 @@ from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.parse import Count, OneOf
 
-from .profiling import DataShapes, data_shapes, encoder_cost, llm_cost
+from .assigner import DataShapes, data_shapes, encoder_cost, llm_cost
 
 # A plan may be this much slower than the accepted one if it has fewer microbatches.
 SLACK = 1.1

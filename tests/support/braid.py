@@ -169,5 +169,5 @@ def layout_of(profile: Profile, wanted: Shape) -> Layout:
 def assigned_in_chunks(shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
     """Braid's assignment with small encoder chunks: half of their time is what a chunk costs anyway."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("entrain_bench_strategies.braid.work.OVERHEAD", 0.5)
+        patch.setattr("entrain_bench_strategies.braid.assigner.OVERHEAD", 0.5)
         return BraidAssigner().assign(shapes, layout, profile)

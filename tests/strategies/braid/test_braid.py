@@ -20,7 +20,7 @@ from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.specs.job import Degrees
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
-from entrain_bench_strategies.braid.assigner import find_places, spread_chunks
+from entrain_bench_strategies.braid.assigner import cuts, find_places, level_shares, split_evenly, spread_chunks
 from entrain_bench_strategies.braid.planner import (
     WORST,
     ShapeWork,
@@ -31,9 +31,7 @@ from entrain_bench_strategies.braid.planner import (
     split_layers,
 )
 from entrain_bench_strategies.braid.scheduler import Search, afforded_rollouts, improve, split_replicas
-from entrain_bench_strategies.braid.work import cuts, level_shares, split_evenly
 from support.braid import (
-    BRAID,
     MODEL,
     Row,
     actions_of,
@@ -436,13 +434,6 @@ def test_rollouts_take_a_tenth_of_an_iteration_at_most(monkeypatch: pytest.Monke
     assert np.array_equal(
         BraidScheduler(rollouts=64).schedule(shapes, layout, assignment, profile).lane_actions, program.lane_actions
     )
-
-
-def test_what_it_believes_is_about_what_it_takes() -> None:
-    profile = profile_for()
-    shapes = profile.samples.draw(32)
-    program = BRAID.program(shapes, layout_of(profile, shape(encoder_tp=1, segments=2)), profile)
-    assert packed_iteration_s(program, profile) == pytest.approx(profile.trial_s(program), rel=0.1)
 
 
 def test_encoder_work_fills_up_what_the_llm_leaves() -> None:

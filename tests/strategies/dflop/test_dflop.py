@@ -29,17 +29,20 @@ from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.dflop import DflopAssigner, DflopPlanner
-from entrain_bench_strategies.dflop.assigner import balance, improve, makespan, solve
-from entrain_bench_strategies.dflop.planner import DflopDegrees, enumerate_degrees
-from entrain_bench_strategies.dflop.profiling import (
+from entrain_bench_strategies.dflop.assigner import (
     BOTH_PASSES,
     DataShapes,
     ThroughputTable,
     attention_flops,
+    balance,
     data_shapes,
     encoder_cost,
+    improve,
     llm_cost,
+    makespan,
+    solve,
 )
+from entrain_bench_strategies.dflop.planner import DflopDegrees, enumerate_degrees
 from support.builders import (
     AV_MODEL,
     av_samples,

@@ -221,15 +221,6 @@ def test_units_without_work_and_too_few_gpus() -> None:
     assert only.tolist() == [6.0]
 
 
-def test_bounds_are_kept_and_too_little_is_refused() -> None:
-    loads = [GroupLoad(1.0, 10, 64), GroupLoad(50.0, 1, 20, fills=False)]
-    gpus = solved(loads, 64, 32)
-    assert gpus is not None
-    assert gpus[0] >= 10
-    assert gpus[1] == pytest.approx(20)
-    assert solved(loads, 10, 32) is None
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 20), st.booleans())
 def test_the_best_integers_are_those_of_brute_force(seed: int, num_units: int, num_steps: int, asked: bool) -> None:
