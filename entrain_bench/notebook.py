@@ -7,6 +7,7 @@ executors return. Nothing here changes a result or its key.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,9 +98,7 @@ def sweep(*overrides: str, config_dir: str | None = None, processes: int = 0) ->
     results = Results(Path(first.results_dir))
     results.prepare()
     wanted = (replace(cell, timeline=is_beside(cell.config, first)) for cell in cells.values())
-    for done in run_cells(wanted, results, processes, retry_failed=first.retries_failed):
-        if done.ends:
-            raise UserError(done.problem)
+    deque(run_cells(wanted, results, processes, retry_failed=first.retries_failed), maxlen=0)
     return show([record for key in cells if (record := results.read(key))])
 
 
@@ -134,12 +133,12 @@ def load_ipython_extension(shell: Any) -> None:
 def _runs(records: Sequence[Record]) -> View:
     answer = Answer.of(records)
     rows = answer.results
-    labels = answer.varying or ["strategy"]
-    columns = [Column(label, [row.group.labels[label] for row in rows]) for label in labels]
+    labels = answer.headings
+    columns = [Column(label, [row.labels[label] for row in rows]) for label in labels]
     columns += value_columns(rows, answer.baseline) if rows else []
     heading = [column.heading for column in columns]
     lines = [*zip(*(column.cells for column in columns), strict=True)]
-    told = [*sentences(answer), *problems(rows, labels)]
+    told = [*sentences(answer), *problems(answer)]
     shown = [[{"text": cell, "strong": row.best} for cell in line] for line, row in zip(lines, rows, strict=True)]
     return View(
         table_of(records),

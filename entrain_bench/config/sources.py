@@ -144,14 +144,12 @@ def compose_values(
         values: Any = OmegaConf.to_container(config, resolve=False)
     except MissingConfigException as error:
         raise _missing_choice(error) from error
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(error_line(error, given)) from error
     except yaml.MarkedYAMLError as error:
         raise UserError(f"{error.problem_mark or 'a YAML'}: not YAML: {error.problem}") from error
     except UserError:
         raise
-    except ValueError as error:
-        raise UserError(f"{given}: {error_line(error)}") from error
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise UserError(error_line(error, given)) from error
     return {str(key): value for key, value in values.items()}
 
 

@@ -50,7 +50,7 @@ def speedups_of(answer: Answer) -> dict[str, Interval]:
     """Speedups over the baseline by variant, the fastest first: of the case, or over all cases."""
     if len(answer.cases) > 1:
         return {name: each.speedup for name, each in answer.overall.items()}
-    found = {answer.variant(row.group): row.standing.speedup for row in answer.results if row.standing.num_ok}
+    found = {row.name: row.standing.speedup for row in answer.results if row.standing.num_ok}
     return {name: gain for name, gain in found.items() if gain}
 
 
@@ -71,10 +71,10 @@ def job_text(answer: Answer) -> str:
 def draw(answer: Answer, gains: dict[str, Interval], results_dir: str) -> Figure:
     """Words above bars of speedups with 95% intervals, the commands below; as high as that needs."""
     winner = answer.fastest
-    wins = sum(bool(case.best) and answer.variant(case.groups[case.best[0]]) == winner for case in answer.cases)
+    wins = sum(case.winner is not None and case.winner.name == winner for case in answer.cases)
     where = f" in {wins} of {len(answer.cases)} cases" if len(answer.cases) > 1 else ""
     title = f"{winner} is the fastest{where}" if winner else "Not decided"
-    good = answer.first_and_ties(answer.cases[0])[1] if len(answer.cases) == 1 else ()
+    good = answer.cases[0].first_and_ties[1] if len(answer.cases) == 1 else ()
     also = f". As good: {listing(good)}." if good else ""
     won = textwrap.wrap(f"{gain_text(answer) or 'no speedup over the baseline is known'}{also}", GAIN_LETTERS)
     job = textwrap.wrap(f"{job_text(answer)}.", JOB_LETTERS)

@@ -26,7 +26,7 @@ def standings_png(answer: Answer) -> bytes:
 def draw(answer: Answer) -> Figure:
     """A row a strategy or variant, the fastest on top, a column a case; a star marks those that lack seeds."""
     cases = answer.cases[:MAX_CASES]
-    rows = [(answer.case_name(case), answer.variant(row.group), row) for case in cases for row in case.results]
+    rows = [(answer.case_name(case), row.name, row) for case in cases for row in case.results]
     times = [(case, name, row.standing.time.mean if row.standing.time else None) for case, name, row in rows]
     table = pd.DataFrame(times, columns=["case", "name", "seconds"]).astype({"seconds": float})
     wide = table.pivot_table("seconds", "name", "case", sort=False, dropna=False)
@@ -39,7 +39,7 @@ def draw(answer: Answer) -> Figure:
     relative.columns = pd.MultiIndex.from_tuples([("", name) for name in relative.columns])
     lacking = {name for _, name, row in rows if None in row.standing.times.values()}
     labels = {name: f"{name}*" if name in lacking else name for name in relative.index}
-    family = {name: row.group.family for _, name, row in rows}
+    family = {name: row.family for _, name, row in rows}
     colours = {name: FAMILY_COLOURS[OURS if family[name] == OURS else "published"] for name in labels}
     look: dict[str, Any] = {"label": "time / fastest", "norm": LogNorm(1, DARKEST), "start": 1.0}
     figure = ranking(overall.sort_values("mean", kind="stable"), relative, labels, colours, [], **look)

@@ -13,7 +13,7 @@ from torch.utils.data import Sampler
 from entrain_bench.balancing.interface import Observer
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import UserError, require
-from entrain_bench.config.given_plan import checked_plan
+from entrain_bench.config.given import checked_plan
 from entrain_bench.program.layout import Layout
 from entrain_bench.sampler.learning import Lessons, Timings, executed
 from entrain_bench.sampler.microbatches import FIXED, Dealt

@@ -279,7 +279,7 @@ if TYPE_CHECKING:
     from entrain_bench.specs.module_layers import ModuleConfig
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "squared_relu")
-# How a checkpoint names a module's tensors (``entrain_bench/train/weights/naming.py``).
+# How a checkpoint names a module's tensors (``entrain_bench/train/weights.py``).
 CHECKPOINTS = ("llama", "qwen25vl_vision", "siglip", "whisper_encoder")
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from entrain_bench.answers.answer import Answer, known_strategies
+from entrain_bench.answers.answer import Answer, NextStep, known_strategies
 from entrain_bench.answers.cases import Outcome
 from entrain_bench.answers.comparison import LeadSummary, lead_of
-from entrain_bench.answers.decision import NextStep, decide
 from entrain_bench.records.records import Record
 from entrain_bench.records.time_shares import TIME_SHARES
 from support.records import at_seeds, runs
@@ -23,13 +22,13 @@ NEAR = [1.01, 1.0, 1.1]
 
 
 def decided(records: Sequence[Record]) -> dict[str, Any]:
-    return decide(Answer.of(records), "results")
+    return Answer.of(records).decision("results")
 
 
 def test_an_answer_is_plain_values() -> None:
     records = [*runs({"base": SLOW, "best": FAST, "near": NEAR, "poor": [3.0, None, 3.2]}), *runs({"base": SLOW}, "x")]
     answer = Answer.of(records, ["strategy=a"])
-    values = json.loads(json.dumps([answer.to_dict(), decide(answer, "results"), answer.case_dicts("results")]))
+    values = json.loads(json.dumps([answer.to_dict(), answer.decision("results"), answer.case_dicts("results")]))
     first, second = values[2]
     assert [first["outcome"], second["outcome"]] == [Outcome.DECIDED, Outcome.ALONE]
     assert (first["fastest"], first["as_good"], first["baseline_variant"]) == (["best"], ["near"], "base")

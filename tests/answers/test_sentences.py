@@ -17,7 +17,7 @@ from entrain_bench.answers.sentences import gain_text, lead_sentence, losses, pr
 from entrain_bench.answers.statistics import Doubt, Interval
 from entrain_bench.answers.text import escape_markdown, load_template, one_line
 from entrain_bench.records.records import Record
-from entrain_bench.run.stamps import templates_of
+from entrain_bench.run.study import templates_of
 from support.records import at_seeds, runs
 
 GAIN = Interval(1.5, 1.25, 1.75, 3)
@@ -97,15 +97,15 @@ def test_how_sure_the_gain_is() -> None:
 
 def test_runs_without_a_result() -> None:
     answer = Answer.of(runs({"base": [2.0, 2.1, None], "other": [None, 1.0, None], "good": [1.0] * 3}))
-    assert problems(answer.results, answer.varying) == [
+    assert problems(answer) == [
         "failed: other, 2 of 3 runs (seeds 0, 2): out of luck",
         "failed: base, 1 of 3 runs (seed 2): out of luck",
     ]
-    assert losses(answer.results) == "Of 9 runs 3 failed (seeds 0, 2)."
+    assert losses(answer) == "Of 9 runs 3 failed (seeds 0, 2)."
     assert say("without_result", 4, {"failed": [1], "skipped": [0, 1]}) == (
         "Of 4 runs 1 failed (seed 1) and 2 were skipped (seeds 0, 1)."
     )
-    assert losses(Answer.of(runs({"good": [1.0]})).results) == ""
+    assert losses(Answer.of(runs({"good": [1.0]}))) == ""
 
 
 def test_what_one_must_know_to_trust_an_answer() -> None:
@@ -174,7 +174,7 @@ def test_one_answer_in_all_renderers(records: Sequence[Record]) -> None:
     page = markdown(report_of(material))
     assert all(escape_markdown(sentence) in page for sentence in told)
     bold = [line.plain.split()[0] for line in summary(records, 100) if line.style == "bold"]
-    best = [answer.variant(case.groups[key]) for case in answer.cases for key in case.best]
+    best = [one.name for one in answer.results if one.best]
     assert sorted(bold) == sorted(best)
 
 

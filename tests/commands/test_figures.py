@@ -17,7 +17,6 @@ TINY = ("model=tiny", "cluster=tiny", "layout.tp=1", "layout.dp=1", "global_batc
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Overrides that name a trace of the working directory."""
     monkeypatch.chdir(tmp_path)
     sides = [[56 * (row % 4)] * (row % 4 > 0) for row in range(12)]
     trace = {"text_tokens": range(10, 22), "image_widths": sides, "image_heights": sides}

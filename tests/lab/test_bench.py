@@ -9,7 +9,7 @@ import pytest
 
 from entrain_bench.lab import bench
 from entrain_bench.lab.__main__ import main
-from entrain_bench.lab.bench import CASES, TINY, Case, measure_apart, parts
+from entrain_bench.lab.bench import CASES, TINY, parts
 
 SMALL = ("model=tiny", "cluster=a40x16", "global_batch=32", "microbatch_size=4", "layout.dp=2")
 
@@ -44,13 +44,6 @@ def test_a_case_that_fails_is_named_and_the_others_are_written(
         "target": CASES["shared_cells"].target,
         "measures": {"first": {"assign_s": 0.5}},
     }
-
-
-@pytest.mark.wide
-def test_a_process_that_fails_is_an_error_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CASES, "none", Case("", lambda: iter(())))
-    with pytest.raises(KeyError, match="none"):
-        measure_apart("none")
 
 
 @pytest.mark.wide

@@ -43,7 +43,6 @@ BOTH = tiny_model(encoder=2, llm=2)
 
 
 def pipeline(stages: int = 2, microbatches: int = 2, dp: int = 1) -> Program:
-    """1F1B of the LLM, a rank a stage; a sample a microbatch."""
     layout = chain_layout(MODEL, 0, stages, microbatches, dp)
     shapes, assignment = uniform_batch(MODEL, microbatches, dp)
     return chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))

@@ -10,7 +10,7 @@ import pytest
 
 from entrain_bench.records.code import Source
 from entrain_bench.records.records import METRICS, Results, new_record
-from entrain_bench.run import stamps
+from entrain_bench.run import study as stamps
 from entrain_bench.run.study import Output, Study, bring_up_to_date
 
 SWEEP = ("model=tiny", "cluster=tiny", "workload=theirs", "seed=0,1")
@@ -38,7 +38,6 @@ class Folder:
         return self.problem
 
     def times_written(self, output: Output | None = None) -> int:
-        """How often the output is written by another process."""
         before, study = self.written, Study(Results(self.results.root), str(self.mine))
         ((_, problem),) = bring_up_to_date([output or self.output], study, 0, lambda *_: None)
         assert problem == self.problem

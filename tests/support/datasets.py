@@ -26,7 +26,6 @@ TURNS = pa.list_(pa.struct([("user", pa.string()), ("assistant", pa.string())]))
 
 @cache
 def image_bytes(width: int, height: int, kind: str = "JPEG", orientation: int = 0) -> bytes:
-    """A grey image of a size."""
     buffer = io.BytesIO()
     exif = Image.Exif()
     if orientation:
@@ -60,7 +59,6 @@ def sound_bytes(seconds: float, hz: float = 440.0, rate: int = 16000) -> bytes:
 
 
 def wav_bytes(seconds: float, rate: int = 16000) -> bytes:
-    """Silence of a length."""
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
         file.setnchannels(1)
@@ -71,7 +69,6 @@ def wav_bytes(seconds: float, rate: int = 16000) -> bytes:
 
 
 def video_bytes(width: int, height: int, frames: int, rate: int = 10, kind: str = "mp4", shades: bool = False) -> bytes:
-    """Grey frames of a size; of rising shades, frame n of shade 6 n."""
     import av
 
     buffer = io.BytesIO()
@@ -99,7 +96,6 @@ def write_finevision(path: Path, rows: Sequence[tuple[Sequence[bytes], Sequence[
 
 
 def write_tar(path: Path, members: Sequence[tuple[str, bytes]], mode: str = "w") -> None:
-    """A tar file of members in their order."""
     with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
         for name, content in members:
             info = tarfile.TarInfo(name)
@@ -108,7 +104,6 @@ def write_tar(path: Path, members: Sequence[tuple[str, bytes]], mode: str = "w")
 
 
 def write_jsonl(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """A record a line."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
@@ -119,7 +114,6 @@ def scan_here(source: Any, output: Path, tokenizer: str | None = "bytes") -> Pat
 
 
 def run_here(_: object, jobs: Iterable[Job], *__: object) -> Iterator[tuple[Job, Tally | str]]:
-    """Run tasks like ``run_parallel``, in this process."""
     return ((job, scan_shard(job)) for job in jobs)
 
 
@@ -132,6 +126,5 @@ def write_repeated(path: Path, entries: int, column: str = "texts", value: str |
 
 
 def scan_report(source: Any, output: Path, tokenizer: str | None = None) -> ScanReport:
-    """Result of a scan in this process."""
     with patch.object(scan_module, "run_parallel", run_here):
         return scan_module.Scan(source=source, workers=1, tokenizer=tokenizer).run(output)

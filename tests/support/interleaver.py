@@ -51,7 +51,6 @@ def in_order(actions: Single, lane_set: IntArray, room_bytes: IntArray) -> tuple
 
 
 def linked(edges: Iterable[tuple[int, int]], **columns: IntArray | FloatArray) -> Single:
-    """Single of which the second of each pair waits for the first."""
     count = len(columns["lane"])
     source, user = np.array(sorted(edges), np.int64).reshape(-1, 2).T
     return Single(
@@ -146,7 +145,6 @@ class Reference:
                 pass
 
     def step(self, lanes: list[int]) -> bool:
-        """Run one action on these lanes; False if none is left."""
         actions, best = self.actions, [self.choice(lane) for lane in lanes]
         best = [action for action in best if action is not None]
         if best:

@@ -1,25 +1,31 @@
-"""Settings of ``harness=train`` and ``harness=emulate``: rates of a schedule by hand, and values that are refused."""
+"""Settings of training and emulation, what megatron-core alone sees of torch, and imports that point one way."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
+import entrain_bench
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train import device as device_module
-from entrain_bench.train.device import device_of, dtype_name, dtype_on
-from entrain_bench.train.launching import launch
-from entrain_bench.train.launching.launch import environment_of_ranks
+from entrain_bench.train.device import MODULES, device_of, prepare_platform
+from entrain_bench.train.launching import environment_of_ranks
 from entrain_bench.train.settings import VARIABLE, TrainSettings, check_connections
 from entrain_bench.train.trainer import DistributedTrainer
-from support.train.handover import config_from_json
-from support.train.runs import DISJOINT, SETTING, configuration
+from support.train.ranks import run_ranks
+from support.train.runs import config_from_json, configuration
 
 
 def rates(decay: str, **changes: Any) -> list[float]:
@@ -43,7 +49,6 @@ REFUSED = {
     "train": [
         "harness.num_ranks=2",
         "harness.dtype=float16",
-        "harness.kernels=fast",
         "harness.on_non_finite=ignore",
         "harness.data=cloud",
         "harness.data_path=/x",
@@ -107,15 +112,6 @@ def test_a_gpu_for_every_rank_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
     assert device_of(trainer("auto")) == torch.device("cuda", 1)
 
 
-def test_gpus_compute_in_bfloat16_unless_told_otherwise() -> None:
-    settings = trainer("cpu")
-    assert settings.dtype == "auto"
-    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
-    assert (dtype_on(cpu, settings.dtype), dtype_on(gpu, settings.dtype)) == (torch.float32, torch.bfloat16)
-    for name in ("float32", "bfloat16"):
-        assert dtype_name(dtype_on(cpu, name)) == dtype_name(dtype_on(gpu, name)) == name
-
-
 def test_torchrun_must_start_as_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
@@ -140,33 +136,84 @@ def test_ranks_with_a_gpu_have_all_queues(monkeypatch: pytest.MonkeyPatch) -> No
     assert VARIABLE not in os.environ
 
 
-@pytest.mark.parametrize("torchrun", [False, True])
-def test_training_on_gpus_refuses_one_queue_before_anything_starts(
-    torchrun: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (cell,) = compose_cells([*SETTING, *DISJOINT])
-    trainer = prepare(cell.config).executor
-    assert isinstance(trainer, DistributedTrainer)
-    seen = []
+def _redirect_twice() -> None:
+    plain = torch.zeros(1).type()
+    prepare_platform()
+    modules = [importlib.import_module(name) for name in MODULES]
+    first = [module.torch for module in modules]
+    prepare_platform()
+    assert all(module.torch is seen for module, seen in zip(modules, first, strict=True))
+    # Everyone else sees torch as it is.
+    assert plain == torch.zeros(1).type() == "torch.FloatTensor"
+    assert torch.zeros(1).type(torch.float64).dtype is torch.float64
 
-    def device_of(_: object) -> torch.device:
-        seen.append(os.environ.get(VARIABLE))
-        return torch.device("cuda", 0)
 
-    def started(*_: object) -> None:
-        raise AssertionError("ranks started")
+class _OtherAdam(torch.optim.SGD):
+    """Another package's, which counts its steps elsewhere."""
 
-    monkeypatch.setattr(device_module, "device_of", device_of)
-    monkeypatch.setattr(launch, "start_ranks", started)
-    if torchrun:
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-        monkeypatch.setenv("WORLD_SIZE", "3")
-    monkeypatch.setenv(VARIABLE, "1")
-    with pytest.raises(UserError, match=VARIABLE):
-        trainer.train(cell.config, lambda _: None)
-    monkeypatch.delenv(VARIABLE)
-    with pytest.raises((AssertionError, UserError), match=r"ranks (that torchrun )?started"):
-        trainer.train(cell.config, lambda _: None)
-    # CUDA reads it when it starts: under torchrun this process is a rank.
-    assert seen == ["1", "32" if torchrun else None]
-    monkeypatch.delenv(VARIABLE, raising=False)
+
+def _check_platform(_: int) -> None:
+    optimizers = importlib.import_module("megatron.core.optimizer")
+    shards = importlib.import_module("megatron.core.optimizer.distrib_optimizer")
+    optimizers.USING_PYTORCH_OPTIMIZER, optimizers.Adam = False, _OtherAdam  # type: ignore[attr-defined]
+    shards.USING_TE_OPTIMIZER, shards.Adam = True, _OtherAdam  # type: ignore[attr-defined]
+    _redirect_twice()
+    assert not shards.USING_TE_OPTIMIZER
+
+
+def test_redirections_are_seen_by_megatron_alone() -> None:
+    # Its changes to megatron-core end with the processes.
+    run_ranks(_check_platform, 1, stay=False)
+
+
+PACKAGE = Path(str(entrain_bench.__file__)).parent
+
+
+def imports_of_package(folder: Path) -> dict[str, set[str]]:
+    """Modules of a package that each of its modules imports anywhere in it, but for types only."""
+    files = {}
+    for file in sorted(folder.rglob("*.py")):
+        parts = (folder.name, *file.relative_to(folder).with_suffix("").parts)
+        files[".".join(parts).removesuffix(".__init__")] = file
+    return {
+        module: {name for name in _imports(ast.parse(file.read_text()), files) if name in files}
+        for module, file in files.items()
+    }
+
+
+def _imports(node: ast.AST, files: Mapping[str, Path]) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert not child.level, "imports are absolute"
+            names = [f"{child.module}.{alias.name}" for alias in child.names]
+            yield from (name if name in files else str(child.module) for name in names)
+        elif not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+            yield from _imports(child, files)
+
+
+def circle_of(folder: Path) -> list[str]:
+    """Modules of a package that import each other in a circle; empty if none do."""
+    try:
+        TopologicalSorter(imports_of_package(folder)).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.wide
+def test_no_modules_import_each_other() -> None:
+    assert circle_of(PACKAGE) == []
+
+
+def test_settings_are_checked_without_torch() -> None:
+    check = "import sys, entrain_bench.train.trainer; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+@pytest.mark.wide
+def test_samples_are_read_and_preprocessed_without_torch() -> None:
+    modules = "entrain_bench.train.features, entrain_bench_workloads.dataset.samples"
+    check = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)

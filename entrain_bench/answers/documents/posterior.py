@@ -38,15 +38,7 @@ type Known = Mapping[str, tuple[str, float | None]]
 
 @dataclass(frozen=True, slots=True)
 class PosteriorPlan:
-    """``experiments/posterior.yaml``.
-
-    Attributes:
-        sweep: the figure's sweep whose jobs are run.
-        within: of the strategies that run, the time over the fastest's without draws, at most.
-        draws: draws of a job.
-        rounds: by the number of a draw, the limit (``contenders``) of those that run further draws.
-        action_noise: of every run under a draw.
-    """
+    """``experiments/posterior.yaml``, which explains the keys; limits of ``rounds`` are those of ``contenders``."""
 
     sweep: str
     within: float
@@ -75,12 +67,9 @@ def read_plan() -> PosteriorPlan:
 
 @dataclass(frozen=True, slots=True)
 class JobDraws:
-    """Sweeps and runs of a job under posterior draws, as far as they are known.
+    """Sweeps of a job under draws, as far as they are known, and their run table with the column ``constants``.
 
-    Attributes:
-        draws: the sweeps under draws, in order.
-        table: the run table of the draws, with the column ``constants``; None if any run is missing. Then no further
-            sweeps are known.
+    The table is None if any run is missing. Then no further sweeps are known.
     """
 
     draws: Sequence[SweepOverrides]
@@ -117,7 +106,7 @@ def lacks_draws(config: RunConfig, number: int) -> str:
 
 
 def _missing(study: Study, plan: PosteriorPlan) -> str:
-    """Why no posterior run can start (no draws of the device, no results of the sweep); empty if all is there."""
+    """Why no posterior run can start; empty if all is there."""
     clusters = {str(cell.config.cluster): cell.config for cell in study.cells(f"figure={plan.sweep}")}
     lacking = filter(None, (lacks_draws(config, plan.draws) for config in clusters.values()))
     return next(lacking, "") or study.problem(f"figure={plan.sweep}")

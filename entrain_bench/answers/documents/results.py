@@ -30,7 +30,7 @@ TABLES = {
 }
 POSTERIOR = "Under draws of the hardware constants"
 # What stands above the tables.
-TEXT = Path(__file__).parent / "templates" / "results.md"
+TEXT = Path(__file__).parents[1] / "templates" / "results.md"
 PAGE = "results.md"
 # Taken over by pages, as tables are: who is the fastest under the first heading.
 HEADLINE = "tables/headline.md"

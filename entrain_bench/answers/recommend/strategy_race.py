@@ -25,10 +25,10 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.layout import Layout
-from entrain_bench.records.cached_layouts import CachedLayout, CachedLayouts
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import plan_key
 from entrain_bench.records.records import Record, Results
+from entrain_bench.records.sealed import CachedLayout, CachedLayouts
 from entrain_bench.run.cells import run_cells
 from entrain_bench.run.experiment import plan_of, prepare
 

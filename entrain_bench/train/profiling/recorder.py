@@ -20,16 +20,17 @@ from entrain_bench.costs.profiled.timed_points import Constants, DeviceProfile, 
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import device_name, dtype_name, dtype_on
 from entrain_bench.train.measuring import Clock
-from entrain_bench.train.profiling.collectives import measure_collectives
-from entrain_bench.train.profiling.sampling import Patience, sample
 from entrain_bench.train.profiling.settings import ProfileSettings
-from entrain_bench.train.profiling.stages import (
+from entrain_bench.train.profiling.timing import (
     Bench,
+    Patience,
     Target,
     TargetStages,
+    measure_collectives,
     measure_step,
     one_of_many,
     packs_of,
+    sample,
     targets_of,
 )
 

@@ -9,8 +9,15 @@ import pytest
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.sentences import sentences
-from entrain_bench.answers.tracking.entries import SHOWN, Entry, entries_of, parameters
-from entrain_bench.answers.tracking.pages import BASELINE_TAG, NOTE_TAG, sweep_name
+from entrain_bench.answers.tracking.entries import (
+    BASELINE_TAG,
+    NOTE_TAG,
+    SHOWN,
+    Entry,
+    entries_of,
+    parameters,
+    sweep_name,
+)
 from entrain_bench.records.records import Record, Results
 from support.records import record
 
@@ -73,18 +80,6 @@ def test_at_most_twenty_metrics_with_the_time_first() -> None:
     for case in cases.values():
         assert len(case.metrics) == 20
         assert next(iter(case.metrics)) == "iteration_time_s"
-
-
-def test_draws_of_constants_are_the_steps_of_a_run_of_their_own() -> None:
-    drawn = [
-        record(name, time_s, seed=40 + draw, constants=draw)
-        for name, times in TIMES.items()
-        for draw, time_s in enumerate(times, start=1)
-    ]
-    _, cases = shown([*contest(constants=0), *drawn])
-    assert len(cases) == 4
-    assert cases["first text m, posterior draws"].metrics["iteration_time_s"] == {1: 4.0, 2: 8.0, 3: 6.0}
-    assert cases["first"].metrics["iteration_time_s"] == {0: 4.0, 1: 8.0, 2: 6.0}
 
 
 def test_parameters_are_names_degrees_and_what_differs_from_a_default() -> None:

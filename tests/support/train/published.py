@@ -20,10 +20,8 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, in_stage_order
-from entrain_bench.train.modules.positions import Picture, multimodal_positions
-from entrain_bench.train.weights import Checkpoint, load_weights
-from entrain_bench.train.weights.files import _unpacked, check_tensors
-from entrain_bench.train.weights.naming import Roots, stored_tensors
+from entrain_bench.train.modules.packing import Picture, multimodal_positions
+from entrain_bench.train.weights import Checkpoint, Roots, _unpacked, check_tensors, load_weights, stored_tensors
 from support.builders import TOKENS
 from support.train.modules import Grads, module_config, normal, run_stages
 
@@ -47,19 +45,13 @@ PICTURES = Pack(tuple(h * w for h, w in GRIDS), tuple(h * w // 4 for h, w in GRI
 
 @dataclass(frozen=True)
 class Published:
-    """A published model beside ours.
+    """A published model beside ours."""
 
-    Attributes:
-        spec: ours.
-        module: the module that is compared.
-        tensors: the published tensors by the names of a checkpoint.
-        run: inputs of our first stage, the pack, the gradient of the output (None: one), and what the published model
-            gives: its output, and gradients by the names of a checkpoint.
-    """
-
-    spec: ModelSpec
-    module: str
-    tensors: Mapping[str, Tensor]
+    spec: ModelSpec  # ours
+    module: str  # the module that is compared
+    tensors: Mapping[str, Tensor]  # the published tensors by the names of a checkpoint
+    # inputs of our first stage, the pack, the gradient of the output (None: one), and what the published model gives:
+    # its output, and gradients by the names of a checkpoint
     run: Callable[[], tuple[Tensor | None, Pack, Tensor | None, Grads]]
 
 

@@ -15,10 +15,9 @@ import transformers
 
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
+from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.modules import StageGroups
-from entrain_bench.train.platform import prepare_platform
-from entrain_bench.train.weights.files import expected_shapes
-from entrain_bench.train.weights.naming import default_roots
+from entrain_bench.train.weights import default_roots, expected_shapes
 from support.train.published import CASES, PICTURES, hub_name, module_errors, qwen25vl, spec_of
 from support.train.ranks import run_ranks
 

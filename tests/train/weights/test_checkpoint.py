@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,11 +17,12 @@ from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.modules import Stage, StageGroups, named_parameters
-from entrain_bench.train.weights import Checkpoint, load_weights, save_weights
-from entrain_bench.train.weights.files import check_tensors
-from entrain_bench.train.weights.naming import default_roots
+from entrain_bench.train.modules import stage as stage_module
+from entrain_bench.train.weights import Checkpoint, check_tensors, default_roots, load_weights, save_weights
 from support.builders import TOKENS, placed
 from support.train.modules import module_config, small_model, stage_of
+from support.train.ranks import run_ranks
+from support.train.runs import configuration, train_here
 
 
 def stages_of(model: ModelSpec, groups: StageGroups, cuts: dict[str, int]) -> dict[tuple[int, int], Stage]:
@@ -152,3 +154,31 @@ def test_a_module_whose_names_are_not_known_is_refused(alone: StageGroups, tmp_p
     unnamed = ModelSpec.from_config({"name": "m", "modules": {"llm": config}, "tokens": TOKENS})
     with pytest.raises(IncompatibleError, match=r"model.modules.llm.checkpoint: missing"):
         check_tensors(Checkpoint.open(tmp_path), unnamed)
+
+
+def _losses(_: int, configs: Sequence[str]) -> list[list[float]]:
+    """Losses of runs one after the other; of all but the first, weights begin as zeros."""
+    first = [row["loss"] for row in train_here(configs[0])]
+    with patch.object(stage_module, "initialise", lambda stage, _: [p.data.zero_() for p in stage.parameters()]):
+        return [first, *([row["loss"] for row in train_here(config)] for config in configs[1:])]
+
+
+@pytest.mark.wide
+def test_a_run_begins_with_the_weights_that_another_one_wrote(tmp_path: Path) -> None:
+    """Nothing learns in the first runs, so losses are the same under any layout."""
+    layouts = (
+        ("strategy=megatron", "layout.tp=2", "layout.pp=2", "layout.dp=1", "layout.recompute=[llm]"),
+        ("strategy=fsdp", "layout.tp=1", "layout.dp=4"),
+        ("strategy=megatron", "layout.tp=1", "layout.pp=2", "layout.dp=2", "distributed_optimizer=true"),
+    )
+    still = ("model=tiny", "iterations=1", "harness.learning_rate=0")
+    configs = []
+    for number, layout in enumerate(layouts):
+        read = [f"harness.weights={tmp_path}/{number - 1}"] if number else []
+        configs.append(configuration(*still, *layout, *read, f"harness.save_weights={tmp_path}/{number}"))
+    (loss,), *again = run_ranks(_losses, 4, configs, stay=False)[0]
+    assert [other for (other,) in again] == pytest.approx([loss] * len(again), rel=1e-5)
+    written = [
+        {name: own.tensor(name) for name in own.files} for own in map(Checkpoint.open, sorted(tmp_path.iterdir()))
+    ]
+    assert all(torch.equal(value, other[name]) for other in written[1:] for name, value in written[0].items())

@@ -1,10 +1,13 @@
-"""Training on the samples of a data set: every strategy like one process, and what samples hold decides the losses."""
+"""Inputs in order, by whoever makes them; every strategy trains on samples of a data set like one process."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -13,21 +16,205 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.balancing.recomputation import recompute_all
+from entrain_bench.base.errors import ExecutionError, IncompatibleError, UserError
 from entrain_bench.config.tree import choices
+from entrain_bench.program import Pass, recompute_chunks
+from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.train.features import PatchRules, write_patches, write_windows
-from entrain_bench.train.modules import in_stage_order
+from entrain_bench.train.measuring import Clock
+from entrain_bench.train.messages.rank_plan import plan_rank
+from entrain_bench.train.modules import Pack, in_stage_order
 from entrain_bench.train.running import data as data_module
-from entrain_bench.train.running.data import SampleData, check_input, content_of, made_up_features, row_keys
+from entrain_bench.train.running import runtime as runtime_module
+from entrain_bench.train.running.data import (
+    InlineLoader,
+    Inputs,
+    MadeUp,
+    SampleData,
+    ThreadLoader,
+    WorkerLoader,
+    check_input,
+    content_of,
+    made_up_features,
+    row_keys,
+)
+from entrain_bench.train.running.runtime import Runtime
+from entrain_bench.train.running.stages import TrainedStage
 from entrain_bench_workloads.dataset.parquet import ParquetSource
 from entrain_bench_workloads.dataset.tar import TarSource
+from support.builders import random_samples
 from support.datasets import picture_bytes, scan_here, sound_bytes, write_finevision, write_tar
-from support.train.handover import config_from_json
+from support.processes import eventually
 from support.train.parity import check, reference_of, train_reference
 from support.train.ranks import RankError, run_ranks
-from support.train.runs import batch, configuration, features_of
+from support.train.runs import (
+    CPU,
+    DISJOINT,
+    ONE_RANK,
+    SETTING,
+    batch,
+    build_here,
+    config_from_json,
+    configuration,
+    features_of,
+    program_of,
+)
+
+
+class Numbered:
+    """Data whose inputs are numbers; notes which were begun."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+
+    def inputs(self, number: int) -> Inputs:
+        self.begun.append(number)
+        if number < 0:
+            raise OSError("planted")
+        return Inputs(Pack((number,)))
+
+
+def test_inputs_come_in_order_and_only_so_many_ahead() -> None:
+    data: Any = Numbered()
+    loader = ThreadLoader(CPU, ahead=2)
+    first, second = (loader.load(data, [(number,) for number in numbers]) for numbers in (range(3), range(3, 6)))
+    taken = []
+    for inputs in (first, second):
+        for _ in range(3):
+            wanted = list(range(min(len(taken) + 2, 6)))
+            assert eventually(lambda wanted=wanted: data.begun == wanted, 10.0)
+            # No more than that.
+            time.sleep(0.01)
+            assert data.begun == wanted
+            taken += next(inputs).pack.lengths
+        assert next(inputs, None) is None
+    assert taken == list(range(6))
+
+
+def test_what_making_inputs_raises_reaches_who_takes_them() -> None:
+    data: Any = Numbered()
+    inputs = ThreadLoader(CPU).load(data, [(0,), (-1,), (2,)])
+    assert next(inputs).pack.lengths == (0,)
+    with pytest.raises(OSError, match="planted"):
+        next(inputs)
+
+
+def test_the_thread_pins_memory_for_the_gpu_of_its_rank() -> None:
+    device = torch.device("cuda", 1)
+    data: Any = Numbered()
+    with patch.object(torch.cuda, "set_device") as choose:
+        next(ThreadLoader(device).load(data, [(0,)]))
+    choose.assert_called_once_with(device)
+
+
+def test_inline_inputs_are_made_when_they_are_taken() -> None:
+    data: Any = Numbered()
+    inputs = InlineLoader(CPU).load(data, [(5,), (6,)])
+    assert data.begun == []
+    assert next(inputs).pack.lengths == (5,)
+    assert data.begun == [5]
+    assert [one.pack.lengths for one in inputs] == [(6,)]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_make_what_ranks_would(num_workers: int) -> None:
+    (cell,) = compose_cells([*SETTING, *DISJOINT])
+    model = prepare(cell.config).job.model
+    batch = random_samples(np.random.default_rng(0), 6)
+    data = SampleData(batch, MadeUp(cell.config.seed, model.llm.config.vocab_size))
+    (items,) = np.nonzero(batch.item_modality == 0)
+    requests = [
+        (module, stage, members, 1, True)
+        for module, members in ((model.encoders[0], items), (model.llm, np.arange(6)))
+        for stage in (0, 1)
+    ]
+    loader = WorkerLoader(CPU, data.content, num_workers, timeout_s=60)
+    # Inputs come in the order in which they are asked for.
+    for asked in (requests, requests[::-1]):
+        made = list(loader.load(data, asked))
+        assert [repr(inputs) for inputs in made] == [repr(data.inputs(*request)) for request in asked]
+    inputs = loader.load(data, [requests[0], (model.llm, 0, np.array([99])), requests[1]])
+    assert repr(next(inputs)) == repr(data.inputs(*requests[0]))
+    with pytest.raises(ExecutionError, match=r"^worker \d: IndexError: "):
+        next(inputs)
+
+
+FOUR_STAGES = ("model=tiny", "strategy=entrain", "layout.tp=1", "layout.pp=4", "layout.dp=1", "global_batch=16")
+
+
+def test_a_rank_is_given_the_data_of_its_forwards() -> None:
+    setting = prepare(config_from_json(configuration(*FOUR_STAGES)))
+    program = program_of(setting)
+    data, found = SampleData(program.shapes, MadeUp(0, 1024)), set()
+    for rank in range(4):
+        runtime = Runtime({}, Mock(), Mock(), torch.float32, CPU, MadeUp(0, 1024), ThreadLoader(CPU))
+        with patch.object(runtime_module.dist, "get_rank", lambda rank=rank: rank):
+            work = runtime.prepare(program)
+        forwards = [step for step in plan_rank(program, rank).steps if step.kind is Pass.FORWARD]
+        assert len(forwards) > 4
+        for step, inputs in zip(forwards, work.inputs, strict=True):
+            module, stage = program.model.modules[step.place.module], step.place.stage
+            members = np.array(program.view(step.action).members)
+            found.add((module.name, stage))
+            if not module.is_encoder:
+                wanted = data.llm_pack(members)
+                assert torch.equal(inputs.pack.token_ids, wanted.token_ids)
+                assert torch.equal(inputs.pack.labels, wanted.labels)
+            elif stage:
+                assert inputs == Inputs(data.encoder_pack(members))
+            else:
+                assert inputs.pack == data.encoder_pack(members)
+                one_by_one = [features_of(data, module, members[i : i + 1]) for i in range(len(members))]
+                assert torch.equal(inputs.features_on(CPU, module), torch.cat(one_by_one))
+    assert found == {("vision", 0), ("vision", 1), ("llm", 0), ("llm", 1)}
+
+
+def test_a_rank_is_told_what_its_chunks_recompute() -> None:
+    setting = prepare(config_from_json(configuration(*FOUR_STAGES)))
+    plain = program_of(setting)
+    most = recompute_all(plain).remade
+    # Another number for every chunk, so that none is taken for another.
+    wanted = [np.arange(own.size).reshape(own.shape) % (own + 1) for own in most]
+    program, told = recompute_chunks(plain, wanted), set()
+    for rank in range(4):
+        runtime = Runtime({}, Mock(), Mock(), torch.float32, CPU, MadeUp(0, 1024), ThreadLoader(CPU))
+        with patch.object(runtime_module.dist, "get_rank", lambda rank=rank: rank):
+            work = runtime.prepare(program)
+        forwards = [step for step in plan_rank(program, rank).steps if step.kind is Pass.FORWARD]
+        for step, inputs in zip(forwards, work.inputs, strict=True):
+            assert inputs.pack.remade == wanted[step.place.module][step.chunk, step.place.stage]
+            told.add(inputs.pack.remade)
+    assert len(told) > 2
+
+
+class Reads(TorchDispatchMode):
+    """Counts the numbers of computed tensors that the host asks for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default and args[0].is_floating_point()
+        return func(*args, **(kwargs or {}))
+
+
+def _reads(_: int, config: str) -> int:
+    setting, runtime = build_here(config)
+    work = runtime.prepare(program_of(setting))
+    assert sum(step.kind is Pass.FORWARD for step in work.plan.steps) > 1
+    # The optimizer counts its steps in tensors on the CPU.
+    with patch.object(TrainedStage, "step"), Reads() as reads:
+        runtime.run(work, Clock(CPU))
+    return reads.count
+
+
+@pytest.mark.wide
+def test_an_iteration_asks_the_device_for_the_gradient_norm_only() -> None:
+    assert run_ranks(_reads, 1, configuration(*ONE_RANK)) == [1]
+
 
 # Rows of one image, of two, of none; of as many sizes as rows.
 SIZES = ((57, 57), (60, 130), (90, 60), (120, 84))
@@ -247,11 +434,3 @@ def test_rows_do_not_depend_on_how_many_are_made_at_a_time(monkeypatch: pytest.M
         assert torch.equal(features(0, [4], [1], [300]), expected)
     # A narrower row is the beginning of a wider one.
     assert torch.equal(features(0, [4], [1], [300], width=10), expected[:, :10])
-
-
-@pytest.mark.parametrize(("name", "value"), [("_FIRST", 1), ("_SECOND", 1), ("_UPPER_16", -1), ("_UPPER_17", -1)])
-def test_other_numbers_show(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
-    """Multipliers that mix nothing, and shifts that bring in the sign."""
-    monkeypatch.setattr(data_module, name, value)
-    with pytest.raises(AssertionError):
-        test_rows_are_those_of_unsigned_arithmetic()

@@ -1,9 +1,10 @@
-"""Errors of predictions, of files that were made up, and the figure of them."""
+"""Programs trained on ranks and predicted, their errors, of files that were made up, and the figure of them."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,14 +12,14 @@ import pytest
 
 from entrain_bench.figures._runner import render
 from entrain_bench.lab.__main__ import main
-from entrain_bench.lab.fidelity import figure
-from entrain_bench.lab.fidelity.command import report
-from entrain_bench.lab.fidelity.comparison import pair_rows, rank_correlations, summary
-from entrain_bench.lab.fidelity.predict import all_rows, program_row
-from entrain_bench.lab.fidelity.programs import FidelityProgram, first_program, overrides_of
+from entrain_bench.lab.fidelity.command import measure, report
+from entrain_bench.lab.fidelity.comparison import draw, pair_rows, rank_correlations, summary
+from entrain_bench.lab.fidelity.predict import all_rows, mean_of, program_row
+from entrain_bench.lab.fidelity.programs import COMMON, SPLIT, FidelityProgram, first_program, overrides_of
 from entrain_bench.program import Pass
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.simulate import Simulator
+from entrain_bench.train.emulate import Measured, PassSeconds, lane_orders
 
 LINKS = {"latency_s": 1e-5, "bandwidth_bytes_per_s": 1e12}
 
@@ -121,10 +122,68 @@ def test_the_same_rows_give_the_same_figure(tmp_path: Path) -> None:
     rows = all_rows([program_of("megatron", tmp_path, 2.0, 2.1), program_of("dip", tmp_path, 1.5, 1.6)], tmp_path)
     pairs = pair_rows(rows)
     assert summary(rows, pairs)["num_pairs"] == 1
-    once, again = (render(lambda: figure.draw(rows, pairs)) for _ in range(2))
+    once, again = (render(lambda: draw(rows, pairs)) for _ in range(2))
     assert once == again
 
 
 def test_bad_arguments_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fidelity", "--repeats", "0"]) == 2
     assert "--repeats=0: must be at least 1" in capsys.readouterr().err
+
+
+SMALL = ("model.modules.vision.num_layers=2", "model.modules.vision.full_attention_layers=[1]", "global_batch=4")
+
+
+def small_program(strategy: str) -> FidelityProgram:
+    (cell,) = compose_cells(
+        [
+            *COMMON,
+            *SMALL,
+            "model.modules.llm.num_layers=2",
+            "layout.dp=1",
+            "harness.num_ranks=2",
+            f"strategy={strategy}",
+        ]
+    )
+    _, program = first_program(cell.config)
+    return FidelityProgram(2, "even", 0, strategy, cell.config, program)
+
+
+@pytest.mark.parametrize("strategy", SPLIT)
+def test_every_rank_of_a_group_that_splits_weights_and_sequences_is_emulated(strategy: str) -> None:
+    (cell,) = compose_cells(overrides_of(4, "text", 0, strategy))
+    _, program = first_program(cell.config)
+    assert {(placed.tp, placed.cp) for placed in program.layout.modules} == {(2, 2)}
+    assert [order.num_ranks for order in lane_orders(program)] == [4]
+
+
+def test_a_program_is_named_by_what_it_runs() -> None:
+    one, same, other = small_program("megatron"), small_program("megatron"), small_program("dip")
+    assert one.key == same.key
+    assert one.key.rsplit("_")[-1] != other.key.rsplit("_")[-1]
+
+
+@pytest.mark.slow
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    programs = [small_program("megatron"), small_program("dip")]
+    measure(programs, 2, tmp_path, [0, 0])
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(files) == 1 + 3 * len(programs)
+    measured = json.loads((tmp_path / f"{programs[0].key}.after.json").read_text())
+    columns = [np.array(measured[name]) for name in ("start_s", "end_s", "cpu_s")]
+    assert all(column.shape == (2, programs[0].program.num_actions) for column in columns)
+    assert np.all(columns[1] >= columns[0])
+    measure(programs, 2, tmp_path, [0, 0])
+    assert files == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    rows = all_rows(programs, tmp_path)
+    # Two ranks on one core: wall time says little on a machine in use, the processor's seconds do.
+    assert rows["action_error"].max() < 1.0
+    assert rows["memory_error"].abs().max() < 1.0
+
+
+def test_what_several_processes_measured_is_averaged() -> None:
+    work, shape = object(), object()
+    several: Any = [Measured({work: PassSeconds(s, 2 * s, 4 * s)}, {shape: 3 * s}) for s in (1.0, 2.0)]  # type: ignore[dict-item]
+    several.append(Measured({"other": PassSeconds(7.0, 8.0)}, {}))
+    assert mean_of(several).passes == {work: PassSeconds(1.5, 3.0, 6.0), "other": PassSeconds(7.0, 8.0)}
+    assert mean_of(several).optimizer_s == {shape: 4.5}

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from entrain_bench.base.errors import UserError, require
-from entrain_bench.config.tree import choices
+from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.lab.fidelity.programs import STRATEGIES, WORKLOADS
-from entrain_bench.lab.measuring import last_line, run_python
+from entrain_bench.lab.measuring import Machine, last_line, run_python
 from entrain_bench.records.records import Record, Results
 from entrain_bench.run.cells import compose_cells
 
+PASSED = "passed"
+FAILED = "failed"
+SKIPPED = "skipped"
+# Rows of a table: values by column.
+type Rows = list[dict[str, Any]]
+type Overrides = tuple[str, ...]
+PREDICTION_S = 600.0
 # Numbers of devices that layouts are made for.
 NUM_DEVICES = (1, 2, 4, 8)
 # Ranks over gloo where there is no GPU.
@@ -39,20 +47,38 @@ GPU_JOB = ("model=qwen25vl_llama3_1b", *FREE)
 CPU_JOB = ("model=tiny", "microbatch_size=2", "p2p=overlapped", *FREE)
 # One device has no pipeline.
 ALONE = ("megatron", "dip", "mdp", "token_budget")
-type Overrides = tuple[str, ...]
 GPU_WORKLOADS: Mapping[str, Overrides] = {name: (f"workload={name}",) for name in ("chartqa", "coco", "opencqa_ocr")}
 CPU_WORKLOADS: Mapping[str, Overrides] = {name: ("workload=synthetic", *WORKLOADS[name]) for name in ("even", "uneven")}
-# What trains on any number of ranks, one included.
-REFERENCE = "hetero_colocated"
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """Devices (``kind`` is ``cuda`` or ``cpu``), and the runs on them: all with ``everything``, by default a part.
+class Finding:
+    """The result of a section: verdict, one line, tables of rows, and output to show unmodified, by title."""
 
-    ``folder`` is that of the report; another machine or other code that measures has another ``origin``.
+    verdict: str
+    result: str
+    tables: Mapping[str, Rows] = field(default_factory=dict)
+    text: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TestMatrix:
+    """Strategies on workloads: what is trained and predicted, under the overrides of all and of each workload."""
+
+    strategies: tuple[str, ...]
+    workloads: Mapping[str, Overrides]
+    job: Overrides
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A machine, devices of it (``kind`` is ``cuda`` or ``cpu``), and the runs on them.
+
+    With ``everything`` all strategies and workloads are checked, by default a part. ``folder`` is that of the report.
+    Another machine or other code that measures has another ``origin``.
     """
 
+    machine: Machine
     kind: str
     num_devices: int
     everything: bool
@@ -89,9 +115,11 @@ class Setup:
         """In which speed is measured."""
         return "bfloat16" if self.on_gpu else "float32"
 
-    def training(self, num_devices: int) -> list[str]:
-        """Return overrides that train on a number of the devices."""
-        return ["harness=train", f"harness.device={self.kind}", f"harness.num_ranks={num_devices}"]
+    @property
+    def gpu_tests(self) -> list[Path]:
+        """Files of the suite with tests marked ``gpu``; none in a wheel."""
+        folder = config_tree().resolve().parent / "tests"
+        return sorted(path for path in folder.rglob("test_*.py") if "mark.gpu" in path.read_text())
 
     def profiled(self) -> list[str]:
         """The cluster of these devices as measured; packs outside what was measured go on with the last slope."""
@@ -130,49 +158,24 @@ class Setup:
         job = (*GPU_JOB, f"global_batch={32 * self.num_devices}", "iterations=6")
         return TestMatrix(strategies, {"chartqa": GPU_WORKLOADS["chartqa"]}, job)
 
-
-@dataclass(frozen=True, slots=True)
-class TestMatrix:
-    """Strategies on workloads: what is trained and predicted, under the overrides of all and of each workload."""
-
-    strategies: tuple[str, ...]
-    workloads: Mapping[str, Overrides]
-    job: Overrides
-
-
-def make_setup(kind: str, present: int, num_devices: int | None, everything: bool, folder: Path, origin: str) -> Setup:
-    """The setup of a machine with GPUs ``present``; ``UserError`` where devices are missing, or no layout fits.
-
-    Without ``num_devices`` as many as layouts are made for are used.
-    """
-    if num_devices is None:
-        num_devices = max(n for n in NUM_DEVICES if n <= present) if kind == "cuda" else CPU_RANKS
-    require(num_devices in NUM_DEVICES, "--devices", num_devices, "1, 2, 4 or 8")
-    require(kind == "cpu" or num_devices <= present, "--devices", num_devices, f"at most the {present} GPUs here")
-    return Setup(kind, num_devices, everything, folder, origin)
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """The runs of a section, and the folder where they leave records and output."""
-
-    folder: Path
-    setup: Setup
-
-    def predict(self, overrides: Sequence[str], strategies: Sequence[str], timeout_s: float) -> dict[str, Record]:
+    def predict(self, section: str, overrides: Sequence[str], strategies: Sequence[str]) -> dict[str, Record]:
         """Simulate a job under strategies in one process."""
-        return self._run("predicted", strategies, ["harness=simulate", *overrides], timeout_s)
+        given = ["harness=simulate", *overrides]
+        return self._run(self.runs / section, "predicted", strategies, given, PREDICTION_S)
 
-    def train(self, name: str, strategy: str, overrides: Sequence[str], num_devices: int, timeout_s: float) -> Record:
-        """Train as the run ``name``."""
-        return self._run(name, [strategy], [*self.setup.training(num_devices), *overrides], timeout_s)[strategy]
+    def train(
+        self, section: str, name: str, strategy: str, overrides: Sequence[str], num_devices: int, timeout_s: float
+    ) -> Record:
+        """Train as the run ``name`` on a number of the devices."""
+        harness = ["harness=train", f"harness.device={self.kind}", f"harness.num_ranks={num_devices}"]
+        return self._run(self.runs / section, name, [strategy], [*harness, *overrides], timeout_s)[strategy]
 
     def _run(
-        self, name: str, strategies: Sequence[str], overrides: Sequence[str], timeout_s: float
+        self, folder: Path, name: str, strategies: Sequence[str], overrides: Sequence[str], timeout_s: float
     ) -> dict[str, Record]:
         """Records by strategy; if a process left none, a failed record says what became of the process."""
-        log = self.folder / f"{name}.log"
-        results = Results(self.folder / name)
+        log = folder / f"{name}.log"
+        results = Results(folder / name)
         given = [f"strategy={','.join(strategies)}", *overrides, f"results_dir={results.root}", "mlflow=false"]
         try:
             cells = compose_cells(given, multirun=True)
@@ -183,10 +186,24 @@ class Runs:
         for cell in cells:
             if not (found := results.read(cell.key)) or not found.finished:
                 results.record_path(cell.key).unlink(missing_ok=True)
-        wrong = run_python(["-m", "entrain_bench.cli", "--multirun", *given], log, timeout_s, self.setup.environment)
+        wrong = run_python(["-m", "entrain_bench.cli", "--multirun", *given], log, timeout_s, self.environment)
         reason = f"{wrong or 'left no record of this configuration and code'} ({last_line(log)})"
         lost = Record("", "failed", reason, {}, {}, "")
         return {strategy: results.read(cell.key) or lost for strategy, cell in zip(strategies, cells, strict=True)}
+
+
+def make_check(machine: Machine, num_devices: int | None, everything: bool, folder: Path, origin: str) -> Check:
+    """The check of a machine; ``UserError`` where devices are missing, or no layout fits.
+
+    Without ``num_devices`` as many as layouts are made for are used.
+    """
+    kind = "cuda" if machine.gpus else "cpu"
+    present = len(machine.gpus)
+    if num_devices is None:
+        num_devices = max(n for n in NUM_DEVICES if n <= present) if kind == "cuda" else CPU_RANKS
+    require(num_devices in NUM_DEVICES, "--devices", num_devices, "1, 2, 4 or 8")
+    require(kind == "cpu" or num_devices <= present, "--devices", num_devices, f"at most the {present} GPUs here")
+    return Check(machine, kind, num_devices, everything, folder, origin)
 
 
 def layout_of(record: Record) -> str:

@@ -1,9 +1,12 @@
-"""Stages read from and written to safetensors files with Hugging Face's names."""
+"""Published weights: safetensors checkpoints with Hugging Face's names, read into stages and written from them.
+
+Names are of ``transformers`` (5.23). ``Roots`` says which prefix a checkpoint has for a name's root.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
@@ -18,19 +22,222 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from entrain_bench.base.errors import ExecutionError, UserError
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import ExecutionError, IncompatibleError, UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.module_layers import ModuleConfig
 from entrain_bench.train.modules import Stage, StageGroups, named_parameters
-from entrain_bench.train.modules.positions import sinusoids
-from entrain_bench.train.weights.naming import Roots, Stored, full_name, scheme_of, stored_tensors
+from entrain_bench.train.modules.blocks import AttentionKernel
+from entrain_bench.train.modules.packing import sinusoids
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 WHISPER_POSITIONS = 1500  # 30 s (arXiv:2212.04356, section 2.2)
 # Positions that checkpoints store and that are no parameter of a stage.
 _SINUSOIDS = "0.sinusoids"
+# Prefix of names by module and root.
+Roots = dict[tuple[str, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The stored tensors of a parameter."""
+
+    shapes: Mapping[str, tuple[int, ...]]  # of stored tensors by name; a convolution's have channels before taps
+    order: IntArray | None = None  # row of all stored tensors for each of the parameter's, -1 for zeros; None: the same
+    taps_first: bool = False  # whether the parameter has a convolution's taps before its channels
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How checkpoints of an architecture name a module's tensors."""
+
+    roots: Mapping[str, tuple[str, ...]]  # possible prefixes of each root; the first is the default
+    block: str  # prefix of a block's names, with its number from 0
+    parts: Mapping[str, tuple[str, ...]]  # stored names of our parts; one part may be stored as several
+    unused: tuple[str, ...] = ()  # prefixes of tensors that the model does not have
+
+
+_PROJECTOR = ("multi_modal_projector.", "model.multi_modal_projector.")
+_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+SCHEMES: dict[str, Scheme] = {
+    "llama": Scheme(
+        roots={
+            "body": ("model.", "model.language_model.", "language_model.model."),
+            "head": ("lm_head.", "language_model.lm_head."),
+        },
+        block="body:layers.{}.",
+        parts={
+            "input_layernorm": ("input_layernorm",),
+            "pre_mlp_layernorm": ("post_attention_layernorm",),
+            "linear_qkv": _ATTENTION,
+            "linear_proj": ("self_attn.o_proj",),
+            "linear_fc1": ("mlp.gate_proj", "mlp.up_proj"),
+            "linear_fc2": ("mlp.down_proj",),
+            "words": ("body:embed_tokens",),
+            "norm": ("body:norm",),
+            "logits": ("head:",),
+        },
+        unused=("rotary_emb.inv_freq",),
+    ),
+    "qwen25vl_vision": Scheme(
+        roots={"body": ("visual.", "model.visual.")},
+        block="body:blocks.{}.",
+        parts={
+            "input_layernorm": ("norm1",),
+            "pre_mlp_layernorm": ("norm2",),
+            "linear_qkv": ("attn.qkv",),
+            "linear_proj": ("attn.proj",),
+            "linear_fc1": ("mlp.gate_proj", "mlp.up_proj"),
+            "linear_fc2": ("mlp.down_proj",),
+            "embed.0": ("body:patch_embed.proj",),
+            "norm": ("body:merger.ln_q",),
+            "head.0": ("body:merger.mlp.0",),
+            "head.1": ("body:merger.mlp.2",),
+        },
+    ),
+    "siglip": Scheme(
+        roots={
+            "body": ("vision_tower.vision_model.", "model.vision_tower.vision_model.", "model.vision_tower."),
+            "projector": _PROJECTOR,
+        },
+        block="body:encoder.layers.{}.",
+        parts={
+            "input_layernorm": ("layer_norm1",),
+            "pre_mlp_layernorm": ("layer_norm2",),
+            "linear_qkv": _ATTENTION,
+            "linear_proj": ("self_attn.out_proj",),
+            "linear_fc1": ("mlp.fc1",),
+            "linear_fc2": ("mlp.fc2",),
+            "embed.0": ("body:embeddings.patch_embedding",),
+            "positions": ("body:embeddings.position_embedding",),
+            "head.0": ("projector:linear_1",),
+            "head.1": ("projector:linear_2",),
+        },
+        # LLaVA-OneVision's LLM sees no end of a row of patches here.
+        unused=("head.", "post_layernorm.", "image_newline"),
+    ),
+    "whisper_encoder": Scheme(
+        roots={"body": ("audio_tower.", "model.audio_tower."), "projector": _PROJECTOR},
+        block="body:layers.{}.",
+        parts={
+            "input_layernorm": ("self_attn_layer_norm",),
+            "pre_mlp_layernorm": ("final_layer_norm",),
+            "linear_qkv": _ATTENTION,
+            "linear_proj": ("self_attn.out_proj",),
+            "linear_fc1": ("fc1",),
+            "linear_fc2": ("fc2",),
+            "embed.0": ("body:conv1",),
+            "embed.1": ("body:conv2",),
+            "norm": ("body:layer_norm",),
+            "head.0": ("projector:linear",),
+        },
+        unused=("embed_positions.weight",),
+    ),
+}
+
+
+def scheme_of(module: ModuleSpec) -> Scheme:
+    """How a module's tensors are named; ``IncompatibleError`` for an architecture that has no scheme."""
+    if not module.config.checkpoint:
+        raise IncompatibleError(f"model.modules.{module.name}.checkpoint: missing, so published weights cannot be read")
+    return SCHEMES[module.config.checkpoint]
+
+
+def default_roots(model: ModelSpec) -> Roots:
+    """Prefixes of names if no checkpoint was read."""
+    return {
+        (module.name, root): prefixes[0]
+        for module in model.modules
+        for root, prefixes in scheme_of(module).roots.items()
+    }
+
+
+def full_name(module: ModuleSpec, name: str, roots: Roots) -> str:
+    """A scheme's name as a checkpoint has it; a root that is not given stays as it is."""
+    root, colon, rest = name.rpartition(":")
+    return roots.get((module.name, root), root + colon) + rest
+
+
+class _Alone:
+    """The group of one rank, in which a stage is described before there are others."""
+
+    def size(self) -> int:
+        return 1
+
+    def rank(self) -> int:
+        return 0
+
+
+def stored_tensors(model: ModelSpec, module: ModuleSpec, roots: Roots) -> dict[str, Stored]:
+    """Stored tensors of every parameter of a module, by ``named_parameters``'s key without the module's name."""
+    scheme = scheme_of(module)
+    config = module.config
+    group: Any = _Alone()
+    layers = range(len(module.layers))
+    with torch.device("meta"):
+        kernel = AttentionKernel.SDPA
+        groups = StageGroups(group, group, group)
+        stage = Stage(module, layers, groups, dtype=torch.float32, recompute=False, attention=kernel)
+    stored = dict[str, Stored]()
+    for named in named_parameters(stage):
+        key = named.key.removeprefix(f"{module.name}.")
+        layer, *path, part = key.split(".")
+        ours = path[-1] if path else part
+        is_end = int(layer) in (0, layers[-1])
+        end = "embed" if layer == "0" else "head"
+        if "products" in path:
+            ours = f"{end}.{ours}"
+        if ours not in scheme.parts:
+            index = ours.rpartition(".")[2]
+            raise IncompatibleError(
+                f"model.modules.{module.name}.{end}_gemms: checkpoint={config.checkpoint} has no product {index}"
+            )
+        block = "" if is_end else scheme.block.format(int(layer) - 1)
+        prefixes = [full_name(module, block + name, roots) for name in scheme.parts[ours]]
+        # The name of the head is empty, so its prefix ends in the dot.
+        suffix = part if path else "weight"
+        names = [f"{prefix}{'' if prefix.endswith(('.', ':')) else '.'}{suffix}" for prefix in prefixes]
+        if ours == "linear_qkv":
+            stored[key] = _heads(config, names, part)
+            continue
+        rows, *row = named.full_shape
+        is_kernel = ours.startswith("embed.") and part == "weight"
+        shape = (rows // len(names), *(_kernel(model, config.checkpoint, row[0]) if is_kernel else row))
+        taps_first = is_kernel and config.checkpoint == "whisper_encoder"
+        stored[key] = Stored(dict.fromkeys(names, shape), taps_first=taps_first)
+    return stored
+
+
+def _heads(config: ModuleConfig, names: Sequence[str], part: str) -> Stored:
+    """Queries, keys and values; megatron-core stores each group of queries with its key and value."""
+    groups = config.num_kv_heads
+    head = config.head_dim
+    sizes = [config.num_heads * head, groups * head, groups * head]
+    missing = part == "bias" and config.checkpoint == "whisper_encoder"
+    if missing:
+        # Whisper's keys have no bias; one would shift all scores of a query equally, and so change nothing.
+        names = (names[0], names[2])
+        sizes[1] = 0
+    rows = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    if missing:
+        rows[1] = np.full(groups * head, -1)
+    order = np.concatenate([kind.reshape(groups, -1) for kind in rows], axis=1).ravel()
+    row = (config.hidden_size,) if part == "weight" else ()
+    if len(names) == 1:
+        return Stored({names[0]: (sum(sizes), *row)}, order)
+    stored = [size for size in sizes if size]
+    return Stored({name: (size, *row) for name, size in zip(names, stored, strict=True)}, order)
+
+
+def _kernel(model: ModelSpec, checkpoint: str, width: int) -> tuple[int, ...]:
+    if checkpoint == "whisper_encoder":
+        return width // 3, 3
+    side = model.tokens.patch_pixels
+    frames = () if checkpoint == "siglip" else (width // (3 * side * side),)
+    return 3, *frames, side, side
 
 
 @dataclass(frozen=True, slots=True)

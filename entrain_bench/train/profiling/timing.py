@@ -1,4 +1,7 @@
-"""Stages of one kind of layer, as one of several tensor- and context-parallel ranks runs them: packs, and timing."""
+"""Seconds of stages of one kind of layer, of optimizer steps and of communication, repeated until they are known.
+
+Stages run as on one of several tensor- and context-parallel ranks; communication on ranks of this machine.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,32 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from math import isqrt
+from math import ceil, floor, isqrt, sqrt
+from time import perf_counter
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from entrain_bench.costs.profiled.timed_points import StagePoint, StepPoint
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.costs.profiled.timed_points import COLLECTIVES, CollectivePoint, StagePoint, StepPoint
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import build_layers
-from entrain_bench.train.device import to_device
+from entrain_bench.train.device import rank_of_many, to_device
+from entrain_bench.train.launching import on_ranks
 from entrain_bench.train.measuring import Clock
 from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
-from entrain_bench.train.modules.packing import first_groups, shares_of
-from entrain_bench.train.modules.positions import merge_tokens
-from entrain_bench.train.platform import rank_of_many
-from entrain_bench.train.profiling.sampling import Patience, quantiles, sample
+from entrain_bench.train.modules.packing import merge_tokens, shares_of
 from entrain_bench.train.running.stages import OptimizerSettings, TrainedStage, train_stage
 
+# Calls before the first that counts, unless they take longer than a share of a point's time.
+WARM_UPS = 3
+WARM_UP_SHARE = 0.2
+# Between waits for a GPU, so that it always has kernels queued, as in training.
+GPU_BATCH = 5
+# Half width of a 95% interval, in standard deviations.
+Z = 1.96
 # Blocks of the deeper stage; what each adds to a stage of one block is the time of a layer.
 DEPTH = 4
 FORWARD, BACKWARD, REMADE = range(3)
@@ -35,6 +46,59 @@ LABELLED_SHARES = (1.0, 1 / 16)
 # Gradients of a step are clipped to half.
 CLIP = 1.0
 NORM = 2.0
+# One after the other between two looks at the clock, so that ranks that start apart hardly count.
+CALLS = 4
+ELEMENT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Bounds of repetitions: their number, the relative half width of the median's 95% interval, and seconds."""
+
+    least: int
+    most: int
+    precision: float
+    point_s: float
+
+
+def sample(turn: Callable[[Clock], None], device: torch.device, patience: Patience) -> FloatArray:
+    """Seconds of what each turn times, a row a repetition ``[repetitions, parts]``."""
+    clock = Clock(device)
+    started = perf_counter()
+    for _ in range(WARM_UPS):
+        _run(turn, clock, 1)
+        if perf_counter() - started > WARM_UP_SHARE * patience.point_s:
+            break
+    taken = list[FloatArray]()
+    started = perf_counter()
+    while True:
+        taken.append(_run(turn, clock, GPU_BATCH if device.type == "cuda" else 1))
+        rows = np.concatenate(taken)
+        enough = len(rows) >= patience.least and precision_of(rows.sum(axis=1)) <= patience.precision
+        if enough or len(rows) >= patience.most or perf_counter() - started > patience.point_s:
+            return rows
+
+
+def quantiles(seconds: FloatArray) -> tuple[float, ...]:
+    """Tenth percentile, median and ninetieth of repetitions."""
+    return tuple(float(value) for value in np.quantile(seconds, [0.1, 0.5, 0.9]))
+
+
+def precision_of(seconds: FloatArray) -> float:
+    """Half width of the 95% interval of the median, over the median; by order statistics, whatever the distribution."""
+    ordered = np.sort(seconds, kind="stable")
+    count = len(seconds)
+    half = Z * sqrt(count) / 2
+    low = max(0, floor(count / 2 - half))
+    high = min(count - 1, ceil(count / 2 + half))
+    return float((ordered[high] - ordered[low]) / 2 / np.median(ordered))
+
+
+def _run(turn: Callable[[Clock], None], clock: Clock, repetitions: int) -> FloatArray:
+    clock.start()
+    for _ in range(repetitions):
+        turn(clock)
+    return clock.seconds().reshape(repetitions, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +227,12 @@ def one_of_many(
         torch.cuda.set_device(device)
     with rank_of_many(max(tp * cp for tp, cp in degrees)):
         alone = dist.new_group([0])
-        groups = {(tp, cp): first_groups(tp, cp, alone, sequence_parallel) for tp, cp in degrees}
+        groups = {
+            (tp, cp): StageGroups(
+                dist.new_group([*range(tp)]), dist.new_group([*range(0, tp * cp, tp)]), alone, sequence_parallel
+            )
+            for tp, cp in degrees
+        }
         yield Bench(model, groups, alone, dtype, device, logit_chunk)
 
 
@@ -254,3 +323,73 @@ def measure_step(target: Target, depth: int, bench: Bench, patience: Patience) -
 
     rows = sample(step, bench.device, patience)
     return StepPoint(sum(parameter.numel() for parameter in parameters), quantiles(rows[:, 0]), len(rows))
+
+
+def measure_collectives(
+    device: str,
+    num_ranks: int,
+    message_bytes: tuple[int, ...],
+    patience: Patience,
+    operations: Sequence[str] = COLLECTIVES,
+    cores: Sequence[int] = (),
+) -> list[CollectivePoint]:
+    """Time every operation at every size on ranks of this machine, pinned to ``cores``."""
+    args = (device, message_bytes, patience, tuple(operations))
+    points: list[CollectivePoint] = on_ranks(_points, num_ranks, *args, device=device, cores=cores)[0]
+    return points
+
+
+def _points(
+    device: str, message_bytes: tuple[int, ...], patience: Patience, operations: Sequence[str], group: dist.ProcessGroup
+) -> list[CollectivePoint]:
+    place = torch.device(device, group.rank()) if device == "cuda" else torch.device("cpu")
+    return [_point(name, size, place, patience, group) for name in operations for size in message_bytes]
+
+
+def _point(
+    operation: str, num_bytes: int, device: torch.device, patience: Patience, group: dist.ProcessGroup
+) -> CollectivePoint:
+    size = group.size()
+    # Every rank holds a share of equal size.
+    share = max(1, num_bytes // (ELEMENT_BYTES * size))
+    whole = torch.zeros(share * size, device=device)
+    part = torch.zeros(share, device=device)
+    call = _calls_of(group.rank(), whole, part)[operation]
+    warm = _sample(call, WARM_UPS, device, group)
+    wanted = int(patience.point_s / (CALLS * max(float(warm.min()), 1e-6)))
+    # All ranks must agree.
+    count = torch.tensor([min(max(wanted, patience.least), patience.most)])
+    dist.broadcast(count, 0, group=group)
+    seconds = _sample(call, int(count), device, group) / (2 if operation == "send" else 1)
+    return CollectivePoint(operation, size, share * size * ELEMENT_BYTES, quantiles(seconds), len(seconds))
+
+
+def _calls_of(rank: int, whole: Tensor, part: Tensor) -> dict[str, Callable[[], object]]:
+    def send() -> None:
+        # There and back: one transfer is half of it.
+        for passed in (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send):
+            passed(whole, 1 - rank)
+
+    return {
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "send": send if rank < 2 else lambda: None,
+    }
+
+
+def _sample(
+    call: Callable[[], object], repetitions: int, device: torch.device, control: dist.ProcessGroup
+) -> FloatArray:
+    """Seconds of a call on the slowest rank ``[repetitions]``."""
+    seconds = torch.zeros(repetitions, dtype=torch.float64)
+    for index in range(repetitions):
+        dist.barrier(group=control)
+        started = perf_counter()
+        for _ in range(CALLS):
+            call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds[index] = (perf_counter() - started) / CALLS
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=control)
+    return np.asarray(seconds.numpy())
