@@ -32,11 +32,7 @@ class PatchBalance:
     carry: bool = False
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Replica of every sample in every module; microbatches by arrival.
-
-        Raises:
-            IncompatibleError: if the samples of a microbatch step do not fill as many groups evenly.
-        """
+        """Replica of every sample by module; ``IncompatibleError`` if a microbatch step does not fill groups evenly."""
         job = profile.job
         llm = layout.modules[job.model.llm_index]
         step = job.microbatch_size * llm.dp

@@ -183,12 +183,7 @@ class FlexibleGroups:
         return replace(self, solver_work=0.0)
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Group and microbatch of every unit.
-
-        Raises:
-            IncompatibleError: if the layout has no widths, or has stages.
-            OutOfMemoryError: if the longest sample fits on no group.
-        """
+        """Group and microbatch; ``IncompatibleError`` for stages, ``OutOfMemoryError`` for samples beyond memory."""
         model = profile.job.model
         llm = layout.modules[model.llm_index]
         check_plane(layout, "flexsp", "strategy/planner=flexsp")

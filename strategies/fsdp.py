@@ -38,11 +38,7 @@ class FsdpPlanner(TrialOptions):
     widths: bool = False
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
-        """The fastest of the most promising candidates that fit memory.
-
-        Raises:
-            IncompatibleError: for more than one stage, or optimizer states shared by parts of the ranks.
-        """
+        """The fastest of the most promising candidates that fit memory; ``IncompatibleError`` for stages."""
         profile = profile.for_job(sharded_job(profile.job))
         samples = profile.samples.draw(self.profile_samples)
         later = make_program.chooses_recomputation

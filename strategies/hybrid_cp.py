@@ -54,10 +54,7 @@ def falling(lengths: IntArray) -> IntArray:
 def dev_rounds(lengths: IntArray, num_ranks: int, capacity: int) -> list[list[Group]]:
     """Rounds in which every rank has one pack of at most ``capacity`` tokens (``next_hdp_group_packing_aware``, dev).
 
-    Args:
-        lengths: tokens of sequences, none above ``capacity`` times ``num_ranks`` ``[sequences]``.
-        num_ranks: of the DP x CP plane, a power of two.
-        capacity: tokens of a rank in a round at most.
+    Sequences have ``lengths``, none above ``capacity`` times ``num_ranks``, a power of two ``[sequences]``.
     """
     least = np.array([least_width(length, capacity) for length in lengths.tolist()], np.int64)
     left = falling(lengths)
@@ -244,11 +241,7 @@ class GroupsByLength:
     max_tokens: Count | None = None
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Group and round of every unit.
-
-        Raises:
-            IncompatibleError: for a layout without widths, a DP x CP that is no power of two, and stages with ``main``.
-        """
+        """Group and round of every unit; ``IncompatibleError`` without widths, or if DP x CP is no power of two."""
         model = profile.job.model
         llm = layout.modules[model.llm_index]
         check_plane(layout, "hybrid_cp", "strategy/planner=hybrid_cp")

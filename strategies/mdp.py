@@ -37,8 +37,7 @@ class SpreadItems:
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """LLM replica and microbatch by arrival; encoder replica of every item by its believed seconds.
 
-        Several encoders follow each other, each beside what the ones before it have put on a replica.
-        ``IncompatibleError`` if the DP of encoder and LLM have no integer ratio.
+        Several encoders follow each other. ``IncompatibleError`` if the DP of encoder and LLM have no integer ratio.
         """
         job = profile.job
         *encoders, llm = layout.modules

@@ -128,12 +128,7 @@ class PostBalancing:
     node_wise: bool = True
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Replica and microbatch of every item and sample.
-
-        Raises:
-            UserError: for a padded module that the model does not have.
-            IncompatibleError: if encoder and LLM differ in DP, so that they share no micro-steps.
-        """
+        """Replica and microbatch of every item and sample; ``IncompatibleError`` if encoder and LLM differ in DP."""
         job = profile.job
         names = [module.name for module in job.model.modules]
         for name in self.padded:

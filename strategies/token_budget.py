@@ -1,8 +1,8 @@
-"""Microbatches of so many tokens instead of so many samples: what data loaders that pack sequences do.
+"""Microbatches of so many tokens instead of so many samples: three rules of data loaders that pack sequences.
 
-Three rules of public loaders: ``--max-tokens`` of fairseq (fairseq/data/data_utils.py, ``batch_by_size``), the packing
-buffer of Megatron-LM's multimodal loader on Energon and the multipack sampler (first fit by falling length), and verl's
-dynamic batch size (verl/utils/seqlen_balancing.py, ``rearrange_micro_batches``: Karmarkar-Karp).
+``--max-tokens`` of fairseq (fairseq/data/data_utils.py, ``batch_by_size``), first fit by falling length as in
+Megatron-LM's multimodal loader on Energon and the multipack sampler, and verl's dynamic batch size
+(verl/utils/seqlen_balancing.py, ``rearrange_micro_batches``: Karmarkar-Karp).
 """
 
 from __future__ import annotations

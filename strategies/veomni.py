@@ -34,11 +34,7 @@ class EncoderBalance:
     cost_exponent: Annotated[int, between(1, 2, "1 or 2")] = 2
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Replica and microbatch of every item and sample.
-
-        Raises:
-            IncompatibleError: if encoder and LLM differ in DP, so that items have no ranks to go back to.
-        """
+        """Replica and microbatch of every item and sample; ``IncompatibleError`` if encoder and LLM differ in DP."""
         job = profile.job
         if layout.modules[0].widths:
             return step_assignment(shapes, layout, profile, balanced=[module.name for module in job.model.encoders])

@@ -217,11 +217,9 @@ class BraidAssigner:
     level: bool = True
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Labels of every module's units.
+        """Labels of every module's units; ``IncompatibleError`` if no DP of two modules is a multiple of the other.
 
-        Raises:
-            IncompatibleError: if the DP of an encoder and of the LLM are not multiples of each other.
-            OutOfMemoryError: if no number of rounds of sharded weights fits.
+        ``OutOfMemoryError`` if no number of rounds of sharded weights fits.
         """
         profile = profile.smoothed()
         if layout.modules[0].widths:

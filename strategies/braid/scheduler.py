@@ -347,11 +347,7 @@ class BraidScheduler(Recomputation):
         return replace(self, rollouts=min(self.rollouts, DRAFT_ROLLOUTS))
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program of a batch.
-
-        Raises:
-            IncompatibleError: if weights are sharded, because then all replicas need the same order of passes.
-        """
+        """The program of a batch; ``IncompatibleError`` if weights are sharded: replicas then need the same order."""
         profile = profile.smoothed()
         if layout.modules[0].widths:
             return packed_program(shapes, layout, assignment, profile)

@@ -130,8 +130,7 @@ def _degrees(ranks: int, tps: list[int], max_pp: int, dps: IntArray) -> IntArray
 def microbatches(job: Job, shapes: DataShapes, degrees: IntArray) -> IntArray:
     """N_mb of each plan: the least whose mean microbatch is no larger than the largest profiled sample ``[plans]``.
 
-    It must leave every encoder and LLM replica a sample a microbatch on average; a plan that cannot takes int(GBS /
-    L_dp).
+    A plan that then lacks a sample a microbatch for some replica takes int(GBS / L_dp).
     """
     batch = job.global_batch
     encoder_dp = degrees[:, 2]

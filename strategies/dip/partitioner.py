@@ -52,11 +52,7 @@ class DipAssigner:
     handles_generators: ClassVar[bool] = True
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Labels of every module's units; items of one sample may be in different sub-microbatches.
-
-        Raises:
-            IncompatibleError: if modules differ in DP.
-        """
+        """Labels of every module's units, which samples may part; ``IncompatibleError`` if modules differ in DP."""
         job = profile.job
         dp = layout.modules[0].dp
         if any(placed.dp != dp for placed in layout.modules):

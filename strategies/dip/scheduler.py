@@ -388,11 +388,7 @@ class DipScheduler(Recomputation):
         return replace(self, search_rounds=0)
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program.
-
-        Raises:
-            IncompatibleError: if a stage spans several lanes (modules that share some ranks with different TP or CP).
-        """
+        """The program; ``IncompatibleError`` if modules share some ranks with different TP or CP."""
         if any(np.any(np.diff(blocks.offsets) != 1) for blocks in layout.blocks):
             raise IncompatibleError(
                 "strategy.scheduler: DIP's interleaver needs the same TP x CP for modules on the same ranks"

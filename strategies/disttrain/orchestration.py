@@ -51,7 +51,7 @@ def iteration_s(loads: GroupLoads, gpus: FloatArray, num_steps: int) -> FloatArr
 def solve(loads: GroupLoads, num_gpus: int, num_steps: int) -> FloatArray:
     """GPUs of each group, real numbers, that minimise ``iteration_s`` ``[problems, groups]``; NaN if none are enough.
 
-    All groups together have at most ``num_gpus``; an iteration has ``num_steps`` pipeline steps, BS / (DP_lm M).
+    All groups together have ``num_gpus`` at most; an iteration has ``num_steps`` pipeline steps, BS / (DP_lm M).
     """
     most = np.minimum(loads.most, float(num_gpus))
     feasible = np.all(loads.fewest <= most, axis=1) & (loads.fewest.sum(axis=1) <= num_gpus)

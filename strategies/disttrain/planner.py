@@ -35,7 +35,6 @@ from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import LayoutRequest, divisors
 from entrain_bench.specs.layer import BF16_BYTES
-from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import Count
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -381,19 +380,15 @@ class DistTrainScheduler(OneForwardOneBackward):
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program; ``IncompatibleError`` if modules or microbatches do not form a chain."""
-        check_order(profile.job.model, shapes, assignment)
+        model = profile.job.model
+        consumer = assignment.modules[model.llm_index].microbatch
+        for module, labels in zip(model.encoders, assignment.modules, strict=False):
+            owner = shapes.item_sample[module.units(shapes)]
+            early = np.flatnonzero(consumer[owner] < labels.microbatch)
+            if early.size:
+                sample = shapes.name_of(owner[early[0]])
+                raise IncompatibleError(
+                    f"strategy.scheduler=disttrain: sample {sample} is in {model.llm.name} microbatch "
+                    f"{consumer[owner[early[0]]]}, before its {module.name} microbatch {labels.microbatch[early[0]]}"
+                )
         return self.in_chain(shapes, layout, assignment, profile)
-
-
-def check_order(model: ModelSpec, shapes: SampleShapes, assignment: Assignment) -> None:
-    """Raise ``IncompatibleError`` if an LLM microbatch comes before an encoder microbatch it needs."""
-    consumer = assignment.modules[model.llm_index].microbatch
-    for module, labels in zip(model.encoders, assignment.modules, strict=False):
-        owner = shapes.item_sample[module.units(shapes)]
-        early = np.flatnonzero(consumer[owner] < labels.microbatch)
-        if early.size:
-            sample = shapes.name_of(owner[early[0]])
-            raise IncompatibleError(
-                f"strategy.scheduler=disttrain: sample {sample} is in {model.llm.name} microbatch "
-                f"{consumer[owner[early[0]]]}, before its {module.name} microbatch {labels.microbatch[early[0]]}"
-            )

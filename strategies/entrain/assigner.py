@@ -75,10 +75,7 @@ def _match(pair_s, alone_s, limit):  # type: ignore[no-untyped-def]
 
 @njit()
 def maximum_matching(allowed):  # type: ignore[no-untyped-def]
-    """Column of each row in a maximum matching of allowed pairs ``[rows, columns]``, -1 for rows left over.
-
-    Hopcroft and Karp, SIAM J. Comput. 1973.
-    """
+    """Column of each row in a maximum matching of allowed pairs, -1 for rows left over (Hopcroft and Karp, 1973)."""
     column_of = np.full(allowed.shape[0], -1)
     row_of = np.full(allowed.shape[1], -1)
     level, waiting, parent = np.empty((3, allowed.shape[0]), np.int64)
@@ -345,11 +342,7 @@ class DeferringAssigner:
     base: Assigner
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Replica, encoder microbatch and LLM microbatch of every sample.
-
-        Raises:
-            IncompatibleError: if items of a sample are not in its own microbatch.
-        """
+        """Labels of every module's units; ``IncompatibleError`` if items of a sample are not in its own microbatch."""
         model = profile.job.model
         placed = layout.modules[-1]
         made = self.base.assign(shapes, layout, profile)

@@ -371,7 +371,6 @@ def test_every_schedule_is_valid_within_memory_and_as_long_as_it_says(
     assert np.array_equal(place, again)
 
 
-@settings(deadline=None)
 @given(random_actions(most_groups=12))
 def test_keeping_activations_never_blocks_anything(case: tuple[ListedActions, list[int], list[float]]) -> None:
     actions, groups, priority = case
@@ -457,7 +456,6 @@ def test_no_work_is_shared_out_evenly_or_not_at_all() -> None:
     assert level[0] == 1.0
 
 
-@settings(deadline=None)  # compiles
 @given(st.integers(0, 2**32 - 1))
 def test_moving_work_between_copies_never_lowers_the_busiest(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -472,7 +470,6 @@ def test_moving_work_between_copies_never_lowers_the_busiest(seed: int) -> None:
     assert np.all(base[0][~taking].max(axis=1) >= level[0] - 1e-6)
 
 
-@settings(deadline=None)  # compiles
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
 def test_splits_are_as_good_as_brute_force(seed: int, lanes: int) -> None:
     rng = np.random.default_rng(seed)
