@@ -1,8 +1,7 @@
 """FlexSP (arXiv:2412.01523): sharded weights, and groups of widths that a solver chooses for every microbatch.
 
-A program of a microbatch minimises the makespan of its slowest group, under memory, with widths that sum to at most all
-ranks. The greedy packing of ``balancing.rank_groups`` answers first; the paper's mixed-integer program over buckets of
-lengths improves it.
+The greedy packing of ``balancing.rank_groups`` answers first; the paper's mixed-integer program over buckets of lengths
+improves its makespan, under memory, with widths that sum to at most all ranks.
 """
 
 from __future__ import annotations

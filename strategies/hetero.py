@@ -1,8 +1,7 @@
 """Heterogeneous parallelism (arXiv:2605.27678): every module has degrees of its own, and data is left as it comes.
 
-Exhaustive search over every (TP, CP, PP, DP) of the LLM with every grid of the encoders (the paper tunes by hand),
-rated by closed forms for uniform microbatches. Samples in arrival order, cut into contiguous slices where DP differs.
-Three-phase and graph-aware 1F1B schedules (section 2).
+Exhaustive search over the degrees of the LLM with every grid of the encoders (the paper tunes by hand), rated by closed
+forms for uniform microbatches; three-phase and graph-aware 1F1B schedules (section 2).
 """
 
 from __future__ import annotations

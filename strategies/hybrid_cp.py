@@ -1,8 +1,7 @@
 """Dynamic context parallelism of Megatron-LM (``--dynamic-context-parallel`` and ``--hybrid-context-parallel``).
 
-Each round of a batch has context-parallel groups of its own over the DP x CP plane: wide for long samples, narrow for
-short ones. Megatron-LM's two choosers of groups: dev's rounds of packs, main's of sub-samples. Groups of a round come
-from rank 0 on, in the order in which they were opened; placed by falling width they are aligned.
+Each round of a batch has groups of its own over the DP x CP plane, wide for long samples: dev's rounds of packs, main's
+of sub-samples. Groups come from rank 0 on, as they were opened; placed by falling width they are aligned.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Length grouping as training scripts switch it on: Hugging Face's and LLaVA's samplers, inside one global batch.
 
-``group_by_length`` of transformers (``trainer_pt_utils.get_length_grouped_indices``) sorts samples by length, so that a
-microbatch holds samples alike. LLaVA's ``group_by_modality_length`` (``llava_trainer.get_length_grouped_indices``)
-bears the same name and does the opposite: it spreads lengths, so that microbatches are alike.
+``group_by_length`` of transformers (``get_length_grouped_indices``) sorts samples, so that a microbatch holds samples
+alike; LLaVA's ``group_by_modality_length`` spreads lengths, so that microbatches are alike.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Modality-decoupled parallelism (LongCat-Flash-Omni, arXiv:2511.00279): encoders apart from the LLM's schedule.
 
-Every rank holds all encoders beside its part of the LLM. The items of an LLM replica's whole iteration are spread over
-its ranks, encoded before the LLM's schedule begins, and go backward when it has ended. Rule and order are Megatron-LM's
-(NVIDIA-NeMo/Megatron-Bridge, issue 1554; ``megatron/core/mdp``, 2026-09).
+The items of an LLM replica's whole iteration are spread over its ranks, encoded before the LLM's schedule begins, and
+go backward when it has ended, as in Megatron-LM (NVIDIA-NeMo/Megatron-Bridge, issue 1554; ``megatron/core/mdp``,
+2026-09).
 """
 
 from __future__ import annotations
@@ -78,9 +78,8 @@ def endpoints(encoder: ModuleLayout, llm: ModuleLayout) -> IntArray:
 def spread(cost, first, num_workers, local, load, slack_permille):  # type: ignore[no-untyped-def]
     """Worker of each item: by falling cost, each to the least-loaded worker of its own, or the local one ``[items]``.
 
-    Equal costs go by index, equal loads to the first worker. An item may go to ``num_workers`` consecutive workers from
-    its first on, and prefers a local one, -1 for none, within the slack, thousandths of its cost. ``load`` grows
-    ``[workers]``.
+    An item may go to ``num_workers`` consecutive workers from its first on, and prefers a local one, -1 for none,
+    within the slack, thousandths of its cost. ``load`` grows ``[workers]``.
     """
     worker = np.empty(len(cost), np.int64)
     for item in np.argsort(-cost, kind="mergesort"):

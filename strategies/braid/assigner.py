@@ -70,8 +70,8 @@ def level_shares(base_s: FloatArray, cost_s: FloatArray) -> tuple[FloatArray, Fl
     """Shares of an encoder's work for each of its copies, so that the busiest lane is least busy (water filling).
 
     ``base_s`` is what the lanes of each copy's stages do anyway ``[replicas, copies, stages]``, ``cost_s`` all the work
-    on each stage ``[replicas, stages]``. Returns shares ``[replicas, copies]``, each row's sum 1, and the busiest of
-    the lanes that take some ``[replicas]``.
+    by stage ``[replicas, stages]``. Returns shares ``[replicas, copies]`` and the busiest lane that takes some
+    ``[replicas]``.
     """
     return tuple(_shares(np.ascontiguousarray(base_s), np.ascontiguousarray(cost_s)))
 
@@ -150,14 +150,8 @@ def cuts(layer_s, stages):  # type: ignore[no-untyped-def]
 def split_evenly(llm_s, encoders_s, offsets, llm_blocks, grid, copies_abreast):  # type: ignore[no-untyped-def]
     """Split LLM and encoders evenly, each by itself; copies of encoders, alike in all segments, share the work out.
 
-    Args:
-        llm_s: seconds of each layer in a replica ``[layers]``.
-        encoders_s: likewise, of one encoder after the other.
-        offsets: where each encoder's layers begin, and the number of all ``[encoders + 1]``.
-        llm_blocks: lanes of the LLM's stages ``[stages]``.
-        grid: segments, stages of a copy of an encoder, lanes that such a stage takes.
-        copies_abreast: copies of an encoder on one segment.
-
+    Seconds are those of each layer in a replica, of one encoder after the other from ``offsets`` on; the LLM's stages
+    are on ``llm_blocks`` of the lanes. The grid is segments, stages of a copy of an encoder, lanes of such a stage.
     Returns ``cuts`` of the LLM and of each encoder, and seconds of the busiest lane.
     """
     segments, stages, width = grid

@@ -1,9 +1,8 @@
 """DIP's schedule: segments of all modules interleaved on every rank, in an order that a tree search finds.
 
-A compiled Monte-Carlo tree search, UCT (Kocsis and Szepesvari, ECML 2006) over orders of microbatches, scored by the
-list scheduler. A node is the beginning of an order, a move puts one of the remaining elements next. A node counts as
-good as its best rollout, and finished subtrees are left alone. Rollouts stay near the best order so far, and nodes
-widen slowly (Coulom, CG 2006).
+Compiled UCT (Kocsis and Szepesvari, ECML 2006) over orders of microbatches, scored by the list scheduler. A move puts
+one of the remaining elements next; a node counts as good as its best rollout. Rollouts stay near the best order so far,
+and nodes widen slowly (Coulom, CG 2006).
 """
 
 from __future__ import annotations

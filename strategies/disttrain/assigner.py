@@ -26,10 +26,9 @@ from entrain_bench.specs.shapes import SampleShapes
 def interval_order(forward_s: FloatArray, backward_s: FloatArray) -> IntArray:
     """Order of a replica's microbatches that fills the first stage's idle intervals under 1F1B ``[microbatches]``.
 
-    The smallest microbatch comes first, the p - 1 smallest others last; the first interval takes the p - 1 microbatches
-    whose forwards at the first stage sum closest to it, every later one the microbatch closest. Interval i is the first
-    stage's idle time until backward i arrives, if nothing filled it (reconstructed); transfers are free. Seconds are
-    ``[microbatches, stages]``.
+    The smallest comes first, the p - 1 smallest others last; the first interval takes the p - 1 microbatches whose
+    forwards at the first stage sum closest to it, every later one the closest. Interval i is the first stage's idle
+    time until backward i arrives (reconstructed). Seconds are ``[microbatches, stages]``.
     """
     if forward_s.shape[1] == 1:  # no pipeline, no intervals
         return np.arange(len(forward_s))

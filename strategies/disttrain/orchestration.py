@@ -1,14 +1,10 @@
 """DistTrain's orchestration problem (arXiv:2408.04275, section 4): GPUs of each group of modules, a convex program.
 
 With TP of every group and DP of the backbone fixed, C_u the seconds per sample and w_u = DP_lm TP_u M C_u the
-GPU-seconds that group u spends on a step of the pipeline, the iteration takes (reconstructed)
-
-    T = M C_lm + sum over u != lm of w_u / x_u  +  (BS / (DP_lm M) - 1) max over u of w_u / x_u
-
-In v_u = 1 / x_u the objective is a sum of linear functions and their maximum, sum 1 / v_u <= N is convex and memory
-bounds v_u from above: a convex program. With the slowest step fixed, every group gets what keeps it within that step,
-and the rest of the GPUs goes where it shortens the warm-up most: x_u = y sqrt(w_u), one y for all, as far as bounds
-allow. The slowest step is bisected to the last bits, by the sign of the derivative.
+GPU-seconds of a pipeline step, T = M C_lm + sum over u != lm of w_u / x_u + (BS / (DP_lm M) - 1) max over u of w_u /
+x_u (reconstructed). With the slowest step fixed, every group gets what keeps it within that step, and the rest of the
+GPUs goes where it shortens the warm-up most: x_u = y sqrt(w_u), one y for all, as far as bounds allow. The slowest step
+is bisected to the last bits, by the sign of the derivative.
 """
 
 from __future__ import annotations
@@ -124,8 +120,8 @@ def _keep_within(one, step, least):  # type: ignore[no-untyped-def]
 def _share_out(one, least, gpus):  # type: ignore[no-untyped-def]
     """GPUs of the shortest warm-up, at least ``least``, into ``gpus``, and the root y; 0 if not even those are there.
 
-    Their sum rises with y along straight lines that meet where a group leaves its least or reaches its most: y lies
-    behind the last such place whose sum is within the GPUs. Infinite y: groups may have no more.
+    Their sum rises with y along straight lines that meet where a group leaves its least or reaches its most. Infinite
+    y: groups may have no more.
     """
     last = 0.0
     high = 0.0

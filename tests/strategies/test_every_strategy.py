@@ -12,7 +12,7 @@ import pytest
 from entrain_bench.balancing.planning import recompute_choices
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.config.compose import compose
-from entrain_bench.config.instantiate import instantiate
+from entrain_bench.config.targets import instantiate
 from entrain_bench.config.tree import choices
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
