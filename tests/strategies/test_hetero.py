@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program import Pass
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, same_microbatches
-from entrain_bench.program.boundary import find_ratio
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, find_ratio
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.job import Degrees, LayoutRequest
