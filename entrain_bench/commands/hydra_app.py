@@ -38,8 +38,7 @@ def has_sweeper(overrides: Sequence[str]) -> bool:
 def run_hydra(request: Request[NoKeys]) -> int:
     """Let Hydra answer its options, or run a sweep whose launcher or sweeper is not ours; returns its exit code.
 
-    Raises:
-        UserError: for what is wrong with the overrides that all runs share.
+    ``UserError`` for what is wrong with the overrides that all runs share.
     """
     overrides = with_plan(request.overrides)
     for text in overrides:

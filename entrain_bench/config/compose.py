@@ -82,8 +82,7 @@ class Composer:
     def run(self, overrides: Sequence[str]) -> RunConfig:
         """Return the run that the overrides describe. ``~key`` is the key's default; keys of Hydra change no run.
 
-        Raises:
-            UserError: for unknown keys, unknown choices, wrong types and values out of range.
+        ``UserError`` for unknown keys, unknown choices, wrong types and values out of range.
         """
         plain: dict[str, Any] = {}
         chosen: list[str] = []
@@ -130,8 +129,7 @@ class Composer:
 
         An override takes the place of a figure's value for the same key; ``~key`` takes the figure's value away.
 
-        Raises:
-            UserError: for unknown choices, invalid overrides, and a sweep without runs.
+        ``UserError`` for unknown choices, invalid overrides, and a sweep without runs.
         """
         parsed = [parse(text) for text in overrides]
         fixed = [one for one in parsed if top_of(one) in SWEEP_KEYS and not one.is_sweep_override()]
@@ -261,8 +259,7 @@ class Composer:
 def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
     """Return the run of overrides, as on the command line, with the choices of a user's folder.
 
-    Raises:
-        UserError: for unknown keys, unknown choices, wrong types and values out of range.
+    ``UserError`` for unknown keys, unknown choices, wrong types and values out of range.
     """
     composer = Composer(config_dir)
     config = composer.run(overrides)

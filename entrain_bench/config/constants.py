@@ -25,8 +25,7 @@ Draws = Mapping[str, Mapping[int, Speed]]
 def speed_of(config: RunConfig) -> Speed:
     """All factors on the constants of a run's cluster: those of ``speed`` times those of the draw.
 
-    Raises:
-        UserError: if the cluster's device has no such draw, or the file of draws is wrong.
+    ``UserError`` if the cluster's device has no such draw, or the file of draws is wrong.
     """
     if not config.constants:
         return config.speed

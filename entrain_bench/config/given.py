@@ -54,8 +54,7 @@ def cluster_values(name: str, tree: Path) -> dict[str, Any] | None:
 
     None if the tree has a YAML of this name, or none of this device.
 
-    Raises:
-        UserError: for an unknown variant of a device, and a number of GPUs that makes no whole nodes.
+    ``UserError`` for an unknown variant of a device, and a number of GPUs that makes no whole nodes.
     """
     match = COUNTED.fullmatch(name) or NAMED.fullmatch(name)
     if not match or (tree / CLUSTER / f"{name}.yaml").is_file():
@@ -126,8 +125,7 @@ def _node_values(file: Path) -> dict[str, Any]:
 def with_plan(overrides: Sequence[str]) -> tuple[str, ...]:
     """The overrides with those of a plan in the place of ``plan=FILE``; other values of the same keys replace its own.
 
-    Raises:
-        UserError: for a file that is no plan, for two of them, and for overrides of what the plan decides.
+    ``UserError`` for a file that is no plan, for two of them, and for overrides of what the plan decides.
     """
     files = [text for text in overrides if text.partition("=")[0] == PLAN]
     if not files:

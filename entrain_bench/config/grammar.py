@@ -108,9 +108,8 @@ class Request[K]:
 def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
     """Parse a command line of a verb.
 
-    Raises:
-        UserError: for unknown options and keys, each with the nearest; for words that it does not take, and for values
-            of its own keys and of ``data`` that do not fit.
+    ``UserError`` for unknown options and keys, each with the nearest; for words that it does not take, and for values
+    of its own keys and of ``data`` that do not fit.
     """
     for text in line.unknown:
         raise UserError(_no_option(text, verb))

@@ -134,8 +134,7 @@ def compose_values(
 ) -> dict[str, Any]:
     """Return what Hydra composes, with or without its own configuration; interpolations are unresolved.
 
-    Raises:
-        UserError: if Hydra cannot compose them.
+    ``UserError`` if Hydra cannot compose them.
     """
     given = " ".join(overrides)
     try:

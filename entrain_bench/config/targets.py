@@ -47,8 +47,7 @@ def is_trusted(target: object) -> bool:
 def check_targets(node: Any, where: str = "") -> None:
     """Refuse what would build anything but trusted classes, nested as deep as it may be; nothing is imported.
 
-    Raises:
-        UserError: for such a target, and for keys that Hydra would act on (``_args_``, ``_partial_``, ...).
+    ``UserError`` for such a target, and for keys that Hydra would act on (``_args_``, ``_partial_``, ...).
     """
     if isinstance(node, list):
         node = {str(index): value for index, value in enumerate(node)}
@@ -65,8 +64,7 @@ def check_targets(node: Any, where: str = "") -> None:
 def import_file(file: Path, name: str) -> ModuleType:
     """The module of a user's file under a name of its own, for something that is installed may be called like the file.
 
-    Raises:
-        UserError: if it cannot be imported.
+    ``UserError`` if it cannot be imported.
     """
     spec = spec_from_file_location(name, file)
     assert spec
@@ -84,8 +82,7 @@ def import_file(file: Path, name: str) -> ModuleType:
 def class_of(target: str) -> type:
     """The class that a target names, ``module.Class``; of the suite's modules one that the suite defines.
 
-    Raises:
-        ImportError: if there is no such class.
+    ``ImportError`` if there is no such class.
     """
     module, _, name = target.rpartition(".")
     found = getattr(importlib.import_module(module), name, None)

@@ -65,8 +65,7 @@ class TraceCommand:
 def compose_trace(keys: TraceKeys, overrides: Sequence[str], config_dir: str | None) -> TraceCommand:
     """The scan that keys and overrides describe; overrides of other keys are of the run that its summary is of.
 
-    Raises:
-        UserError: for unknown keys, unknown sources, wrong types and values out of range.
+    ``UserError`` for unknown keys, unknown sources, wrong types and values out of range.
     """
     add_config_dir(config_dir)
     mine = [text for text in overrides if top_of(parse(text)) in CHOSEN]

@@ -313,8 +313,7 @@ class Results:
     def write(self, record: Record, timeline: pd.DataFrame | None) -> Record:
         """Store a run, its timeline first; returns the record with its hash.
 
-        Raises:
-            UnwritableError: if the folder cannot be written to.
+        ``UnwritableError`` if the folder cannot be written to.
         """
         try:
             if timeline is not None:

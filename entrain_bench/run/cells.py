@@ -65,8 +65,7 @@ class Done:
 def compose_cells(overrides: Sequence[str], config_dir: str | None = None, multirun: bool = False) -> list[Cell]:
     """Every cell that the overrides describe, in the sweeper's order; without ``multirun`` exactly one.
 
-    Raises:
-        UserError: for bad overrides, and data that cannot be read.
+    ``UserError`` for bad overrides, and data that cannot be read.
     """
     composer = Composer(config_dir)
     cells = composer.sweep(overrides).cells if multirun else (tuple(overrides),)
@@ -195,8 +194,7 @@ def is_beside(config: RunConfig, other: RunConfig) -> bool:
 def with_added_metrics(cell: Cell, record: Record, results: Results) -> Record:
     """Add the metrics of the cell's folder to a record, as far as its kept timeline has them, and store it.
 
-    Raises:
-        UserError: for metrics that cannot be imported or computed, and a timeline of another program.
+    ``UserError`` for metrics that cannot be imported or computed, and a timeline of another program.
     """
     missing = [one for one in metrics_in(cell.config_dir) if one.compute and one.name not in record.metrics]
     frame = results.timeline(record) if missing and record.status == "ok" else None
