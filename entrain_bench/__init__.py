@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from entrain_bench.run.experiment import prepare as prepare
     from entrain_bench.run.experiment import run_experiment as run_experiment
     from entrain_bench.sampler import BalancedBatchSampler as BalancedBatchSampler
-    from entrain_bench.specs.items import Items as Items
-    from entrain_bench.specs.items import shapes_of as shapes_of
+    from entrain_bench.specs.shapes import Items as Items
     from entrain_bench.specs.shapes import SampleShapes as SampleShapes
-    from entrain_bench.specs.stream import ListedShapes as ListedShapes
+    from entrain_bench.specs.shapes import shapes_of as shapes_of
+    from entrain_bench.specs.workload import ListedShapes as ListedShapes
 
 _HOMES = {
     "Assignment": "program.assignment",
     "BalancedBatchSampler": "sampler",
-    "Items": "specs.items",
+    "Items": "specs.shapes",
     "Layout": "program.layout",
-    "ListedShapes": "specs.stream",
+    "ListedShapes": "specs.workload",
     "Profile": "balancing.profile",
     "Program": "program",
     "SampleShapes": "specs.shapes",
@@ -42,7 +42,7 @@ _HOMES = {
     "metric": "records.metrics",
     "prepare": "run.experiment",
     "run_experiment": "run.experiment",
-    "shapes_of": "specs.items",
+    "shapes_of": "specs.shapes",
 }
 
 

@@ -17,11 +17,9 @@ import numpy as np
 import pytest
 import yaml
 
+from entrain_bench.balancing.estimates import LayerProfile, ProfiledSamples, UnitEstimates
 from entrain_bench.balancing.interface import Assigner, Drafter, Observer, Planner, Scheduler
-from entrain_bench.balancing.layer_profile import LayerProfile
-from entrain_bench.balancing.profile import Profile, ProfiledSamples
-from entrain_bench.balancing.program_times import ProgramTimes
-from entrain_bench.balancing.unit_estimates import UnitEstimates
+from entrain_bench.balancing.profile import Profile, ProgramTimes
 from entrain_bench.cli import run_command
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig

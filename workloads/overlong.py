@@ -9,7 +9,7 @@ import numpy as np
 
 from entrain_bench.base.arrays import offsets_from_counts, rows_of, sum_rows
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.stream import ListedShapes
+from entrain_bench.specs.workload import ListedShapes
 
 
 class OnOverlong(StrEnum):

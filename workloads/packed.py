@@ -11,8 +11,7 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import require
-from entrain_bench.specs.items import Items, shapes_of
-from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.shapes import Items, SampleShapes, shapes_of
 from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 
 from .marginals import Marginal, parse_marginal

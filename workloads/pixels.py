@@ -9,9 +9,8 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError, require
-from entrain_bench.specs.items import Items, shapes_of
 from entrain_bench.specs.parse import check_mapping, parse
-from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.shapes import Items, SampleShapes, shapes_of
 from entrain_bench.specs.tokens import TokenRules
 
 from .marginals import Marginal, parse_marginal

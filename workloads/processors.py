@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.specs.image_rules import (
+from entrain_bench.specs.shapes import Items
+from entrain_bench.specs.tokens import (
     AnyResolution,
     FixedSize,
     ImageRules,
@@ -23,7 +24,6 @@ from entrain_bench.specs.image_rules import (
     PaddedGrid,
     Resampled,
 )
-from entrain_bench.specs.items import Items
 
 from .budget import ask_items
 

@@ -9,9 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.base.errors import require
-from entrain_bench.specs.items import concatenate
-from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.stream import one_of_two, stable_rng, stream_blocks
+from entrain_bench.specs.shapes import SampleShapes, concatenate
+from entrain_bench.specs.workload import one_of_two, stable_rng, stream_blocks
 
 # The samples of a block, the unit of random access.
 BLOCK_SAMPLES = 4096

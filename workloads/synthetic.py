@@ -10,9 +10,8 @@ from scipy import special
 
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, sum_rows, take_rows
 from entrain_bench.base.errors import UserError, require
-from entrain_bench.specs.items import Items, shapes_of
 from entrain_bench.specs.parse import parse
-from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.shapes import Items, SampleShapes, shapes_of
 from entrain_bench.specs.tokens import TokenRules
 
 from .copula import RankCorrelation, draw_latents, latent_root, match_ranks

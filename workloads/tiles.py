@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.specs.items import Items
+from entrain_bench.specs.shapes import Items
 from entrain_bench.specs.tokens import FrameRules, TileRules
 
 from .processors import SLACK, closest_grids, tiled_items

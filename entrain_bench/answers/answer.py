@@ -59,7 +59,6 @@ class Answer:
     """Compared runs.
 
     Attributes:
-        records: the runs of all cases.
         varying: headings of the labels that groups differ in; names of cases consist of them.
         overall: speedups over the cases in which the baseline has all results, by variant, the fastest first.
         known: strategies that could have run.
@@ -192,10 +191,7 @@ class Answer:
         return [_case_dict(self, case, results_dir) for case in self.cases]
 
     def decision(self, results_dir: str) -> dict[str, Any]:
-        """Return the strategy to use, its gain and reason, where it runs today, and the next step.
-
-        There is at least one case; ``results_dir`` is the folder of the runs, for commands.
-        """
+        """Return what to use, its gain and reason, where it runs today, and the next step; of at least one case."""
         if not self.winner:
             has_result = any(case.comparison.with_verdict(Verdict.FASTEST) for case in self.cases)
             return {"winner": "", "has_result": has_result, "next": _more_seeds(self, results_dir)}

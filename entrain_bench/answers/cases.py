@@ -38,8 +38,7 @@ class SeedGroup:
 
     Attributes:
         name: the strategy, and its options in which its groups differ; unique in a case.
-        labels: text of every label, by its heading; no two groups share all labels.
-        job: the labels that define the job.
+        labels: text of every label, by its heading; those in ``job`` define the job.
     """
 
     name: str
@@ -104,12 +103,7 @@ class SeedGroup:
 
 @dataclass(frozen=True, slots=True)
 class StrategyResult(SeedGroup):
-    """Result of a seed group.
-
-    Attributes:
-        best: it is the fastest of at least two groups, or as good.
-        chance: under posterior draws; None without draws.
-    """
+    """Result of a seed group; ``best``: it is the fastest of at least two groups, or as good."""
 
     standing: Standing
     best: bool
@@ -130,9 +124,7 @@ class Case:
     """All runs of one job.
 
     Attributes:
-        job: labels that define the job, by heading.
         results: one for each seed group, the fastest first; groups without a result come last.
-        comparison: their comparison, by name.
         baseline: the strategy that speedups are over, of all cases of the same records; empty where there is one only.
     """
 
@@ -277,8 +269,7 @@ def varying(rows: Sequence[Mapping[str, str]], aside: Iterable[str] = ()) -> lis
 def swept_paths(records: Sequence[Record]) -> list[str]:
     """Return the configuration paths, without the seed, that distinguish runs with equal names.
 
-    Choices come first (a part's class, a device's name), then paths with many values. Paths that follow from earlier
-    ones, such as the parameters of a part, are left out.
+    Choices come first (a part's class, a device's name). Paths that follow from earlier ones are left out.
     """
     leaves = [_leaves(record) for record in records]
     values = {

@@ -73,8 +73,7 @@ def print_table(records: Sequence[Record], lost: Sequence[str] = ()) -> None:
 def summary(records: Sequence[Record], width: int, lost: Sequence[str] = ()) -> Iterator[Text]:
     """Return lines on runs: what they share, a table, runs without a result, the answer, and notices on samples.
 
-    Runs that differ by their seed only are one row. No label is ever cut: if the labels alone take more than the width,
-    so does the table. ``lost`` are planned runs that left no record.
+    No label is ever cut: if the labels alone take more than the width, so does the table.
     """
     answer = Answer.of(records, lost)
     rows = answer.results

@@ -15,11 +15,11 @@ from rich.table import Table
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import Request, Verb
+from entrain_bench.costs.profiled.file import DeviceProfile
 from entrain_bench.costs.profiled.layers import GroupKey, Residual, residuals
-from entrain_bench.costs.profiled.profiled_cluster import fitted_link
-from entrain_bench.costs.profiled.timed_points import DeviceProfile
+from entrain_bench.costs.profiled.times import fitted_link
+from entrain_bench.specs.framework import with_options
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.variants import with_options
 from entrain_bench.train.profiling.settings import ProfileSettings
 from entrain_bench.train.settings import quiet, refuse_generators
 

@@ -113,12 +113,12 @@ class Pictures:
 
     def standings(self, answer: Answer) -> bytes:
         """Iteration times of a sweep."""
-        from entrain_bench.figures._standings import standings_png
+        from entrain_bench.figures._pictures import standings_png
 
         return standings_png(answer)
 
     def ranks(self, record: Record) -> bytes:
         """Memory and time of the ranks of a run whose timeline is there."""
-        from entrain_bench.figures._ranks import ranks_png
+        from entrain_bench.figures._pictures import ranks_png
 
         return ranks_png(self.results, record)

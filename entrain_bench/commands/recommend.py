@@ -20,11 +20,14 @@ from entrain_bench.answers.recommend.recommendation import (
     KNOBS,
     STATED,
     Recommendation,
+    answer_lines,
+    no_result_lines,
     reason_of,
     recommend,
+    so_far,
+    summary_lines,
 )
 from entrain_bench.answers.recommend.strategy_race import Raced, Refuse, StrategyRace, race
-from entrain_bench.answers.recommend.words import answer_lines, no_result_lines, so_far, summary_lines
 from entrain_bench.answers.sentences import notices
 from entrain_bench.answers.tracking.entries import sweep_name
 from entrain_bench.base.errors import UserError, require, unknown_choice

@@ -7,10 +7,8 @@ import importlib
 from collections.abc import Collection, Iterator
 from dataclasses import fields
 
-from entrain_bench.balancing.layer_profile import LayerProfile
-from entrain_bench.balancing.profile import Profile, ProfiledSamples
-from entrain_bench.balancing.program_times import ProgramTimes
-from entrain_bench.balancing.unit_estimates import UnitEstimates
+from entrain_bench.balancing.estimates import LayerProfile, ProfiledSamples, UnitEstimates
+from entrain_bench.balancing.profile import Profile, ProgramTimes
 from entrain_bench.base.errors import OWN_PACKAGES
 from entrain_bench.records.code import absolute, import_statements, sources_of
 

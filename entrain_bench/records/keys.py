@@ -12,7 +12,7 @@ from typing import Any
 from entrain_bench.config.constants import speed_of
 from entrain_bench.config.schema import GROUP_KEYS, RunConfig
 from entrain_bench.config.targets import COSMETIC, instantiate
-from entrain_bench.costs.profiled.profiled_cluster import ProfiledDevice
+from entrain_bench.costs.profiled.times import ProfiledDevice
 from entrain_bench.records.code import code_version, planning_version
 from entrain_bench.specs.workload import Workload
 

@@ -22,9 +22,8 @@ from entrain_bench.config.constants import speed_of
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.targets import instantiate
 from entrain_bench.costs.bound import Need, find_need
-from entrain_bench.costs.noise import ActionNoise
-from entrain_bench.costs.profiled.profiled_cluster import ProfiledDevice, cluster_with_times
-from entrain_bench.costs.truth import CostTruth
+from entrain_bench.costs.profiled.times import ProfiledDevice, cluster_with_times
+from entrain_bench.costs.truth import ActionNoise, CostTruth
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.table import timeline_frame
@@ -33,10 +32,10 @@ from entrain_bench.records.keys import plan_key, workload_of
 from entrain_bench.records.metrics import BELIEVED, Metric, check_results, measure
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.records.sealed import CachedLayout, CachedLayouts
+from entrain_bench.specs.framework import with_options
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.variants import with_options
 from entrain_bench.specs.workload import ShapeSource, Workload, counts_of
 
 # Timelines of larger programs are not kept: they would take longer to write than to simulate.

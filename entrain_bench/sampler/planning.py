@@ -21,7 +21,7 @@ from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.sampler.microbatches import COUNTS, Dealt, deal
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.stream import ListedShapes
+from entrain_bench.specs.workload import ListedShapes
 
 # Words for layouts that need not be given.
 DATA_PARALLEL = "data_parallel"

@@ -19,7 +19,7 @@ from entrain_bench.sampler.learning import Lessons, Timings, executed
 from entrain_bench.sampler.microbatches import FIXED, Dealt
 from entrain_bench.sampler.planning import BatchPlan, fingerprint, plan_batches
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.stream import stable_rng
+from entrain_bench.specs.workload import stable_rng
 
 # Iterations whose microbatches are kept: those that loaders run ahead, and those that are observed.
 KEPT = 64

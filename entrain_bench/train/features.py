@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from entrain_bench.base.errors import IncompatibleError
-from entrain_bench.specs.contents import SOUND_HZ, Pixels, Sound
+from entrain_bench.specs.workload import SOUND_HZ, Pixels, Sound
 
 CHANNELS = 3
 # Means and standard deviations of colours from 0 to 1: those of CLIP's data (arXiv:2103.00020), which Qwen2.5-VL's

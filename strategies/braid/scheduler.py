@@ -10,15 +10,9 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.balancing.chunk_estimates import packed_durations, packed_iteration_s, sync_after_s
-from entrain_bench.balancing.chunk_groups import (
-    chunk_groups,
-    components,
-    list_lanes,
-    reverse_dependencies,
-    split_by_label,
-)
+from entrain_bench.balancing.chunk_groups import chunk_groups, components, split_by_label
 from entrain_bench.balancing.interleaved import Interleaved
-from entrain_bench.balancing.listing import BACKWARD, ListedActions, State, Wish, list_schedule, room_for
+from entrain_bench.balancing.listing import BACKWARD, ListedActions, Wish, draft_actions, list_lanes, list_schedule
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all
@@ -120,25 +114,19 @@ def split_replicas(
     lane_set = components(layout.num_lanes, *links)
     groups = chunk_groups(draft, assignment, lane_set[first_lane], 1 + int(lane_set.max()))
     is_backward = (draft.kind[:count] == BACKWARD).astype(np.int64)
-    user_offsets, user_actions, edge = reverse_dependencies(draft)
     partner = np.arange(count)
     for index in range(len(draft.chunks)):
         partner[draft.forward_actions(index)] = draft.backward_actions(index)
-    actions = ListedActions(
-        lane_offsets=lane_offsets,
-        lanes=lanes,
-        is_backward=is_backward,
+    actions = draft_actions(
+        draft,
+        duration_s,
+        np.ceil(np.abs(change)).astype(np.int64),
+        np.floor(spare).astype(np.int64),
+        handed.delay_s,
         of_llm=(draft.module[:count] >= draft.model.llm_index).astype(np.int64),
-        duration_s=duration_s,
         send_s=handed.send_s[:count],
         receive_s=handed.receive_s[:count],
-        size_bytes=np.ceil(np.abs(change)).astype(np.int64),
-        num_waits=np.diff(draft.dep_offsets)[:count],
-        user_offsets=user_offsets,
-        user_actions=user_actions,
-        user_delay_s=handed.delay_s[edge],
         station=components(layout.num_lanes, first_lane[row], lanes),
-        room_bytes=np.floor(spare).astype(np.int64),
         tail_s=sync_after_s(draft, profile),
         backward=partner,
         kept_bytes=kept_bytes,
@@ -192,14 +180,12 @@ class Search:
     replica: Replica
     options: BraidScheduler
     known: dict[tuple[bytes, bytes, int, int], float] = field(init=False, default_factory=dict)
-    state: State = field(init=False)
     seeds: list[Choice] = field(init=False)
     best: Choice = field(init=False)
     end_s: float = field(init=False, default=np.inf)
     place: IntArray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.state = room_for(self.replica.actions, len(self.replica.load_s))
         self.seeds = first_choices(self.replica, self.options)
         self.place = np.zeros(len(self.replica.numbers), np.int64)
         self.score(self.seeds.pop(0))
@@ -221,7 +207,6 @@ class Search:
             choice.lead,
             float(choice.hold * replica.llm_backward_s),
             self.options.alternate,
-            self.state,
             place,
             self.end_s * WORSE,
         )
@@ -233,7 +218,7 @@ class Search:
 
 @njit(nogil=True)
 def _scheduled(  # type: ignore[no-untyped-def]
-    actions, labels, moves, lead, hold_s, alternate, state, place, limit_s
+    actions, labels, moves, lead, hold_s, alternate, place, limit_s
 ):
     """Return when the schedule of a choice ends; write its order to ``place`` ``[actions]``.
 
@@ -255,7 +240,7 @@ def _scheduled(  # type: ignore[no-untyped-def]
         priority[action] = shifted * (2.0 * count) + inner[action]
         is_held[action] = 0.0 < hold_s < actions.duration_s[action] and of_llm < backward
     wish = Wish(group, priority, is_held, alternate, True)
-    return list_schedule(actions, wish, state, place, limit_s)[0]
+    return list_schedule(actions, wish, place, limit_s)[0]
 
 
 def first_choices(replica: Replica, options: BraidScheduler) -> list[Choice]:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from entrain_bench.answers.answer import Answer, NextStep, known_strategies
+from entrain_bench.answers.answer import Answer, NextStep
 from entrain_bench.answers.cases import Outcome
 from entrain_bench.answers.comparison import LeadSummary, lead_of
 from entrain_bench.records.records import Record
 from entrain_bench.records.time_shares import TIME_SHARES
-from support.records import at_seeds, runs
+from support.records import runs
 
 SLOW = [2.0, 2.2, 2.1]
 FAST = [1.0, 1.0, 1.1]
@@ -116,9 +116,3 @@ def test_what_is_not_decided_is_run_at_more_seeds() -> None:
     assert values["next"] == {"kind": NextStep.MORE_SEEDS, "seeds": [0], "commands": [command]}
     lost = decided(runs({"base": [None] * 3, "other": [None] * 3}))
     assert (lost["winner"], lost["has_result"]) == ("", False)
-
-
-def test_strategies_that_did_not_run_are_known() -> None:
-    records = runs({"megatron": SLOW, **dict.fromkeys(known_strategies([]), NEAR), "entrain": FAST})
-    assert Answer.of(records).not_run == []
-    assert "braid" in Answer.of(at_seeds(records, "braid")).not_run

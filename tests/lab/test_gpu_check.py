@@ -17,11 +17,16 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import choices
 from entrain_bench.lab.__main__ import main
-from entrain_bench.lab.gpu_check import command, runs, sections
-from entrain_bench.lab.gpu_check.command import SectionResult, claim, origin_of, page, run_sections
-from entrain_bench.lab.gpu_check.runs import CORRECTNESS, FAILED, PASSED, SKIPPED, Check, Finding, make_check
+from entrain_bench.lab.gpu_check import command, sections
+from entrain_bench.lab.gpu_check.command import SectionResult, claim, make_check, origin_of, page, run_sections
 from entrain_bench.lab.gpu_check.sections import (
+    CORRECTNESS,
+    FAILED,
+    PASSED,
     SECTIONS,
+    SKIPPED,
+    Check,
+    Finding,
     Section,
     correctness,
     environment,
@@ -249,7 +254,7 @@ class Played:
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     processes = Played()
-    monkeypatch.setattr(runs, "run_python", processes)
+    monkeypatch.setattr(sections, "run_python", processes)
     return processes
 
 

@@ -14,12 +14,11 @@ from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import DeadlockError
 from entrain_bench.costs.bound import least_gpu_s
-from entrain_bench.costs.noise import ActionNoise
-from entrain_bench.costs.truth import CostTruth
+from entrain_bench.costs.truth import ActionNoise, CostTruth
 from entrain_bench.program import ActionView, Pass, Program
 from entrain_bench.program.assignment import same_microbatches
+from entrain_bench.program.columns import covered_per_stage, recompute_chunks
 from entrain_bench.program.layout import Layout
-from entrain_bench.program.recomputed_layers import covered_per_stage, recompute_chunks
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.time_shares import TIME_SHARES, fill_and_drain_s, remade_share, time_shares
 from entrain_bench.simulate import Simulator, place_actions

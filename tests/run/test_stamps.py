@@ -76,7 +76,7 @@ def test_what_changes_has_it_written_again_once(folder: Folder, change: Callable
 
 def test_changed_code_has_it_written_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     found = stamps.sources_of({"entrain_bench.figures.iteration_time"})
-    assert {"entrain_bench.figures._forms", "entrain_bench.answers.tables"} <= found.keys()
+    assert {"entrain_bench.figures._style", "entrain_bench.answers.tables"} <= found.keys()
     name, original = "entrain_bench.base.arrays", stamps.sources_of
 
     def changed(modules: set[str]) -> dict[str, Source]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from entrain_bench.balancing.interface import Strategy
-from entrain_bench.balancing.listing import BACKWARD, ListedActions, Wish, list_schedule, room_for
+from entrain_bench.balancing.listing import BACKWARD, ListedActions, Wish, list_schedule
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.program.assignment import Assignment
@@ -88,7 +88,7 @@ def scheduled(
     place = np.full(len(groups), -1)
     is_held = np.zeros(len(groups), np.int64) if held is None else np.array(held)
     wish = Wish(groups, np.array(priority, np.float64), is_held, alternate)
-    end_s, forced = list_schedule(actions, wish, room_for(actions, 1 + int(groups.max())), place)
+    end_s, forced = list_schedule(actions, wish, place)
     return place, end_s, forced
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from entrain_bench.lab.gpu_check.runs import Check
+from entrain_bench.lab.gpu_check.sections import Check
 from entrain_bench.lab.measuring import Machine
 
 

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from entrain_bench.costs.profiled.file import write_profile
-from entrain_bench.costs.profiled.layers import held_segments, num_segments, score_elements
-from entrain_bench.costs.profiled.timed_points import (
+from entrain_bench.costs.profiled.file import (
     CollectivePoint,
     Constants,
     DeviceProfile,
@@ -18,7 +16,9 @@ from entrain_bench.costs.profiled.timed_points import (
     StepPoint,
     Subject,
     module_values,
+    write_profile,
 )
+from entrain_bench.costs.profiled.layers import held_segments, num_segments, score_elements
 from entrain_bench.specs.framework import ALL, LABELLED
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModelSpec

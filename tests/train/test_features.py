@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from entrain_bench.specs.contents import SOUND_HZ
+from entrain_bench.specs.workload import SOUND_HZ
 from entrain_bench.train.features import HOP, PatchRules, log_mel, write_patches, write_windows
 
 QWEN = PatchRules.of(1176, 14, 2, "qwen25vl_vision", "model.modules.vision")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.stream import ListedShapes
 from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.specs.workload import ListedShapes
 from entrain_bench_workloads.trace import PACKAGED_TRACES, TraceWorkload
 
 # Qwen2.5-VL with a Whisper-like audio encoder.

@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.specs.contents import SOUND_HZ, Pixels, Sound
 from entrain_bench.specs.tokens import TileRules
+from entrain_bench.specs.workload import SOUND_HZ, Pixels, Sound
 
 from ..budget import BUDGET
 from ..tiles import best_grids, nearest_grids

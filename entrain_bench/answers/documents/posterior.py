@@ -15,7 +15,7 @@ import pandas as pd
 import yaml
 
 from entrain_bench.answers.comparison import TIME, Comparison, Verdict
-from entrain_bench.answers.documents.definition import override_key
+from entrain_bench.answers.documents.definition import override_value, overrides
 from entrain_bench.answers.posterior import KEY, chances, contenders, times_of
 from entrain_bench.answers.tables import MISSING, compared, run_table
 from entrain_bench.base.errors import UserError, require
@@ -175,7 +175,10 @@ def _job(
     if not names:
         return JobDraws((), pd.DataFrame())
     common = _common(cells, plan.sweep)
-    choices = {str(cell.config.strategy["name"]): _choice(cell) for cell in cells}
+    choices = {
+        str(cell.config.strategy["name"]): override_value(overrides(cell.overrides).get("strategy", ""))
+        for cell in cells
+    }
     sweeps = list[SweepOverrides]()
     tables = list[pd.DataFrame]()
     for draws, limit in plan.stages:
@@ -199,20 +202,15 @@ def _common(cells: Sequence[Cell], sweep: str) -> SweepOverrides:
     Raises:
         UserError: if they differ, because draws of one cell would be compared with those of another.
     """
-    first, *others = [
-        tuple(text for text in cell.overrides if override_key(text) not in ("strategy", "seed")) for cell in cells
+    given = [
+        {key: text for key, text in overrides(cell.overrides).items() if key not in ("strategy", "seed")}
+        for cell in cells
     ]
-    swept = {override_key(text) for other in others for text in {*other} ^ {*first}}
+    swept = {key for one in given for key in one if any(one[key] != other.get(key) for other in given)}
     if swept:
         allowed = "Allowed: strategy, model, workload, seed"
         raise UserError(f"{DEFINITION}: sweep={sweep}: must not sweep {', '.join(sorted(swept))}. {allowed}")
-    return first
-
-
-def _choice(cell: Cell) -> str:
-    """Return the YAML that a cell's strategy comes from; empty if its sweep leaves the default."""
-    values = [text.partition("=")[2] for text in cell.overrides if override_key(text) == "strategy"]
-    return values[-1] if values else ""
+    return tuple(given[0].values())
 
 
 def _table(study: Study, sweeps: Sequence[SweepOverrides], known: Known) -> pd.DataFrame | None:

@@ -92,8 +92,6 @@ class Entry:
         case: hash of the configuration that its seeds share, or ``SWEEP``.
         code_version: of its records; empty for a parent.
         metrics: values by step: seeds, then their mean as the last; iterations for ``BY_ITERATION``.
-        artifacts: by their paths in the run.
-        table: all runs of a sweep.
         dataset: name, digest and configuration (JSON) of its workload; None if its files cannot be read now.
         made_ms: time of its first and last record, since 1970; empty if that is not recorded.
     """
@@ -355,10 +353,7 @@ def speedup_name(baseline: str) -> str:
 
 
 def page_tags(baseline: str = "", by_case: bool = False) -> dict[str, str]:
-    """Return the tags of an experiment that make its page.
-
-    ``by_case`` groups runs by their case: times of different jobs are not comparable.
-    """
+    """Return the tags of an experiment that make its page; ``by_case``: times of different jobs are not comparable."""
     speedup = [f"metrics.`{speedup_name(baseline)}`"] if baseline else []
     groups = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": CASE_TAG}]}
     view = {
@@ -373,16 +368,6 @@ def page_tags(baseline: str = "", by_case: bool = False) -> dict[str, str]:
     return {"mlflow.experimentKind": "custom_model_development", f"mlflow.sharedViewState.{VIEW}": json.dumps(view)}
 
 
-def experiments_link(base: str) -> str:
-    """Return the address of all experiments on a server; its root shows MLflow's pages for GenAI."""
-    return f"{base}/#/experiments?{urlencode(WORKFLOW)}"
-
-
-def runs_link(base: str, experiment: str) -> str:
-    """Return the address of an experiment's runs on a server."""
-    return f"{base}/#/experiments/{experiment}/runs?{urlencode({**WORKFLOW, 'viewStateShareKey': VIEW})}"
-
-
-def answer_link(base: str, experiment: str, run_id: str) -> str:
-    """Return the address of a sweep's answer, a page in the artifacts of its parent run."""
-    return f"{base}/#/experiments/{experiment}/runs/{run_id}/artifacts/{ANSWER_PAGE}?{urlencode(WORKFLOW)}"
+def page_link(base: str, *path: str, **query: str) -> str:
+    """Return the address of a page of experiments on a server, whose root shows MLflow's pages for GenAI."""
+    return f"{base}/#/{'/'.join(['experiments', *path])}?{urlencode({**WORKFLOW, **query})}"

@@ -28,11 +28,7 @@ TIMEOUT_S = 60.0
 
 
 class FolderClient(MlflowClient):
-    """MLflow's client of a results folder.
-
-    Raises:
-        UserError: if the store is damaged; MLflow would try to open it for minutes.
-    """
+    """MLflow's client of a results folder; ``UserError`` if the store is damaged."""
 
     def __init__(self, results: Results) -> None:
         path = store_path(results)

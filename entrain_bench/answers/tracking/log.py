@@ -15,17 +15,17 @@ from filelock import FileLock
 
 from entrain_bench.answers.answer import Pictures
 from entrain_bench.answers.tracking.entries import (
+    ANSWER_PAGE,
     BASELINE_TAG,
     CASE_TAG,
     CURRENT_TAG,
     NOTE_TAG,
     SWEEP,
+    VIEW,
     Entry,
-    answer_link,
     entries_of,
-    experiments_link,
+    page_link,
     page_tags,
-    runs_link,
     store_path,
 )
 from entrain_bench.records.records import Record, Results
@@ -94,7 +94,7 @@ def log_records(
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-    return num_runs, answer_link(uri.rstrip("/"), experiment, sweep) if uri and sweep and num_runs else ""
+    return num_runs, _answer_link(uri.rstrip("/"), experiment, sweep) if uri and sweep and num_runs else ""
 
 
 def open_client(results: Results, uri: str) -> MlflowClient:
@@ -121,9 +121,13 @@ def links(results: Results, base: str, most: int) -> list[str]:
     lines = list[str]()
     for one in sorted(logged, key=lambda one: int(one.tags[LOGGED_TAG]), reverse=True)[:most]:
         sweep = one.tags.get(SWEEP_TAG)
-        answer = [f"  answer: {answer_link(base, one.experiment_id, sweep)}"] if sweep else []
-        lines += [one.name, *answer, f"  runs:   {runs_link(base, one.experiment_id)}"]
-    return [*lines, f"all experiments: {experiments_link(base)}"] if lines else []
+        answer = [f"  answer: {_answer_link(base, one.experiment_id, sweep)}"] if sweep else []
+        lines += [one.name, *answer, f"  runs:   {page_link(base, one.experiment_id, 'runs', viewStateShareKey=VIEW)}"]
+    return [*lines, f"all experiments: {page_link(base)}"] if lines else []
+
+
+def _answer_link(base: str, experiment: str, run_id: str) -> str:
+    return page_link(base, experiment, "runs", run_id, "artifacts", ANSWER_PAGE)
 
 
 def _experiment(client: MlflowClient, name: str, uri: str) -> str:

@@ -14,8 +14,7 @@ from scipy.stats import kendalltau
 
 from entrain_bench.answers.statistics import LEVEL, ratio_chance, ratio_interval
 from entrain_bench.figures import _style as style
-from entrain_bench.figures._forms import marker_of
-from entrain_bench.figures._style import FAINT, GRID, INK, Colour
+from entrain_bench.figures._style import FAINT, GRID, INK, Colour, marker_of
 from entrain_bench.lab.fidelity.programs import SPLIT, STRATEGIES
 
 # Targets of median errors.

@@ -19,14 +19,15 @@ from typing import Any
 from entrain_bench.answers.text import markdown_table
 from entrain_bench.base.errors import UserError, explain, require, unknown_choice
 from entrain_bench.base.files import write_atomically
-from entrain_bench.lab.gpu_check.runs import FAILED, Check, Finding, Rows, make_check
-from entrain_bench.lab.gpu_check.sections import SECTIONS, Section, say
+from entrain_bench.lab.gpu_check.sections import FAILED, NUM_DEVICES, SECTIONS, Check, Finding, Rows, Section, say
 from entrain_bench.lab.measuring import Machine, last_line, read_json, run_python, write_json
 from entrain_bench.records.code import hash_of, sources_of
 from entrain_bench.train.settings import DEVICES
 
 COMMAND = "make gpu-check"
 MACHINE_S = 300.0
+# Ranks over gloo where there is no GPU.
+CPU_RANKS = 2
 # In every folder that a check has made.
 MARK = ".gpu-check"
 # A profile depends on this module and on its imports.
@@ -89,6 +90,20 @@ def look(folder: Path, device: str) -> Machine:
     if wrong := run_python(["-m", "entrain_bench.lab.measuring", str(place)], log, MACHINE_S, hidden):
         raise UserError(f"--device={device}: device detection failed: {wrong} ({last_line(log)}). See {log}.")
     return Machine(**read_json(place))
+
+
+def make_check(machine: Machine, num_devices: int | None, everything: bool, folder: Path, origin: str) -> Check:
+    """The check of a machine; ``UserError`` where devices are missing, or no layout fits.
+
+    Without ``num_devices`` as many as layouts are made for are used.
+    """
+    kind = "cuda" if machine.gpus else "cpu"
+    present = len(machine.gpus)
+    if num_devices is None:
+        num_devices = max(n for n in NUM_DEVICES if n <= present) if kind == "cuda" else CPU_RANKS
+    require(num_devices in NUM_DEVICES, "--devices", num_devices, "1, 2, 4 or 8")
+    require(kind == "cpu" or num_devices <= present, "--devices", num_devices, f"at most the {present} GPUs here")
+    return Check(machine, kind, num_devices, everything, folder, origin)
 
 
 def origin_of(machine: Machine) -> str:

@@ -21,16 +21,16 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.lab.ledger.jobs import EAGER, OK, OOM, Book, LedgerJob, LedgerRow, Machine, jobs_for
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.program.columns import covered_per_stage, recompute_chunks
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.program.recomputed_layers import covered_per_stage, recompute_chunks
 from entrain_bench.simulate.executor import place_program
 from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.framework import with_options
 from entrain_bench.specs.layer import Layer
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import Role, build_layers
 from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench.specs.tokens import TokenRules
-from entrain_bench.specs.variants import with_options
 
 GIB = 2**30
 # Rounds of a pipeline after which all further ones take the same time, and microbatches that are few in any case.

@@ -19,10 +19,10 @@ from entrain_bench.balancing.chunk_estimates import packed_durations
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of, take_rows
 from entrain_bench.costs.edges import held_s
+from entrain_bench.costs.loads import rank_rows
 from entrain_bench.costs.sharding import collective_passes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.specs.context_pieces import rank_rows
 from entrain_bench.specs.framework import PACK, FrameworkOptions
 
 Channel = tuple[int, int]  # sender and receiver

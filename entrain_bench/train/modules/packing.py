@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from entrain_bench.base.errors import IncompatibleError
-from entrain_bench.specs.context_pieces import rows_of_ranks
+from entrain_bench.costs.loads import rows_of_ranks
 from entrain_bench.specs.framework import PACK, SAMPLE
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.module_layers import RopeScaling

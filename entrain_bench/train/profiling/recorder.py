@@ -15,8 +15,14 @@ from typing import Any
 import torch
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.costs.profiled.file import read_profile, write_profile
-from entrain_bench.costs.profiled.timed_points import Constants, DeviceProfile, Subject, module_values
+from entrain_bench.costs.profiled.file import (
+    Constants,
+    DeviceProfile,
+    Subject,
+    module_values,
+    read_profile,
+    write_profile,
+)
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import device_name, dtype_name, dtype_on
 from entrain_bench.train.measuring import Clock

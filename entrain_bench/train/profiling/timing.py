@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench.costs.profiled.timed_points import COLLECTIVES, CollectivePoint, StagePoint, StepPoint
+from entrain_bench.costs.profiled.file import COLLECTIVES, CollectivePoint, StagePoint, StepPoint
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import build_layers
 from entrain_bench.train.device import rank_of_many, to_device

@@ -22,11 +22,10 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.run.parallel import end_with_parent
-from entrain_bench.specs.contents import SOUND_HZ, Moved, Readable, Samples
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
-from entrain_bench.specs.workload import Workload
+from entrain_bench.specs.workload import SOUND_HZ, Moved, Readable, Samples, Workload
 from entrain_bench.train.device import to_device
 from entrain_bench.train.features import FRAMES_OF_TOKEN, HOP, KERNEL, PatchRules, write_patches, write_windows
 from entrain_bench.train.messages.control import Failure
@@ -133,8 +132,10 @@ class SampleData:
             items = range(int(shapes.item_offsets[sample]), int(shapes.item_offsets[sample + 1]))
             for (name, part), same in groupby(items, partial(self._part, llm.config.mrope_frame_step)):
                 count = len(list(same))
-                is_video = name == "video" and isinstance(part, Picture)
-                parts += [replace(part, frames=count)] if is_video else count * [part]
+                if name == "video" and isinstance(part, Picture):
+                    parts.append(replace(part, frames=count))
+                else:
+                    parts += count * [part]
             if text := int(shapes.text_tokens[sample]):
                 parts.append(text)
             positions.append(multimodal_positions(parts))

@@ -225,7 +225,7 @@ class Runtime:
 
 @dataclass(slots=True)
 class Iteration:
-    """What a rank keeps while it runs its actions."""
+    """State of a rank while it runs its actions."""
 
     runtime: Runtime
     work: Work

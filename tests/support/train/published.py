@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -302,16 +301,13 @@ CASES: dict[str, Callable[[], Published]] = {
 }
 
 
-def module_errors(case: str, folder: Path, groups: StageGroups, cuts: tuple[int, ...] = ()) -> dict[str, float]:
+def module_errors(case: str, folder: Path, groups: StageGroups) -> dict[str, float]:
     """Largest difference of the output and of every gradient, relative to the largest published value."""
     published = CASES[case]()
     first, pack, gradient, wanted = published.run()
-    module = published.spec.module(published.module)
+    layers = range(len(published.spec.module(published.module).layers))
     checkpoint, roots = stored(published, folder)
-    ends = [0, *cuts, len(module.layers)]
-    stages = [
-        filled(published.spec, published.module, range(*part), groups, checkpoint, roots) for part in pairwise(ends)
-    ]
+    stages = [filled(published.spec, published.module, layers, groups, checkpoint, roots)]
     return errors(unpacked(published.spec, published.module, run_stages(stages, first, pack, gradient), roots), wanted)
 
 

@@ -259,5 +259,5 @@ def test_a_gpu_that_megatron_would_take_is_named(monkeypatch: pytest.MonkeyPatch
 
 def test_what_is_only_simulated_is_refused() -> None:
     emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.cp=2", "encoder_cp=false")
-    with pytest.raises(IncompatibleError, match="encoder_cp=false: not supported with harness=emulate"):
+    with pytest.raises(IncompatibleError, match="encoder_cp=false: must be true with harness=emulate"):
         emulator.execute(program)

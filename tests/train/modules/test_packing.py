@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from entrain_bench.costs.loads import rank_rows
 from entrain_bench.costs.profiled.layers import held_segments, num_segments
-from entrain_bench.specs.context_pieces import rank_rows
-from entrain_bench.specs.items import Items, shapes_of
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import Items, shapes_of
 from entrain_bench.train.modules import NamedParameter, blocks
 from entrain_bench.train.modules.blocks import AttentionKernel, packed_attention
 from entrain_bench.train.modules.packing import (

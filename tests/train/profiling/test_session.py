@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 
 from entrain_bench.cli import EXIT_INTERRUPTED, run_command
 from entrain_bench.config.compose import compose
-from entrain_bench.costs.profiled.file import read_profile, write_profile
-from entrain_bench.costs.profiled.timed_points import COLLECTIVES, DeviceProfile
+from entrain_bench.costs.profiled.file import COLLECTIVES, DeviceProfile, read_profile, write_profile
 from entrain_bench.run.cells import compose_cells
+from entrain_bench.specs.framework import with_labelled_head
 from entrain_bench.specs.layer import LOGIT_CHUNK_TOKENS
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.variants import with_labelled_head
 from entrain_bench.train.measuring import Clock
 from entrain_bench.train.profiling import timing as layers
 from entrain_bench.train.profiling.settings import ProfileSettings

@@ -146,10 +146,15 @@ def test_workers_make_what_ranks_would(num_workers: int) -> None:
 FOUR_STAGES = ("model=tiny", "strategy=entrain", "layout.tp=1", "layout.pp=4", "layout.dp=1", "global_batch=16")
 
 
-def test_a_rank_is_given_the_data_of_its_forwards() -> None:
+def test_a_rank_is_given_the_data_of_its_forwards_and_told_what_they_recompute() -> None:
     setting = prepare(config_from_json(configuration(*FOUR_STAGES)))
-    program = program_of(setting)
-    data, found = SampleData(program.shapes, MadeUp(0, 1024)), set()
+    plain = program_of(setting)
+    # Another number for every chunk, so that none is taken for another.
+    remade = [np.arange(own.size).reshape(own.shape) % (own + 1) for own in recompute_all(plain).remade]
+    program = recompute_chunks(plain, remade)
+    data = SampleData(program.shapes, MadeUp(0, 1024))
+    seen = set()
+    told = set()
     for rank in range(4):
         runtime = Runtime({}, Mock(), Mock(), torch.float32, CPU, MadeUp(0, 1024), ThreadLoader(CPU))
         with patch.object(runtime_module.dist, "get_rank", lambda rank=rank: rank):
@@ -159,35 +164,22 @@ def test_a_rank_is_given_the_data_of_its_forwards() -> None:
         for step, inputs in zip(forwards, work.inputs, strict=True):
             module, stage = program.model.modules[step.place.module], step.place.stage
             members = np.array(program.view(step.action).members)
-            found.add((module.name, stage))
+            seen.add((module.name, stage))
+            told.add(inputs.pack.remade)
+            assert inputs.pack.remade == remade[step.place.module][step.chunk, stage]
+            pack = replace(inputs.pack, remade=0)
             if not module.is_encoder:
                 wanted = data.llm_pack(members)
-                assert torch.equal(inputs.pack.token_ids, wanted.token_ids)
-                assert torch.equal(inputs.pack.labels, wanted.labels)
-            elif stage:
-                assert inputs == Inputs(data.encoder_pack(members))
-            else:
-                assert inputs.pack == data.encoder_pack(members)
+                assert torch.equal(pack.token_ids, wanted.token_ids)
+                assert torch.equal(pack.labels, wanted.labels)
+                continue
+            assert pack == data.encoder_pack(members)
+            features = inputs.features_on(CPU, module)
+            assert (features is None) == bool(stage)
+            if features is not None:
                 one_by_one = [features_of(data, module, members[i : i + 1]) for i in range(len(members))]
-                assert torch.equal(inputs.features_on(CPU, module), torch.cat(one_by_one))
-    assert found == {("vision", 0), ("vision", 1), ("llm", 0), ("llm", 1)}
-
-
-def test_a_rank_is_told_what_its_chunks_recompute() -> None:
-    setting = prepare(config_from_json(configuration(*FOUR_STAGES)))
-    plain = program_of(setting)
-    most = recompute_all(plain).remade
-    # Another number for every chunk, so that none is taken for another.
-    wanted = [np.arange(own.size).reshape(own.shape) % (own + 1) for own in most]
-    program, told = recompute_chunks(plain, wanted), set()
-    for rank in range(4):
-        runtime = Runtime({}, Mock(), Mock(), torch.float32, CPU, MadeUp(0, 1024), ThreadLoader(CPU))
-        with patch.object(runtime_module.dist, "get_rank", lambda rank=rank: rank):
-            work = runtime.prepare(program)
-        forwards = [step for step in plan_rank(program, rank).steps if step.kind is Pass.FORWARD]
-        for step, inputs in zip(forwards, work.inputs, strict=True):
-            assert inputs.pack.remade == wanted[step.place.module][step.chunk, step.place.stage]
-            told.add(inputs.pack.remade)
+                assert torch.equal(features, torch.cat(one_by_one))
+    assert seen == {("vision", 0), ("vision", 1), ("llm", 0), ("llm", 1)}
     assert len(told) > 2
 
 

@@ -255,8 +255,8 @@ def test_ranks_that_differ_are_all_named() -> None:
     ("setting", "message"),
     [
         ("", "layout.vision.offload: harness=train cannot offload weights"),
-        ("encoder_cp=false", "encoder_cp=false: not supported with harness=train and layout.cp=2 .vision"),
-        ("encoder_optimizers=2", "encoder_optimizers=2: must be 1 with harness=train. Use harness=simulate"),
+        ("encoder_cp=false", "encoder_cp=false: must be true with harness=train .vision, cp=2"),
+        ("encoder_optimizers=2", "encoder_optimizers=2: must be 1 with harness=train"),
     ],
 )
 def test_what_is_only_simulated_is_refused(setting: str, message: str) -> None:

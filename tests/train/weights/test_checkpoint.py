@@ -25,7 +25,7 @@ from support.train.ranks import run_ranks
 from support.train.runs import configuration, train_here
 
 
-def stages_of(model: ModelSpec, groups: StageGroups, cuts: dict[str, int]) -> dict[tuple[int, int], Stage]:
+def placed_stages(model: ModelSpec, groups: StageGroups, cuts: dict[str, int]) -> dict[tuple[int, int], Stage]:
     """Every module in two stages."""
     found = {}
     for index, module in enumerate(model.modules):
@@ -38,7 +38,7 @@ def stages_of(model: ModelSpec, groups: StageGroups, cuts: dict[str, int]) -> di
 def written(model: ModelSpec, groups: StageGroups, folder: Path) -> dict[tuple[int, int], Stage]:
     """A model's stages, written into a folder as one checkpoint."""
     cuts = {"vision": 2, "audio": 1, "llm": 2}
-    stages = stages_of(model, groups, cuts)
+    stages = placed_stages(model, groups, cuts)
     modules = []
     for module in model.modules:
         counts = (cuts[module.name], len(module.layers) - cuts[module.name])
@@ -59,7 +59,7 @@ def test_what_is_written_is_read(alone: StageGroups, tmp_path: Path, tied: bool)
     first = values(written(model, alone, tmp_path))
     checkpoint = Checkpoint.open(tmp_path)
     assert len({*checkpoint.files.values()}) == 6
-    other = stages_of(model, alone, {"vision": 1, "audio": 2, "llm": 1})
+    other = placed_stages(model, alone, {"vision": 1, "audio": 2, "llm": 1})
     for stage in other.values():
         for parameter in stage.parameters():
             parameter.data.zero_()
@@ -74,6 +74,19 @@ def test_what_is_written_is_read(alone: StageGroups, tmp_path: Path, tied: bool)
             three[:, 1] = 0
             value = three.view(-1)
         assert torch.equal(read[key], value), key
+
+
+def in_one_file(groups: StageGroups, folder: Path, change: Callable[[dict[str, Tensor]], None]) -> Checkpoint:
+    """The small model's checkpoint in a single file, changed."""
+    written(small_model(), groups, folder)
+    tensors: dict[str, Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        tensors |= load_file(file)
+        file.unlink()
+    change(tensors)
+    (folder / "model.safetensors.index.json").unlink()
+    save_file(tensors, folder / "model.safetensors")
+    return Checkpoint.open(folder)
 
 
 def without(name: str) -> Callable[[dict[str, Tensor]], None]:
@@ -103,31 +116,16 @@ def adding(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], None]:
 def test_a_checkpoint_of_another_model_is_refused(
     alone: StageGroups, tmp_path: Path, change: Callable[[dict[str, Tensor]], None], message: str
 ) -> None:
-    model = small_model()
-    written(model, alone, tmp_path)
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(tmp_path.glob("*.safetensors")):
-        tensors |= load_file(file)
-    change(tensors)
-    single = tmp_path / "single"
-    single.mkdir()
-    save_file(tensors, single / "model.safetensors")
     with pytest.raises(UserError, match=message):
-        check_tensors(Checkpoint.open(single), model)
+        check_tensors(in_one_file(alone, tmp_path, change), small_model())
 
 
 def test_unused_tensors_and_a_tied_head_are_left_out(alone: StageGroups, tmp_path: Path) -> None:
-    model = small_model()
-    written(model, alone, tmp_path)
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(tmp_path.glob("*.safetensors")):
-        tensors |= load_file(file)
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
-    single = tmp_path / "single"
-    single.mkdir()
-    save_file(tensors, single / "model.safetensors")
-    check_tensors(Checkpoint.open(single), model)
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+
+    check_tensors(in_one_file(alone, tmp_path, change), small_model())
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 from scipy.signal import resample_poly
 
-from entrain_bench.specs.contents import Moved, Pixels
 from entrain_bench.specs.tokens import TileRules
+from entrain_bench.specs.workload import Moved, Pixels
 from entrain_bench_workloads.dataset import decode as decode_module
 from entrain_bench_workloads.dataset.decode import (
     VideoFrames,

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.specs.contents import Moved
+from entrain_bench.specs.workload import Moved
 from entrain_bench_workloads.dataset.records import RecordSource
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import write_jsonl

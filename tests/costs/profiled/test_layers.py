@@ -1,29 +1,20 @@
-"""Curves between knots: by hand, below and beyond, never falling, and their least rates."""
+"""Curves of a profile: lines, knots, and factors fitted to them."""
+
+from itertools import chain, combinations
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.costs.profiled.layers import Curve, PiecewiseLine, knots_of_scores, rises
+from entrain_bench.costs.profiled.layers import Curve, PiecewiseLine, fit_factors, knots_of_scores, rises
 
 LINE = PiecewiseLine(np.array([10.0, 20.0, 40.0]), np.array([5.0, 6.0, 12.0]))
 
 
-def at(line: PiecewiseLine, *places: float) -> list[float]:
-    return line.at(np.array(places)).tolist()
-
-
-def test_a_line_is_linear_between_its_knots() -> None:
-    assert at(LINE, 10, 15, 20, 30, 40) == [5.0, 5.5, 6.0, 9.0, 12.0]
-
-
-def test_it_is_constant_below_the_first_and_goes_on_beyond_the_last() -> None:
-    assert at(LINE, 1, 50) == [5.0, 15.0]
-
-
-def test_one_knot_is_a_constant_and_beyond_it_a_proportion() -> None:
-    assert at(PiecewiseLine(np.array([10.0]), np.array([3.0])), 5, 10, 20) == [3.0, 3.0, 6.0]
+def test_a_line_is_constant_below_its_first_knot_and_goes_on_beyond_the_last() -> None:
+    assert LINE.at(np.array([1, 10, 15, 20, 30, 40, 50])).tolist() == [5.0, 5.0, 5.5, 6.0, 9.0, 12.0, 15.0]
+    assert PiecewiseLine(np.array([10.0]), np.array([3.0])).at(np.array([5, 10, 20])).tolist() == [3.0, 3.0, 6.0]
 
 
 def test_the_least_rate_is_at_a_knot_or_the_last_slope() -> None:
@@ -63,3 +54,37 @@ def test_knots_of_scores_are_the_most_of_each_number_of_tokens_that_count() -> N
     # Where none count, the most.
     assert knots_of_scores(tokens[1:3], np.array([10.0, 300.0])).tolist() == [0.0, 300.0]
     assert knots_of_scores(tokens, np.zeros(6)).tolist() == [0.0]
+
+
+def test_parts_that_add_up_to_the_seconds_are_found() -> None:
+    parts = np.array([[1.0, 10.0], [1.0, 1000.0], [1.0, 50.0]])
+    assert fit_factors(parts, [2.0 + 0.5 * x for x in parts[:, 1]]) == pytest.approx([2.0, 0.5], rel=1e-6)
+
+
+def test_a_part_that_would_be_negative_is_left_out() -> None:
+    # Falling seconds: nothing rises with the second part, so the constant alone, least in relative squares.
+    parts = np.array([[1.0, 1.0], [1.0, 2.0]])
+    a = (1 / 3 + 1 / 2) / (1 / 9 + 1 / 4)
+    assert fit_factors(parts, [3.0, 2.0]) == pytest.approx([a, 0.0], rel=1e-6)
+
+
+def residual(parts: np.ndarray, seconds: np.ndarray, factors: np.ndarray) -> float:
+    return float(((parts @ factors / seconds - 1) ** 2).sum())
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**31), count=st.integers(1, 5))
+def test_no_set_of_factors_above_zero_is_better(seed: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    parts, seconds = rng.random((count + 3, count)), 0.1 + rng.random(count + 3)
+    found = fit_factors(parts, [*seconds])
+    best = np.inf
+    for used in chain.from_iterable(combinations(range(count), size) for size in range(count + 1)):
+        factors = np.zeros(count)
+        if used:
+            columns = parts[:, used] / seconds[:, None]
+            factors[list(used)] = np.linalg.lstsq(columns, np.ones(len(seconds)), rcond=None)[0]
+        if (factors >= 0).all():
+            best = min(best, residual(parts, seconds, factors))
+    assert (found >= 0).all()
+    assert residual(parts, seconds, found) <= best + 1e-6
