@@ -15,10 +15,9 @@ from entrain_bench.specs.items import Items, shapes_of
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 
-from .copula import draw_latents, nearest_root
-from .overlong import truncated
-from .sample_blocks import BLOCK_SAMPLES, BlockSource
-from .trace import TraceWorkload
+from .marginals import draw_latents, nearest_root
+from .synthetic import BLOCK_SAMPLES, BlockSource
+from .trace import TraceWorkload, truncated
 
 # Points of a distribution between which sizes are interpolated, and beside them its largest values.
 _KNOTS = 1025

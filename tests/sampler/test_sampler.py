@@ -180,11 +180,6 @@ def test_a_state_of_something_else_is_refused(change: dict[str, Any], message: s
         sampler(**change).load_state_dict(one.state_dict())
 
 
-def test_a_state_must_be_one() -> None:
-    with pytest.raises(UserError, match=r"state=\['epoch'\]: must be what state_dict returns"):
-        sampler().load_state_dict({"epoch": 1})
-
-
 def test_assigners_may_choose_the_number_of_microbatches() -> None:
     # One sample has nearly all the work: its rank has fewer microbatches than the others.
     few = random_samples(np.random.default_rng(3), BATCH, longest=8)

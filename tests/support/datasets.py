@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from entrain_bench_workloads.dataset import scan as scan_module
-from entrain_bench_workloads.dataset.scan import Job, ScanReport, Tally, scan_shard
+from entrain_bench_workloads.dataset.scan import Job, ScanReport, scan_shard
 
 IMAGES = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 TURNS = pa.list_(pa.struct([("user", pa.string()), ("assistant", pa.string())]))
@@ -27,22 +27,22 @@ TURNS = pa.list_(pa.struct([("user", pa.string()), ("assistant", pa.string())]))
 @cache
 def image_bytes(width: int, height: int, kind: str = "JPEG", orientation: int = 0) -> bytes:
     """A grey image of a size."""
-    buffer = io.BytesIO()
-    exif = Image.Exif()
-    if orientation:
-        exif[0x0112] = orientation
-    Image.new("RGB", (width, height), (90, 90, 90)).save(buffer, kind, exif=exif)
-    return buffer.getvalue()
+    return _encoded(Image.new("RGB", (width, height), (90, 90, 90)), kind, orientation)
 
 
 @cache
 def picture_bytes(width: int, height: int, seed: int = 0, kind: str = "PNG", orientation: int = 0) -> bytes:
     """An image of a size and of colours that are another seed's nowhere."""
     coarse = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    buffer, exif = io.BytesIO(), Image.Exif()
+    return _encoded(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), kind, orientation)
+
+
+def _encoded(image: Image.Image, kind: str, orientation: int) -> bytes:
+    buffer = io.BytesIO()
+    exif = Image.Exif()
     if orientation:
         exif[0x0112] = orientation
-    Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(buffer, kind, exif=exif)
+    image.save(buffer, kind, exif=exif)
     return buffer.getvalue()
 
 
@@ -50,23 +50,21 @@ def sound_bytes(seconds: float, hz: float = 440.0, rate: int = 16000) -> bytes:
     """A tone of a length, half as loud on the second of two channels."""
     times = np.arange(round(seconds * rate)) / rate
     tone = np.round(20000 * np.sin(2 * np.pi * hz * times))
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(2)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes(np.stack([tone, tone / 2], axis=1).astype("<i2").tobytes())
-    return buffer.getvalue()
+    return _wave(np.stack([tone, tone / 2], axis=1), rate)
 
 
 def wav_bytes(seconds: float, rate: int = 16000) -> bytes:
     """Silence of a length."""
+    return _wave(np.zeros((round(seconds * rate), 1)), rate)
+
+
+def _wave(frames: np.ndarray, rate: int) -> bytes:
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
+        file.setnchannels(frames.shape[1])
         file.setsampwidth(2)
         file.setframerate(rate)
-        file.writeframes(bytes(2 * round(seconds * rate)))
+        file.writeframes(frames.astype("<i2").tobytes())
     return buffer.getvalue()
 
 
@@ -118,7 +116,7 @@ def scan_here(source: Any, output: Path, tokenizer: str | None = "bytes") -> Pat
     return output
 
 
-def run_here(_: object, jobs: Iterable[Job], *__: object) -> Iterator[tuple[Job, Tally | str]]:
+def run_here(_: object, jobs: Iterable[Job], *__: object) -> Iterator[tuple[Job, ScanReport | str]]:
     """Run tasks like ``run_parallel``, in this process."""
     return ((job, scan_shard(job)) for job in jobs)
 

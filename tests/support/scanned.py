@@ -11,10 +11,8 @@ from entrain_bench.specs.contents import Moved
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
-from entrain_bench_workloads.dataset.parquet import ParquetSource
-from entrain_bench_workloads.dataset.records import RecordSource
+from entrain_bench_workloads.dataset.formats import ParquetSource, RecordSource, TarSource
 from entrain_bench_workloads.dataset.samples import TraceSamples
-from entrain_bench_workloads.dataset.tar import TarSource
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import picture_bytes, scan_here, sound_bytes, write_finevision, write_jsonl, write_tar
 from support.specs import load

@@ -25,8 +25,7 @@ from entrain_bench.specs.image_rules import (
 from entrain_bench.specs.items import Items
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.tokens import AudioRules, FrameRules, TileRules, TokenRules
-from entrain_bench_workloads.processors import processed_images
-from entrain_bench_workloads.tiles import best_grids, grid_tokens
+from entrain_bench_workloads.processors import best_grids, grid_tokens, processed_images
 from entrain_bench_workloads.tokens import audio_items, image_items, video_items
 from support.specs import load, rules_of
 
@@ -96,24 +95,6 @@ def test_qwen25vl_frames() -> None:
     np.testing.assert_array_equal(ours.llm_tokens, np.repeat(theirs, frames))
 
 
-def test_llava_onevision_tiles() -> None:
-    from transformers import LlavaOnevisionImageProcessorPil, LlavaOnevisionProcessor
-
-    rules = rules_of("llavaov").tiles
-    assert isinstance(rules, TileRules)
-    # Without a tokenizer there is none; its counts are functions of these.
-    processor = object.__new__(LlavaOnevisionProcessor)
-    processor.image_processor = LlavaOnevisionImageProcessorPil()
-    processor.num_image_tokens, processor.vision_aspect_ratio = rules.encoder_side**2, "anyres_max_9"
-    widths, heights = (sides.astype(np.int64) for sides in sizes(20, 6000))
-    pairs = zip(widths.tolist(), heights.tolist(), strict=True)
-    theirs = [processor._get_number_of_features(height, width, rules.pixels, rules.pixels) for width, height in pairs]
-    columns, rows = best_grids(widths, heights, rules)
-    # Theirs hands the thumbnail to the LLM as well; DFLOP's, whose counts these are, does not.
-    ours = grid_tokens(widths, heights, columns, rows, rules) + rules.llm_side**2
-    np.testing.assert_array_equal(ours, theirs)
-
-
 GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
 
 
@@ -146,6 +127,12 @@ def test_llava_onevision() -> None:
     theirs = [processor._get_number_of_features(high, wide, 384, 384) for high, wide in pairs(widths, heights)]
     rules = AnyResolution(384, 27, 729, 729, grids, max_tiles=9, single_only=True)
     np.testing.assert_array_equal(totals(per_image(rules, widths, heights)), theirs)
+    tile_rules = rules_of("llavaov").tiles
+    assert isinstance(tile_rules, TileRules)
+    sides = widths.astype(np.int64), heights.astype(np.int64)
+    # Theirs hands the thumbnail to the LLM as well; DFLOP's, whose counts these are, does not.
+    counts = grid_tokens(*sides, *best_grids(*sides, tile_rules), tile_rules)
+    np.testing.assert_array_equal(counts + tile_rules.llm_side**2, theirs)
     several = processed_images(np.array([2, 0, 1]), widths[:3], heights[:3], rules)
     assert several.counts[:2].tolist() == [2, 0]
     assert totals(several).tolist() == [2 * 730, 0, theirs[2]]

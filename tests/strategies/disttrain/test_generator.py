@@ -30,7 +30,7 @@ from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlann
 from entrain_bench_strategies.disttrain.planner import Orchestration, SubProblem
 from entrain_bench_strategies.entrain import EntrainAssigner, EntrainPlanner, EntrainScheduler
 from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
-from entrain_bench_workloads.packed import PackedWorkload
+from entrain_bench_workloads.synthetic import PackedWorkload
 from support.builders import (
     TOKENS,
     find,

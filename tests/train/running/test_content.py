@@ -21,8 +21,7 @@ from entrain_bench.train.features import PatchRules, write_patches, write_window
 from entrain_bench.train.modules import in_stage_order
 from entrain_bench.train.running import data as data_module
 from entrain_bench.train.running.data import SampleData, check_input, content_of, made_up_features, row_keys
-from entrain_bench_workloads.dataset.parquet import ParquetSource
-from entrain_bench_workloads.dataset.tar import TarSource
+from entrain_bench_workloads.dataset.formats import ParquetSource, TarSource
 from support.datasets import picture_bytes, scan_here, sound_bytes, write_finevision, write_tar
 from support.train.handover import config_from_json
 from support.train.parity import check, reference_of, train_reference
