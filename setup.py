@@ -17,7 +17,6 @@ setup(
         for name in (package, *(f"{package}.{inner}" for inner in find_packages(folder)))
     ],
     package_data={
-        "entrain_bench.answers.documents": ["templates/*"],
         "entrain_bench.answers": ["templates/*"],
         "entrain_bench_experiments": ["**/*.yaml", "*.csv", "cluster/*.csv", "published/*", "ledger/*"],
         "entrain_bench_workloads": ["traces/*"],

@@ -9,26 +9,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from entrain_bench.balancing.profile import Profile
-    from entrain_bench.base.errors import UserError
-    from entrain_bench.config.compose import compose
-    from entrain_bench.program import Program
-    from entrain_bench.program.assignment import Assignment
-    from entrain_bench.program.layout import Layout
-    from entrain_bench.program.timeline import Timeline
-    from entrain_bench.records.metrics import measure, metric
-    from entrain_bench.run.experiment import prepare, run_experiment
-    from entrain_bench.sampler import BalancedBatchSampler
-    from entrain_bench.specs.items import Items, shapes_of
-    from entrain_bench.specs.shapes import SampleShapes
-    from entrain_bench.specs.stream import ListedShapes
+    from entrain_bench.balancing.profile import Profile as Profile
+    from entrain_bench.base.errors import UserError as UserError
+    from entrain_bench.config.compose import compose as compose
+    from entrain_bench.program import Program as Program
+    from entrain_bench.program.assignment import Assignment as Assignment
+    from entrain_bench.program.layout import Layout as Layout
+    from entrain_bench.program.timeline import Timeline as Timeline
+    from entrain_bench.records.metrics import measure as measure
+    from entrain_bench.records.metrics import metric as metric
+    from entrain_bench.run.experiment import prepare as prepare
+    from entrain_bench.run.experiment import run_experiment as run_experiment
+    from entrain_bench.sampler import BalancedBatchSampler as BalancedBatchSampler
+    from entrain_bench.specs.shapes import Items as Items
+    from entrain_bench.specs.shapes import SampleShapes as SampleShapes
+    from entrain_bench.specs.shapes import shapes_of as shapes_of
+    from entrain_bench.specs.workload import ListedShapes as ListedShapes
 
 _HOMES = {
     "Assignment": "program.assignment",
     "BalancedBatchSampler": "sampler",
-    "Items": "specs.items",
+    "Items": "specs.shapes",
     "Layout": "program.layout",
-    "ListedShapes": "specs.stream",
+    "ListedShapes": "specs.workload",
     "Profile": "balancing.profile",
     "Program": "program",
     "SampleShapes": "specs.shapes",
@@ -39,27 +42,8 @@ _HOMES = {
     "metric": "records.metrics",
     "prepare": "run.experiment",
     "run_experiment": "run.experiment",
-    "shapes_of": "specs.items",
+    "shapes_of": "specs.shapes",
 }
-
-__all__ = [
-    "Assignment",
-    "BalancedBatchSampler",
-    "Items",
-    "Layout",
-    "ListedShapes",
-    "Profile",
-    "Program",
-    "SampleShapes",
-    "Timeline",
-    "UserError",
-    "compose",
-    "measure",
-    "metric",
-    "prepare",
-    "run_experiment",
-    "shapes_of",
-]
 
 
 def __getattr__(name: str) -> Any:
@@ -69,4 +53,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*_HOMES]

@@ -78,9 +78,9 @@ def _dispatch(arguments: Sequence[str]) -> int:
 def _version() -> str:
     from importlib.metadata import version
 
-    from entrain_bench.records.environment import current_commit
+    from entrain_bench.records.code import current_commit
 
-    commit = str(current_commit())
+    commit = current_commit()
     return f"entrain-bench {version('entrain-bench')}" + (f" (commit {commit})" if commit else "")
 
 

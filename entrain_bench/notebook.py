@@ -7,6 +7,7 @@ executors return. Nothing here changes a result or its key.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.console_table import Column, value_columns
@@ -22,9 +22,9 @@ from entrain_bench.answers.sentences import problems, sentences
 from entrain_bench.answers.text import load_template, seconds
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.sources import add_config_dir
-from entrain_bench.figures import _ranks, _standings
-from entrain_bench.figures._lanes import colours_of, draw_lanes, slowest_replica
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, legend_above, panels, styled
+from entrain_bench.figures._lanes import gantt, slowest_replica
+from entrain_bench.figures._pictures import draw_ranks, draw_standings, rank_table
+from entrain_bench.figures._style import styled
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.records import Record, Results
@@ -34,22 +34,11 @@ from entrain_bench.run.cells import compose_cells, is_beside, run_cells
 
 # Of a figure in a notebook.
 DPI = 130
-# Of a timeline: a lane, what stands around the lanes, and the legend.
-LANE_IN = 0.16
-MARGIN_IN = 0.8
-LEGEND_COLUMNS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Something found, as notebooks show it.
-
-    Attributes:
-        table: everything, a row a run, a metric or an action.
-        html: what a notebook shows of it.
-        text: the same in a terminal.
-        draw: makes the picture.
-    """
+    """Results as notebooks show them: everything as a ``table``, a row a run, a metric or an action; and a picture."""
 
     table: pd.DataFrame
     html: str
@@ -97,9 +86,7 @@ def sweep(*overrides: str, config_dir: str | None = None, processes: int = 0) ->
     results = Results(Path(first.results_dir))
     results.prepare()
     wanted = (replace(cell, timeline=is_beside(cell.config, first)) for cell in cells.values())
-    for done in run_cells(wanted, results, processes, retry_failed=first.retries_failed):
-        if done.ends:
-            raise UserError(done.problem)
+    deque(run_cells(wanted, results, processes, retry_failed=first.retries_failed), maxlen=0)
     return show([record for key in cells if (record := results.read(key))])
 
 
@@ -119,9 +106,7 @@ def show(result: RunResult | Timeline | Sequence[Record]) -> View:
     """Return records, what ``run_experiment`` returns, or a timeline as notebooks show it."""
     if isinstance(result, RunResult):
         return _run(result)
-    if isinstance(result, Timeline):
-        return _timeline(result)
-    return _runs(result)
+    return _timeline(result) if isinstance(result, Timeline) else _runs(result)
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -134,34 +119,28 @@ def load_ipython_extension(shell: Any) -> None:
 def _runs(records: Sequence[Record]) -> View:
     answer = Answer.of(records)
     rows = answer.results
-    labels = answer.varying or ["strategy"]
-    columns = [Column(label, [row.group.labels[label] for row in rows]) for label in labels]
+    labels = answer.headings
+    columns = [Column(label, [row.labels[label] for row in rows]) for label in labels]
     columns += value_columns(rows, answer.baseline) if rows else []
-    heading = [column.heading for column in columns]
     lines = [*zip(*(column.cells for column in columns), strict=True)]
-    told = [*sentences(answer), *problems(rows, labels)]
-    shown = [[{"text": cell, "strong": row.best} for cell in line] for line, row in zip(lines, rows, strict=True)]
-    return View(
-        table_of(records),
-        _html(told, heading, shown, heading[len(labels) :]),
-        "\n".join([*told, *("  ".join(line) for line in (heading, *lines))]),
-        lambda: _standings.draw(answer),
-    )
+    words = [*sentences(answer), *problems(answer)]
+    bold = [row.best for row in rows]
+    heading = [column.heading for column in columns]
+    return _view(table_of(records), words, heading, lines, len(labels), bold, lambda: draw_standings(answer))
 
 
 def _run(result: RunResult) -> View:
     layout = ", ".join(f"{name} {text}" for name, text in result.layout.describe().items())
     rows = [(name, f"{value:.4g}") for name, value in result.metrics.items()]
-    words = [f"Layout: {layout}.", *result.remarks]
-    heading = ["metric", "mean over iterations"]
 
     def draw() -> Figure:
         if result.timeline is None:
             raise UserError("timeline: was not kept, because the program is too large or keep_timeline is False")
-        return _ranks.draw(_ranks.rank_table(result.timeline), None)
+        return draw_ranks(rank_table(result.timeline), None)
 
-    text = "\n".join([*words, *("  ".join(row) for row in rows)])
-    return View(pd.DataFrame(result.iterations), _html(words, heading, rows, heading[1:]), text, draw)
+    words = [f"Layout: {layout}.", *result.remarks]
+    heading = ["metric", "mean over iterations"]
+    return _view(pd.DataFrame(result.iterations), words, heading, rows, 1, [False] * len(rows), draw)
 
 
 def _timeline(result: Timeline) -> View:
@@ -172,23 +151,25 @@ def _timeline(result: Timeline) -> View:
     text = f"{len(actions)} actions on {num_lanes} groups of ranks in {seconds(result.iteration_time_s)} s."
 
     def draw() -> Figure:
-        bars = slowest_replica(actions)
-        colours = colours_of(bars)
-        height_in = MARGIN_IN + LANE_IN * bars["lane"].nunique()
-        figure, (panel,) = panels(1, 1, DOUBLE_COLUMN_IN, height_in)
-        draw_lanes(panel, bars, colours, 1.01 * result.iteration_time_s)
-        panel.set_xlabel("Time (s)")
-        panel.set_title("Slowest replica", loc="left")
-        legend_above(figure, [Patch(facecolor=colour, label=name) for name, colour in colours.items()], LEGEND_COLUMNS)
-        return figure
+        return gantt({"": slowest_replica(actions)}, {"": "Slowest replica"}, {}, {"": ""})
 
     return View(frame, f"<p>{text}</p>", text, draw)
 
 
-def _html(texts: Sequence[str], heading: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str]) -> str:
-    """Paragraphs above a table, escaped; columns whose heading is in ``right`` are flush right."""
+def _view(
+    table: pd.DataFrame,
+    words: Sequence[str],
+    heading: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    num_labels: int,
+    bold: Sequence[bool],
+    draw: Callable[[], Figure],
+) -> View:
+    """Paragraphs above a table, escaped; columns after the labels are flush right."""
     blocks: Any = load_template("blocks.html").module
-    return "".join([*map(blocks.paragraph, texts), blocks.table("Results", heading, rows, right)])
+    cells = [[{"text": cell, "strong": strong} for cell in row] for row, strong in zip(rows, bold, strict=True)]
+    html = "".join([*map(blocks.paragraph, words), blocks.table("Results", heading, cells, heading[num_labels:])])
+    return View(table, html, "\n".join([*words, *("  ".join(line) for line in (heading, *rows))]), draw)
 
 
 def _let_notebooks_show_figures() -> None:

@@ -16,9 +16,9 @@ import numpy as np
 from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import check_least
-from entrain_bench.balancing.planes import PlanePlanner, samples_at_once, sharded_degrees, sharded_job
 from entrain_bench.balancing.planning import mean_length, place_chain, recompute_choices
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.rounds import PlanePlanner, samples_at_once, sharded_degrees, sharded_job
 from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.model import ModuleSpec

@@ -31,15 +31,27 @@ from entrain_bench.balancing.planning import (
 )
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation
-from entrain_bench.balancing.schedules import chain_program, check_colocated, check_routes, three_phase_program
+from entrain_bench.balancing.schedules import (
+    OneForwardOneBackward,
+    chain_program,
+    check_colocated,
+    check_routes,
+    three_phase_program,
+)
 from entrain_bench.balancing.tuning import chosen_layout
-from entrain_bench.balancing.warmup import OneForwardOneBackward
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
-from entrain_bench.program.boundary import find_ratio, is_colocated, is_disjoint, is_integer_ratio
-from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.program.layout import (
+    Layout,
+    ModuleLayout,
+    check_layout,
+    find_ratio,
+    is_colocated,
+    is_disjoint,
+    is_integer_ratio,
+)
 from entrain_bench.specs.job import Degrees, Job, divisors
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec

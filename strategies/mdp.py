@@ -19,8 +19,7 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.compiled import njit
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
-from entrain_bench.program.boundary import find_ratio
-from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.program.layout import Layout, ModuleLayout, find_ratio
 from entrain_bench.specs.shapes import SampleShapes
 
 # Costs are compared as integers, as in Megatron-LM: nanoseconds.

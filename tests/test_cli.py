@@ -20,7 +20,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.records.keys import code_version
 from entrain_bench.records.records import Results
 from entrain_bench.specs.shapes import SampleShapes
-from support.cli import SMALL, records, run, write_trace
+from support.cli import SMALL, records, run
 
 
 def test_one_run_leaves_one_record_its_timeline_and_the_table(
@@ -37,26 +37,6 @@ def test_one_run_leaves_one_record_its_timeline_and_the_table(
     timeline = pd.read_parquet(Results(tmp_path).timeline_path(key))
     assert sum(event["ph"] == "X" for event in trace["traceEvents"]) == len(timeline)
     assert "s/iter" in capsys.readouterr().out
-
-
-def test_the_same_run_twice_is_run_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path, "workload=coco") == 0
-    first = records(tmp_path)
-    assert run(tmp_path, "workload=coco") == 0
-    assert "finished earlier" in capsys.readouterr().err
-    assert records(tmp_path) == first
-
-
-@pytest.mark.wide
-def test_same_seed_same_result_and_another_seed_another(tmp_path: Path) -> None:
-    def timeline(folder: str, seed: int) -> pd.DataFrame:
-        assert run(tmp_path / folder, f"seed={seed}") == 0
-        (path,) = (tmp_path / folder / "timelines").rglob("*.parquet")
-        return pd.read_parquet(path)
-
-    first = timeline("a", 3)
-    pd.testing.assert_frame_equal(first, timeline("b", 3))
-    assert not first.equals(timeline("c", 4))
 
 
 def test_sweep_keeps_going_past_failed_and_skipped_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,29 +71,6 @@ def test_finished_cells_are_skipped_and_failed_ones_tried_again(tmp_path: Path, 
     assert {"ok", "failed"} <= {*found.values()}
     for path, time_ns in before.items():
         assert (path.stat().st_mtime_ns != time_ns) == (again and found[path] == "failed")
-
-
-@pytest.mark.wide
-def test_a_single_run_leaves_a_trace_also_of_what_a_sweep_has_finished(tmp_path: Path) -> None:
-    assert run(tmp_path, "--multirun", "seed=0,1") == 0
-    # A sweep keeps the timelines of its first job and seed.
-    assert len([*(tmp_path / "timelines").rglob("*.parquet")]) == 1
-    assert not [*(tmp_path / "timelines").rglob("*.json")]
-    assert run(tmp_path, "seed=1") == 0
-    (trace,) = (tmp_path / "timelines").rglob("*.json")
-    assert json.loads(trace.read_text())["traceEvents"]
-
-
-@pytest.mark.wide
-def test_another_configuration_or_data_is_another_run(tmp_path: Path) -> None:
-    trace = tmp_path / "mine.parquet"
-    write_trace(trace, sizes=[300, 400, 500])
-    mine = ["workload=trace", f"workload.path={trace}"]
-    for overrides in (mine, [*mine, "belief_error=0.1"], [*mine, "strategy=megatron"]):
-        assert run(tmp_path, *overrides) == 0
-    write_trace(trace, sizes=[300, 400, 600])
-    assert run(tmp_path, *mine) == 0
-    assert len(records(tmp_path)) == 4
 
 
 @pytest.mark.skipif(bool(importlib.util.find_spec("submitit")), reason="submitit is installed")
@@ -188,40 +145,6 @@ name: round_robin
 assigner:
   _target_: my_strategy.RoundRobin
 """
-
-
-@pytest.mark.wide
-def test_a_strategy_is_one_file_and_one_yaml_in_any_folder(tmp_path: Path) -> None:
-    (tmp_path / "strategy").mkdir()
-    (tmp_path / "strategy" / "round_robin.yaml").write_text(PLUGIN_YAML)
-    (tmp_path / "my_strategy.py").write_text(PLUGIN)
-    results = tmp_path / "results"
-    single = ["--config-dir", str(tmp_path), *SMALL, f"results_dir={results}"]
-    done = command(*single, "--multirun", "strategy=round_robin,megatron")
-    assert done.returncode == 0, done.stderr
-    assert "round_robin" in done.stdout
-    assert sorted(str(r["labels"]["strategy"]) for r in records(results)) == ["megatron", "round_robin"]  # type: ignore[index]
-
-
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "entrain_bench.cli", *arguments], capture_output=True, text=True, timeout=100
-    )
-
-
-@pytest.mark.wide
-def test_whatever_was_swept_has_a_column_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = ["strategy/planner=megatron,entrain", "workload.max_image_tokens=1280,16384"]
-    assert run(tmp_path, "--multirun", *sweep, "seed=0,1") == 0
-    shown = capsys.readouterr().out
-    assert "strategy entrain" in shown.splitlines()[0]
-    assert "seeds 0, 1" in shown.splitlines()[0]
-    for planner in ("MegatronPlanner", "EntrainPlanner"):
-        for tokens in ("1280", "16384"):
-            assert sum(line.split()[:2] == [planner, tokens] for line in shown.splitlines()) == 1
-    table = pd.read_csv(tmp_path / "table.csv")
-    labels = ["strategy", "planner", "workload_parameters", "seed"]
-    assert not table.duplicated(labels).any()
 
 
 def test_a_neighbour_of_a_third_party_strategy_is_part_of_the_key(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from omegaconf import OmegaConf
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer, compose
-from entrain_bench.config.overrides import MAX_NAME
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.sources import in_tree
 from entrain_bench.config.tree import CONFIG_MODULE, CONFIG_NAME
@@ -43,7 +41,6 @@ def hydras_own(overrides: list[str]) -> RunConfig:
 
 @pytest.fixture
 def composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Overrides of every composition by Hydra, with an empty store."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked: list[list[str]] = []
     original = hydra.compose
@@ -73,16 +70,6 @@ def test_cells_that_differ_inside_of_choices_share_a_composition(composed: list[
     assert len(composed) == 2 + 4
 
 
-def test_a_list_of_choices_may_be_longer_than_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    names = ["megatron_schedules", "hetero_noncolocated"] * 8
-    text = f"strategy={','.join(names)}"
-    assert len(text) > MAX_NAME
-    assert Composer().sweep([text]).cells == tuple((f"strategy={name}",) for name in names)
-    with pytest.raises(UserError, match="strategy: the name of a choice must have at most 250 characters"):
-        Composer().sweep([f"strategy=megatron,{'x' * 251}"])
-
-
 @pytest.mark.wide
 def test_a_large_sweep_composes_choices_and_not_their_combinations(composed: list[list[str]]) -> None:
     composer = Composer()
@@ -110,15 +97,6 @@ def test_a_choice_that_reaches_into_other_groups_is_composed_with_them(tmp_path:
     assert (run.strategy["name"], run.model["name"], run.model["label"], run.seed) == ("wide", "tiny", "Theirs", 3)
 
 
-@pytest.mark.wide
-def test_threads_compose_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    texts = [f"cluster={name}" for name in ("a40x64", "a40x16", "h100x64", "tiny")]
-    with ThreadPoolExecutor(len(texts)) as pool:
-        found = [run.cluster["name"] for run in pool.map(compose, texts)]
-    assert [f"cluster={name}" for name in found] == texts
-
-
 def test_a_figure_that_says_something_about_runs_is_composed(tmp_path: Path) -> None:
     (tmp_path / "figure").mkdir()
     text = "# @package _global_\nhydra: {sweeper: {params: {workload: coco}}}\niterations: 2\n"
@@ -126,13 +104,6 @@ def test_a_figure_that_says_something_about_runs_is_composed(tmp_path: Path) -> 
     composer = Composer(str(tmp_path))
     (cell,) = composer.sweep(["figure=mine"]).cells
     assert composer.run(cell).iterations == 2
-
-
-@pytest.mark.wide
-def test_what_cannot_be_put_in_is_named() -> None:
-    for text in ("strategy.planner.foo=1", "strategy.planer.chunks=one", "cluster.tiers.latency_s=1"):
-        with pytest.raises(UserError, match=text.partition("=")[0].rpartition(".")[0]):
-            Composer().run([text])
 
 
 def test_a_deleted_key_has_its_default() -> None:
@@ -143,21 +114,6 @@ def test_a_deleted_key_has_its_default() -> None:
     assert len(composer.sweep(["figure=sensitivity", "~seed"]).cells) == len(figure) / len(seeds)
     with pytest.raises(UserError, match="strategy: must be given"):
         composer.run(["~strategy"])
-
-
-def test_the_users_value_takes_the_place_of_a_figures() -> None:
-    cells = Composer().sweep(["figure=sensitivity", "workload=coco"]).cells
-    assert {text for cell in cells for text in cell if text.startswith("workload=")} == {"workload=coco"}
-
-
-def test_defaults_are_values_of_the_default_run() -> None:
-    composer = Composer()
-    config = composer.run([])
-    assert composer.defaults["layout.tp"] == config.layout.tp
-    assert composer.defaults["speed.gemm"] == config.speed.gemm
-    assert composer.defaults["global_batch"] == config.global_batch
-    assert composer.defaults["strategy"] == config.strategy["name"]
-    assert composer.defaults["figure"] is None
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.documents.claim import load_claims
 from entrain_bench.answers.documents.tables import strategies_by_family
-from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.commands import outputs
 from entrain_bench.config.compose import Composer
@@ -208,19 +206,6 @@ def test_a_sweep_over_all_strategies_takes_theirs_too(folder: Path, sweep: str, 
     assert len(compose_cells([sweep], str(folder), multirun=True)) == len(found) == len(cells)
 
 
-def test_a_word_of_theirs_that_means_nothing_is_named(folder: Path) -> None:
-    yaml = folder / "strategy" / "theirs.yaml"
-    yaml.write_text(f"{yaml.read_text()}in_figures: some\n")
-    with pytest.raises(UserError, match=r"theirs: in_figures=some: .*choices: all, main, none"):
-        Composer(str(folder)).sweep(["figure=theirs"])
-
-
-@pytest.mark.wide
-def test_a_sweep_without_the_folder_does_not(folder: Path) -> None:
-    Composer(str(folder)).sweep(["strategy=glob(*)"])
-    assert len(Composer().sweep(["strategy=glob(*)"]).cells) == len(choices("strategy"))
-
-
 def figures(folder: Path, *arguments: str) -> int:
     return run_command(["figures", "--config-dir", str(folder), *arguments, "mlflow=false"])
 
@@ -255,34 +240,18 @@ def test_their_strategies_are_rivals_of_their_leads_only(folder: Path) -> None:
     assert "theirs" not in strategies_by_family()["published"]
 
 
-def test_their_figures_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["figures", "--help", "--config-dir", str(folder)]) == 0
-    shown = capsys.readouterr().out
-    for line in (
-        "own_plot +Iteration time of every run",
-        "drawn +Two strategies on growing",
-        "seconds +Seconds of both",
-    ):
-        assert re.search(f"^  {line}", shown, re.MULTILINE)
-
-
 @pytest.mark.parametrize(
     ("path", "text", "says"),
     [
         ("figures/quick.py", "", "there is a figure quick; must have another name"),
-        ("figures/drawn.py", "", "there is a figure drawn; must have another name"),
-        ("figure/quick.yaml", "figure: {drawing: quick}", "there is a figure quick; must have another name"),
         (
             "table/claims.yaml",
             TABLE.replace("mine", "claims"),
             "table claims: must have a name that no figure",
         ),
-        ("table/cp_split.yaml", TABLE.replace("mine", "cp_split"), "there is a table cp_split; must have another name"),
         ("figures/own_plot.py", "def", "own_plot.py:1: not Python: "),
-        ("figures/own_plot.py", "import nothing_at_all", "own_plot.py: cannot be imported ("),
         ("figures/own_plot.py", "RUNS = True", "must define EXPERIMENT, RUNS, load and draw; EXPERIMENT is missing"),
         ("figures/own_plot.py", FIGURE.replace('"drawn"', '"none"'), "EXPERIMENT=none: must be the name of a YAML"),
-        ("figure/own_plot.yaml", "figure: {drawing: qick}", "there is a figure own_plot"),
         ("figure/other.yaml", "figure: {drawing: warmpu}", "figure.drawing=warmpu: unknown (did you mean warmup?)"),
     ],
 )
@@ -295,13 +264,6 @@ def test_what_is_wrong_with_their_figures_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("entrain-bench: ")
     assert says in line
-
-
-def test_their_claims_come_after_ours(folder: Path) -> None:
-    ours, both = load_claims(), load_claims(str(folder))
-    assert both[: len(ours)] == ours
-    assert both[-1].config_dir == str(folder)
-    assert [claim.name for claim in both[len(ours) :]] == ["theirs"]
 
 
 def test_claims_asked_for_by_name_are_theirs_alone(folder: Path) -> None:

@@ -17,21 +17,17 @@ import numpy as np
 import pytest
 import yaml
 
+from entrain_bench.balancing.estimates import LayerProfile, ProfiledSamples, UnitEstimates
 from entrain_bench.balancing.interface import Assigner, Drafter, Observer, Planner, Scheduler
-from entrain_bench.balancing.layer_profile import LayerProfile
-from entrain_bench.balancing.profile import Profile, ProfiledSamples
-from entrain_bench.balancing.program_times import ProgramTimes
-from entrain_bench.balancing.unit_estimates import UnitEstimates
-from entrain_bench.base.errors import IncompatibleError
+from entrain_bench.balancing.profile import Profile, ProgramTimes
 from entrain_bench.cli import run_command
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.conformance.suite import PARTS
 from entrain_bench.program import Pass
-from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
-from entrain_bench.run.experiment import prepare, run_experiment
+from entrain_bench.run.experiment import prepare
 from support.builders import chain_layout, profile_of, tiny_job, tiny_model, uniform_batch
 
 FOLDER = Path(__file__).parents[1] / "examples" / "my_strategy"
@@ -98,22 +94,6 @@ def test_options_of_the_yaml_are_all_fields_but_what_is_learnt(example: ModuleTy
         assert node == {field.name: field.default for field in options if field.name != "pace"}
 
 
-def test_it_takes_models_with_generators(composer: Composer) -> None:
-    small = ["model=mllm_9b", "workload=laion_packed", "cluster=a100x64", "layout.tp=8", "microbatch_size=1"]
-    outcome = run_experiment(config(composer, *small, "global_batch=16", "iterations=1"))
-    assert [placed.pp for placed in outcome.layout.modules] == [1, 2, 1]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("workload", ["chartqa", "mathvision"])
-def test_it_gains_on_arrival_order(composer: Composer, workload: str) -> None:
-    mine, baseline = (
-        run_experiment(composer.run([f"strategy={name}", f"workload={workload}", "iterations=1"])).metrics
-        for name in ("mine", "megatron")
-    )
-    assert mine["iteration_time_s"] < 0.95 * baseline["iteration_time_s"]
-
-
 # Its parts
 
 
@@ -123,12 +103,6 @@ def test_longest_first_fills_microbatches_of_one_size_evenly(example: ModuleType
     # 5 | 4 | 3, then 3 to 3, 2 to 4 and 1 to 5.
     assert microbatch.tolist() == [0, 1, 2, 2, 1, 0]
     assert example.loads_s(work_s, microbatch)[:, 0].tolist() == [6, 6, 6]
-
-
-def test_a_microbatch_is_as_slow_as_its_slowest_module(example: ModuleType) -> None:
-    work_s = np.array([[8.0, 0], [0, 8], [0, 7], [7, 0]])
-    # What is long in different modules delays nothing when it shares a microbatch; by sums the 8s would be apart.
-    assert example.longest_first(work_s, 2).tolist() == [0, 0, 1, 1]
 
 
 def test_exchanges_relieve_the_slowest_until_none_helps(example: ModuleType) -> None:
@@ -177,11 +151,3 @@ def test_encoders_run_ahead_and_the_llm_does_not(example: ModuleType, num_ahead:
     check_program(program)
     before = [[action.kind for action in program.lane(lane)].index(Pass.BACKWARD) for lane in range(4)]
     assert before == forwards
-
-
-def test_modules_of_different_dp_are_refused(example: ModuleType) -> None:
-    model = tiny_model(encoder=2, llm=2)
-    wide, narrow = (chain_layout(model, 1, 1, 4, dp=dp) for dp in (2, 1))
-    layout = Layout((wide.modules[0], narrow.modules[1]), 4)
-    with pytest.raises(IncompatibleError, match=r"modules differ in DP \(\[1, 2\]\)"):
-        example.common_dp(layout)

@@ -55,7 +55,6 @@ fuzzed = settings(
 
 @cache
 def known_keys() -> dict[str, Any]:
-    """Keys that may be overridden, with the values of ``SMALL``."""
     keys = {**dict.fromkeys(key.name for key in documented_keys()), **flatten(compose(*SMALL).content())}
     return {name: value for name, value in keys.items() if name.partition(".")[0] not in KEPT}
 
@@ -76,7 +75,6 @@ def values_like(value: Any) -> st.SearchStrategy[str]:
 
 @st.composite
 def overrides(draw: st.DrawFn) -> str:
-    """A key or group with a value: possible, or mistyped."""
     prefix = draw(st.sampled_from(("",) * 12 + ("+", "++", "~", "@", " ")))
     if draw(st.integers(0, 3)) == 0:
         group = draw(st.sampled_from(GROUPS))
@@ -119,7 +117,6 @@ def traces(draw: st.DrawFn) -> bytes:
 
 
 def problem_of(words: list[str]) -> str:
-    """The problem with how a command ended; empty if there is none."""
     stderr = io.StringIO()
     with TemporaryDirectory() as folder, redirect_stdout(io.StringIO()), redirect_stderr(stderr):
         if words[0] == SMALL[0]:

@@ -29,7 +29,6 @@ LAUNCHER = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
 
 
 def processes_with(mark: str) -> set[int]:
-    """Processes that run and were given a mark in their environment."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -42,12 +41,10 @@ def processes_with(mark: str) -> set[int]:
 
 
 def orphans(mark: str, known: set[int]) -> set[int]:
-    """Running processes of a sweep."""
     return processes_with(mark) | {pid for pid in known if runs(pid)}
 
 
 def partial_files(folder: Path) -> list[Path]:
-    """Files that were being written when their process was killed."""
     return [*folder.rglob(".*.partial")]
 
 

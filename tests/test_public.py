@@ -7,11 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import entrain_bench
-from entrain_bench.base.errors import UserError
 from entrain_bench.commands.help import TASKS
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.line import RUN
@@ -37,17 +35,12 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("name", entrain_bench.__all__)
+@pytest.mark.parametrize("name", dir(entrain_bench))
 def test_every_public_name_is_there_and_documented(name: str) -> None:
     value = getattr(entrain_bench, name)
     assert value.__doc__
     assert value.__module__.startswith("entrain_bench.")
     assert name in dir(entrain_bench)
-
-
-def test_other_names_are_not() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = entrain_bench.nothing
 
 
 def test_the_readme_is_short() -> None:
@@ -62,10 +55,6 @@ def test_an_example_of_the_readme_runs_as_written(example: str, capsys: pytest.C
     shown = capsys.readouterr().out
     # Not of a timeline.
     assert all(metric in shown for metric in METRICS if metric not in ("planning_time_s", "believed_time_s"))
-
-
-def test_there_are_two_examples_of_ten_lines() -> None:
-    assert [len(example.strip().splitlines()) <= 14 for example in EXAMPLES] == [True, True]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -86,10 +75,3 @@ def test_a_run_of_the_documents_composes(command: str, monkeypatch: pytest.Monke
     cells = composer.sweep(request.overrides).cells if request.multirun else (request.overrides,)
     for cell in cells:
         composer.run(cell)
-
-
-def test_training_takes_no_samples_from_a_script() -> None:
-    config = entrain_bench.compose("harness=train", "model=tiny", "cluster=tiny")
-    shapes = entrain_bench.shapes_of(np.array([8]), {})
-    with pytest.raises(UserError, match="harness=train: cannot take other samples than those of its workload"):
-        entrain_bench.run_experiment(config, source=entrain_bench.ListedShapes("mine", shapes))

@@ -21,7 +21,6 @@ REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "table.parquet
 
 
 def in_figures(*words: str) -> tuple[str, ...]:
-    """The strategies that are in these figures."""
     stated = {
         name: yaml.safe_load((config_tree() / "strategy" / f"{name}.yaml").read_text()) for name in choices("strategy")
     }

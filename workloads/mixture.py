@@ -10,11 +10,9 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import require
-from entrain_bench.specs.items import concatenate
-from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.stream import stable_rng
+from entrain_bench.specs.shapes import SampleShapes, concatenate
 from entrain_bench.specs.tokens import TokenRules
-from entrain_bench.specs.workload import Counts, ShapeSource, Workload, counts_of
+from entrain_bench.specs.workload import Counts, ShapeSource, Workload, counts_of, stable_rng
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

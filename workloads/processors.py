@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.specs.image_rules import (
+from entrain_bench.specs.shapes import Items
+from entrain_bench.specs.tokens import (
     AnyResolution,
     FixedSize,
+    FrameRules,
     ImageRules,
     LongestEdge,
     NativeSize,
     NearestGrid,
     PaddedGrid,
     Resampled,
+    TileRules,
 )
-from entrain_bench.specs.items import Items
-from entrain_bench.specs.tokens import FrameRules, TileRules
 
 from .budget import ask_items
 

@@ -13,11 +13,10 @@ from scipy import special
 
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, sum_rows, take_rows
 from entrain_bench.base.errors import UserError, require
-from entrain_bench.specs.items import Items, concatenate, shapes_of
 from entrain_bench.specs.parse import check_mapping, parse
-from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.stream import one_of_two, stable_rng, stream_blocks
+from entrain_bench.specs.shapes import Items, SampleShapes, concatenate, shapes_of
 from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
+from entrain_bench.specs.workload import one_of_two, stable_rng, stream_blocks
 
 from .marginals import Marginal, RankCorrelation, draw_latents, latent_root, match_ranks, parse_marginal
 from .tokens import MAX_ASPECT_RATIO, image_items, video_items

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.specs.items import Items
+from entrain_bench.specs.shapes import Items
 from entrain_bench.specs.tokens import AudioRules, FrameRules, TokenRules
 
 from .budget import ask_items

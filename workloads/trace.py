@@ -13,11 +13,9 @@ import numpy as np
 
 from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of, sum_rows
 from entrain_bench.base.errors import UserError, require
-from entrain_bench.specs.contents import Moved, Samples
-from entrain_bench.specs.items import shapes_of
-from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.stream import ListedShapes, stable_rng
+from entrain_bench.specs.shapes import SampleShapes, shapes_of
 from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
+from entrain_bench.specs.workload import ListedShapes, Moved, Samples, stable_rng
 
 from .columns import ALL, MAX_PIXELS, Take, TraceColumns, read_columns
 from .marginals import parse_marginal

@@ -11,8 +11,7 @@ import pandas as pd
 from scipy import special
 
 from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
-from entrain_bench.specs.items import Items, shapes_of
-from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.shapes import Items, SampleShapes, shapes_of
 from entrain_bench.specs.tokens import TokenRules
 
 from .marginals import draw_latents, nearest_root

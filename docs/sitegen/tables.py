@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from entrain_bench.answers.documents.claim_pages import claim_commands, claim_row
+from entrain_bench.answers.documents.claims import claim_commands, claim_row
 from entrain_bench.answers.documents.verdict import JudgedClaim
 from entrain_bench.answers.statistics import mean_interval, ratio_interval
 from entrain_bench.answers.text import NOTHING, speedup

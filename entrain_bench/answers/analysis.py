@@ -20,13 +20,7 @@ from entrain_bench.specs.job import Degrees
 
 
 def token_quantiles(profile: Profile, num_samples: int, num_points: int) -> pd.DataFrame:
-    """Quantiles of the tokens per sample over freshly drawn samples.
-
-    Every quantile is a value that occurs (no interpolation).
-
-    Returns:
-        Columns ``probability``, ``encoder_tokens`` (all encoders together), ``llm_tokens``.
-    """
+    """Quantiles (values that occur) of ``encoder_tokens`` and ``llm_tokens`` per freshly drawn sample."""
     shapes = profile.samples.draw(num_samples)
     profile.job.model.check_shapes(shapes)
     modalities = [modality for module in profile.job.model.encoders for modality in module.config.modalities]
@@ -92,11 +86,7 @@ def encoder_shares(profile: Profile, degrees: Degrees, batch_size: int, num_draw
 
 
 def analyse(cells: Sequence[Cell], compute: Callable[..., pd.DataFrame], **parameters: Any) -> pd.DataFrame:
-    """Tables of ``compute(profile, **parameters)`` for every cell.
-
-    Returns:
-        The tables one below the other, with the columns ``workload``, ``model`` and those of ``label_columns``.
-    """
+    """Tables of ``compute(profile, **parameters)`` for every cell, with its workload, model and labels."""
     frames = []
     for cell in cells:
         try:

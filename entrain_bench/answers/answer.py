@@ -7,21 +7,39 @@ terminal, report, notebook, MLflow and figures show the same answer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from entrain_bench.answers.cases import Case, GroupKey, Outcome, SeedGroup, StrategyResult, cases_of, name_of
-from entrain_bench.answers.commands import commands_of
+from entrain_bench.answers.cases import Case, Outcome, StrategyResult, cases_of, name_of, varying
+from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, results_word
 from entrain_bench.answers.comparison import LeadSummary, Overall, Verdict, lead_of, overall, place_of, with_result
 from entrain_bench.answers.labels import OURS
 from entrain_bench.answers.posterior import ChanceSummary, rank_chances, split_draws
 from entrain_bench.answers.statistics import Interval
+from entrain_bench.answers.strategy_facts import runs_in
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.given import check_of_job
 from entrain_bench.config.tree import choices
 from entrain_bench.records.records import Record
 
 LOST = ("failed", "skipped")
+# With fewer seeds an interval says little; the seeds that the next step asks for.
+ENOUGH_SEEDS = 3
+NEXT_SEEDS = range(5)
+# Keys that ``recommend`` chooses itself or does not take, and keys that it takes in any case.
+NOT_OF_A_JOB = ("strategy", "seed", "plan", "harness")
+STATED = ("model", "workload", "cluster", "data", "global_batch", "microbatch_size")
+
+
+class NextStep(StrEnum):
+    """A next step after an answer."""
+
+    MORE_SEEDS = "more seeds"
+    RERUN = "rerun"
+    RECOMMEND = "recommend"
 
 
 class Pictures(Protocol):
@@ -41,9 +59,7 @@ class Answer:
     """Compared runs.
 
     Attributes:
-        records: the runs of all cases.
-        varying: headings of the labels that groups differ in; names of cases and groups consist of them.
-        names: by key of a group its name in its case.
+        varying: headings of the labels that groups differ in; names of cases consist of them.
         overall: speedups over the cases in which the baseline has all results, by variant, the fastest first.
         known: strategies that could have run.
         lost: planned runs without a record, by their overrides.
@@ -53,7 +69,6 @@ class Answer:
     records: Sequence[Record]
     cases: Sequence[Case]
     varying: Sequence[str]
-    names: Mapping[GroupKey, str]
     overall: Mapping[str, Overall]
     known: frozenset[str] = frozenset()
     lost: Sequence[str] = ()
@@ -63,12 +78,16 @@ class Answer:
     def of(cls, records: Sequence[Record], lost: Sequence[str] = ()) -> Answer:
         """Return the answer of some records; ``lost`` are planned runs without one."""
         usual, draws = split_draws(records)
-        return _answer(usual, cases_of(usual, draws), (), known_strategies(records), lost, draws)
+        answer = cls((), (), (), {}, known_strategies(records), lost, draws).about(cases_of(usual, draws))
+        return replace(answer, records=usual)
 
     def about(self, cases: Sequence[Case], headings: Sequence[str] = ()) -> Answer:
         """Return the answer of some of the cases; ``headings``: labels that name them, if not those that vary."""
+        differing = varying([result.labels for case in cases for result in case.results])
+        comparisons = [case.comparison for case in cases if case.comparison.comparable]
+        means = overall(comparisons) if comparisons else {}
         records = [record for case in cases for record in case.records]
-        return _answer(records, cases, headings, self.known, self.lost, self.draws)
+        return replace(self, records=records, cases=cases, varying=[*headings] or differing, overall=means)
 
     @property
     def baseline(self) -> str:
@@ -82,80 +101,69 @@ class Answer:
 
     @property
     def results(self) -> list[StrategyResult]:
-        """One for each group of every case."""
+        """All results of every case."""
         return [result for case in self.cases for result in case.results]
 
-    def variant(self, group: SeedGroup) -> str:
-        """Return the name of a group in its case."""
-        return self.names[group.key]
-
-    def with_verdict(self, case: Case, *verdicts: Verdict) -> list[str]:
-        """Return the names of a case's groups with one of some verdicts, the fastest first."""
-        return [self.names[key] for key in case.comparison.with_verdict(*verdicts)]
-
-    def first_and_ties(self, case: Case) -> tuple[list[str], list[str]]:
-        """Return the names of the fastest and of all that are as good; if not decided, who may win, and nothing."""
-        first = self.with_verdict(case, Verdict.FASTEST)
-        good = self.with_verdict(case, Verdict.AS_GOOD)
-        undecided = self.with_verdict(case, Verdict.OPEN)
-        return ([*first, *good, *undecided], []) if undecided else (first, good)
+    @property
+    def headings(self) -> Sequence[str]:
+        """Headings of the labels that a result is called by, at least its strategy."""
+        return self.varying or ["strategy"]
 
     def case_name(self, case: Case) -> str:
         """Return the name of a case; empty if all runs do the same job."""
         return name_of(case.job, self.varying)
 
-    @property
-    def variants(self) -> list[str]:
-        """Names of groups by display order of their strategies; without one, by name at the end."""
-        orders = {self.variant(result.group): result.group.display_order for result in self.results}
-        return sorted(orders, key=lambda variant: place_of(variant, orders[variant]))
-
     def side_by_side(self, is_shown: Callable[[Record], bool]) -> dict[str, Record]:
         """A run of every variant that ``is_shown`` in the first case with such runs, at the same seed if possible."""
         for case in self.cases:
-            runs = {}
-            for result in case.results:
-                done = {seed: result.group.runs[seed] for seed in with_result(result.standing.times)}
-                if shown := {seed: record for seed, record in done.items() if is_shown(record)}:
-                    runs[self.variant(result.group)] = shown
+            done = {
+                one.name: {seed: one.runs[seed] for seed in with_result(one.standing.times)} for one in case.results
+            }
+            runs = {
+                name: {seed: run for seed, run in by_seed.items() if is_shown(run)} for name, by_seed in done.items()
+            }
+            runs = {name: by_seed for name, by_seed in runs.items() if by_seed}
             if runs:
                 shared = set.intersection(*map(set, runs.values()))
-                return {variant: by_seed[min(shared or by_seed)] for variant, by_seed in runs.items()}
+                return {name: by_seed[min(shared or by_seed)] for name, by_seed in runs.items()}
         return {}
 
     @property
     def fastest(self) -> str:
         """The variant that is the fastest of the most cases; empty where there is nothing to compare."""
-        wins = Counter(self.variant(case.winner) for case in self.cases if case.winner)
+        wins = Counter(case.winner.name for case in self.cases if case.winner)
         return wins.most_common(1)[0][0] if wins else ""
 
     @property
-    def winner(self) -> tuple[Case, SeedGroup] | None:
-        """The fastest variant's first case that it wins, and its runs there; None without a winner."""
+    def winner(self) -> tuple[Case, StrategyResult] | None:
+        """The fastest variant's first case that it wins, and its result there; None without a winner."""
         won = ((case, case.winner) for case in self.cases if case.winner)
-        return next(((case, group) for case, group in won if self.variant(group) == self.fastest), None)
+        return next(((case, result) for case, result in won if result.name == self.fastest), None)
 
     @property
     def gain(self) -> Interval | None:
         """The winner's speedup over the baseline, over all cases; None without one, and if the baseline wins."""
         if not self.winner:
             return None
-        case, group = self.winner
-        if len(self.cases) == 1 or group.strategy == case.baseline:
-            return case.speedup(group)
-        mean = self.overall.get(self.variant(group))
+        case, result = self.winner
+        if len(self.cases) == 1 or result.strategy == case.baseline:
+            return case.speedup(result)
+        mean = self.overall.get(result.name)
         return mean.speedup if mean else None
 
     @property
     def not_run(self) -> list[str]:
         """Known strategies without a run."""
-        return sorted(self.known - {result.group.strategy for result in self.results})
+        return sorted(self.known - {result.strategy for result in self.results})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as plain values; templates word them (``templates/sentences.jinja``)."""
         contested = self.contested
         baseline = self.baseline
         is_mean = len(self.cases) > 1 and bool(baseline)
+        # By display order of their strategies; without one, by name at the end.
+        orders = {result.name: result.display_order for result in self.results}
+        variants = sorted(orders, key=lambda name: place_of(name, orders[name]))
         return {
             "baseline": baseline,
             "num_cases": len(self.cases),
@@ -163,51 +171,44 @@ class Answer:
             "num_known": len(self.known),
             "winners": [*_winners(self, contested)],
             "leads": _our_leads(contested),
-            "chances": _chances(self, contested),
+            "chances": _chances(contested),
             "overall": {name: asdict(mean) for name, mean in self.overall.items() if is_mean},
-            "without_mean": [name for name in self.variants if name not in self.overall] if is_mean else [],
-            **_doubts(self, contested),
-            "fewer_seeds": _fewer_seeds(self, contested),
+            "without_mean": [name for name in variants if name not in self.overall] if is_mean else [],
+            **_doubts(contested),
+            "fewer_seeds": _fewer_seeds(contested),
             "barred": [*_barred(self, contested)],
             "not_run": self.not_run,
-            "several_ran": len({result.group.strategy for result in self.results}) > 1,
+            "several_ran": len({result.strategy for result in self.results}) > 1,
             "lost": [*self.lost],
             "num_planned": len(self.records) + len(self.draws) + len(self.lost),
-            "problems": find_problems(self.results, self.varying or ["strategy"]),
+            "problems": find_problems(self.results, self.headings),
             "num_runs": len(self.records),
-            "without_result": count_lost(self.results),
+            "without_result": _count_lost(self.results),
         }
 
     def case_dicts(self, results_dir: str | None = None) -> list[dict[str, Any]]:
         """Return every case as plain values, with commands of its runs if their folder is given."""
         return [_case_dict(self, case, results_dir) for case in self.cases]
 
-
-def _answer(
-    records: Sequence[Record],
-    cases: Sequence[Case],
-    headings: Sequence[str],
-    known: frozenset[str],
-    lost: Sequence[str],
-    draws: Sequence[Record],
-) -> Answer:
-    groups = [group for case in cases for group in case.groups.values()]
-    by_strategy: dict[str, list[SeedGroup]] = {}
-    for group in groups:
-        by_strategy.setdefault(group.strategy, []).append(group)
-    apart = {
-        name: ["strategy", *(heading for heading in _varying(variants) if heading != "strategy")]
-        for name, variants in by_strategy.items()
-    }
-    names = {group.key: name_of(group.options, apart[group.strategy]) for group in groups}
-    comparisons = [case.comparison for case in cases if case.comparison.comparable]
-    means = {names[key]: mean for key, mean in overall(comparisons).items()} if comparisons else {}
-    return Answer(records, cases, [*headings] or _varying(groups), names, means, known, lost, draws)
-
-
-def _varying(groups: Sequence[SeedGroup]) -> list[str]:
-    first = groups[0].labels if groups else {}
-    return [heading for heading in first if any(group.labels[heading] != first[heading] for group in groups)]
+    def decision(self, results_dir: str) -> dict[str, Any]:
+        """Return what to use, its gain and reason, where it runs today, and the next step; of at least one case."""
+        if not self.winner:
+            has_result = any(case.comparison.with_verdict(Verdict.FASTEST) for case in self.cases)
+            return {"winner": "", "has_result": has_result, "next": _more_seeds(self, results_dir)}
+        case, result = self.winner
+        bests = {self.case_name(other): other.comparison.best[:1] for other in self.cases}
+        is_enough = len(case.comparison.seeds) >= ENOUGH_SEEDS
+        return {
+            "winner": self.fastest,
+            "strategy": result.strategy,
+            "as_good": case.first_and_ties[1] if len(self.cases) == 1 else [],
+            "exceptions": {name: next(iter(best), None) for name, best in bests.items() if best != [self.fastest]},
+            "gain": asdict(self.gain) if self.gain else None,
+            "num_seeds": len(case.comparison.seeds),
+            "saving": {"case": self.case_name(case), **case.saving} if case.saving else None,
+            "runs_in": runs_in(result.strategy),
+            "next": _after_winner(result, results_dir) if is_enough else _more_seeds(self, results_dir),
+        }
 
 
 def known_strategies(records: Sequence[Record]) -> frozenset[str]:
@@ -221,7 +222,7 @@ def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
     """Cases that ended alike, together: decided ones first, then those of the most cases."""
     ended: dict[tuple[Outcome, tuple[str, ...], tuple[str, ...]], list[Case]] = {}
     for case in cases:
-        first, good = answer.first_and_ties(case)
+        first, good = case.first_and_ties
         ended.setdefault((case.outcome, tuple(first), tuple(good)), []).append(case)
     for (outcome, fastest, as_good), alike in sorted(
         ended.items(), key=lambda item: (item[0][0] != Outcome.DECIDED, -len(item[1]))
@@ -232,79 +233,79 @@ def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
             "fastest": [*fastest],
             "as_good": [*as_good],
             "cases": [answer.case_name(case) for case in alike],
-            "num_strategies": sorted({len({group.strategy for group in case.groups.values()}) for case in alike}),
-            "num_variants": sorted({len(case.groups) for case in alike}),
+            "num_strategies": sorted({len({result.strategy for result in case.results}) for case in alike}),
+            "num_variants": sorted({len(case.results) for case in alike}),
             "gains": [asdict(gain) for gain in gains],
         }
 
 
 def _our_leads(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
     """Leads of our strategies over the fastest of all others, if each has one variant in every case."""
-    groups = (group for case in cases for group in case.groups.values())
     leads: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys(group.strategy for group in groups if group.family == OURS):
-        variants = [[key for key, group in case.groups.items() if group.strategy == name] for case in cases]
-        if all(len(keys) == 1 for keys in variants):
-            times = [{key: one.times for key, one in case.comparison.standings.items()} for case in cases]
-            summary = LeadSummary.of([lead_of(one, key) for one, (key,) in zip(times, variants, strict=True)])
-            leads |= {name: asdict(summary)} if summary else {}
+    for strategy in _distinct(one.strategy for case in cases for one in case.results if one.family == OURS):
+        variants = [[result.name for result in case.results if result.strategy == strategy] for case in cases]
+        if all(len(names) == 1 for names in variants):
+            times = [{one.name: one.standing.times for one in case.results} for case in cases]
+            summary = LeadSummary.of([lead_of(one, name) for one, (name,) in zip(times, variants, strict=True)])
+            leads |= {strategy: asdict(summary)} if summary else {}
     return leads
 
 
-def _chances(answer: Answer, cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
+def _chances(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
     """Chances of the strategy that is the fastest in most draws, and of ours; empty without draws."""
-    drawn = [case for case in cases if case.chances]
-    jobs = [case.chances for case in drawn]
-    ours = {key for case in drawn for key, group in case.groups.items() if group.family == OURS}
-    shown = dict.fromkeys([*rank_chances(jobs)[:1], *(key for job in jobs for key in job if key in ours)])
-    return {answer.names[key]: asdict(chance) for key in shown if (chance := ChanceSummary.of(jobs, key))}
+    jobs = [{one.name: one.chance for one in case.results if one.chance} for case in cases]
+    jobs = [job for job in jobs if job]
+    ours = [one.name for case in cases for one in case.results if one.chance and one.family == OURS]
+    shown = _distinct([*rank_chances(jobs)[:1], *ours])
+    return {name: asdict(chance) for name in shown if (chance := ChanceSummary.of(jobs, name))}
 
 
-def _doubts(answer: Answer, cases: Sequence[Case]) -> dict[str, Any]:
+def _doubts(cases: Sequence[Case]) -> dict[str, Any]:
     """Strategies that may be behind by chance (one seed, or not significantly slower), and doubtful intervals."""
-    standings = [(case, key, standing) for case in cases for key, standing in case.comparison.standings.items()]
-    behind = [
-        (answer.names[key], standing.behind.num_values > 1, standing.verdict)
-        for _, key, standing in standings
-        if standing.behind
-    ]
-    single = [name for name, is_tested, _ in behind if not is_tested]
-    unsure = [name for name, is_tested, verdict in behind if is_tested and verdict == Verdict.BEHIND]
-    doubts: dict[str, dict[str, None]] = {}
-    for case, key, standing in standings:
-        if standing.speedup and standing.speedup.doubt and case.groups[key].strategy != case.baseline:
-            doubts.setdefault(standing.speedup.doubt, {})[answer.names[key]] = None
+    results = [result for case in cases for result in case.results]
+    behind = [(one.name, one.standing.behind, one.standing.verdict) for one in results if one.standing.behind]
+    single = _distinct(name for name, ratio, _ in behind if ratio.num_values == 1)
+    doubts: dict[str, list[str]] = {}
+    for case in cases:
+        for result in case.results:
+            if (speedup := case.speedup(result)) and speedup.doubt:
+                doubts.setdefault(speedup.doubt, []).append(result.name)
     return {
         "is_single_seed": bool(single) and {*single} == {name for name, *_ in behind},
-        "single_seed": [*dict.fromkeys(single)],
-        "not_significant": [*dict.fromkeys(unsure)],
-        "doubts": {doubt: [*names] for doubt, names in doubts.items()},
+        "single_seed": single,
+        "not_significant": _distinct(
+            name for name, ratio, verdict in behind if ratio.num_values > 1 and verdict == Verdict.BEHIND
+        ),
+        "doubts": {doubt: _distinct(names) for doubt, names in doubts.items()},
     }
 
 
-def _fewer_seeds(answer: Answer, cases: Sequence[Case]) -> list[dict[str, Any]]:
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return [*dict.fromkeys(texts)]
+
+
+def _fewer_seeds(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Strategies without a record at seeds that others ran: names by the seeds that they did run."""
-    lacking: dict[tuple[int, ...], dict[str, None]] = {}
+    lacking: dict[tuple[int, ...], list[str]] = {}
     for case in cases:
-        for group in case.groups.values():
-            if len(group.runs) < len(case.comparison.seeds):
-                lacking.setdefault(tuple(sorted(group.runs)), {})[answer.variant(group)] = None
-    return [{"seeds": [*seeds], "strategies": [*names]} for seeds, names in lacking.items()]
+        for result in case.results:
+            if len(result.runs) < len(case.comparison.seeds):
+                lacking.setdefault(tuple(sorted(result.runs)), []).append(result.name)
+    return [{"seeds": [*seeds], "strategies": _distinct(names)} for seeds, names in lacking.items()]
 
 
 def _barred(answer: Answer, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
     """Failed strategies that would be ahead of the fastest."""
     for case in cases:
-        for key in case.comparison.with_verdict(Verdict.FAILED):
-            standing = case.comparison.standings[key]
-            if standing.behind and standing.behind.mean < 1:
-                done = with_result(standing.times)
+        for result in case.results:
+            behind = result.standing.behind
+            if result.standing.verdict == Verdict.FAILED and behind and behind.mean < 1:
                 yield {
-                    "strategy": answer.names[key],
+                    "strategy": result.name,
                     "case": answer.case_name(case),
-                    "seeds": [seed for seed in standing.times if seed not in done],
-                    "speedup": 1 / standing.behind.mean,
-                    "num_seeds": standing.behind.num_values,
+                    "seeds": [seed for seed, time in result.standing.times.items() if time is None],
+                    "speedup": 1 / behind.mean,
+                    "num_seeds": behind.num_values,
                 }
 
 
@@ -313,59 +314,59 @@ def find_problems(results: Sequence[StrategyResult], headings: Sequence[str]) ->
     alike: dict[tuple[str, str, int], list[StrategyResult]] = {}
     for result in results:
         for status in LOST:
-            if lost := [record for record in result.group.runs.values() if record.status == status]:
+            if lost := [record for record in result.runs.values() if record.status == status]:
                 alike.setdefault((status, lost[0].reason, len(lost)), []).append(result)
     problems = []
     for (status, reason, _), members in alike.items():
-        first = members[0].group.labels
-        shared = [heading for heading in headings if len({one.group.labels[heading] for one in members}) == 1]
-        named = [one for one in results if all(one.group.labels[heading] == first[heading] for heading in shared)]
+        first = members[0].labels
+        shared = [heading for heading in headings if len({one.labels[heading] for one in members}) == 1]
+        named = [one for one in results if all(one.labels[heading] == first[heading] for heading in shared)]
         for part, names in [(members, shared)] if named == members else [([one], headings) for one in members]:
-            runs = [run for one in part for run in one.group.runs.items()]
+            runs = [run for one in part for run in one.runs.items()]
             seeds = [seed for seed, record in runs if record.status == status]
-            name = name_of(part[0].group.labels, names) or "all"
+            name = name_of(part[0].labels, names) or "all"
             problems.append({"status": status, "name": name, "seeds": seeds, "num_runs": len(runs), "reason": reason})
     return problems
 
 
-def count_lost(results: Sequence[StrategyResult]) -> dict[str, list[int]]:
+def _count_lost(results: Sequence[StrategyResult]) -> dict[str, list[int]]:
     """Return the seeds of runs without a result by status, a seed for each run."""
-    runs = [(record.status, seed) for result in results for seed, record in result.group.runs.items()]
+    runs = [(record.status, seed) for result in results for seed, record in result.runs.items()]
     seeds = {status: [seed for one, seed in runs if one == status] for status in LOST}
     return {status: lost for status, lost in seeds.items() if lost}
 
 
 def _case_dict(answer: Answer, case: Case, results_dir: str | None) -> dict[str, Any]:
-    first, good = answer.first_and_ties(case)
-    base = case.baseline_group
+    first, good = case.first_and_ties
+    base = case.baseline_result
     return {
         "name": answer.case_name(case),
         "job": dict(case.job),
         "seeds": case.comparison.seeds,
         "baseline": case.baseline or None,
-        "baseline_variant": answer.variant(base) if base else None,
+        "baseline_variant": base.name if base else None,
         "outcome": case.outcome,
         "saving": case.saving,
         "fastest": first,
         "as_good": good,
-        "strategies": [_result_dict(answer, case, result) for result in case.results],
+        "strategies": [_result_dict(result) for result in case.results],
         "num_runs": len(case.records),
         **({} if results_dir is None else {"commands": commands_of(case.records, results_dir)}),
     }
 
 
-def _result_dict(answer: Answer, case: Case, result: StrategyResult) -> dict[str, Any]:
+def _result_dict(result: StrategyResult) -> dict[str, Any]:
     standing = result.standing
-    chance = case.chances.get(result.group.key)
+    chance = result.chance
     runs = []
-    for seed, record in sorted(result.group.runs.items()):
+    for seed, record in sorted(result.runs.items()):
         reason = {"reason": record.reason} if record.reason else {}
         time = {"iteration_time_s": standing.times[seed], "key": record.key}
         runs.append({"seed": seed, "status": record.status, **reason, **time})
     lead = asdict(chance.lead) if chance and chance.lead else None
     posterior = {"p_fastest": chance.probability, "num_draws": chance.num_draws, "lead": lead} if chance else None
     return {
-        "name": answer.variant(result.group),
+        "name": result.name,
         "verdict": standing.verdict,
         "is_best": result.best,
         "iteration_time_s": _interval_dict(standing.time),
@@ -381,3 +382,28 @@ def _interval_dict(interval: Interval | None) -> dict[str, Any] | None:
         return None
     ends = {"mean": interval.mean, "low": interval.low, "high": interval.high}
     return {**ends, "num_seeds": interval.num_values, "doubt": interval.doubt}
+
+
+def _more_seeds(answer: Answer, results_dir: str) -> dict[str, Any]:
+    firsts = [result.first for result in answer.results]
+    # The last override of a key counts.
+    more = [replace(one, overrides=(*one.overrides, f"seed={seed}")) for one in firsts for seed in NEXT_SEEDS]
+    case, _ = answer.winner or (answer.cases[0], None)
+    return {"kind": NextStep.MORE_SEEDS, "seeds": case.comparison.seeds, "commands": commands_of(more, results_dir)}
+
+
+def _after_winner(result: StrategyResult, results_dir: str) -> dict[str, Any]:
+    """A recommendation for the winner's job; its runs again, if recommendations are not for such jobs."""
+    again = {"kind": NextStep.RERUN, "commands": commands_of(result.runs.values(), results_dir)}
+    if str(result.first.labels["harness"]) != "simulate":
+        return again
+    values = decisive_overrides(result.first.overrides, result.first.config_dir)
+    words = [f"{key}{text}" for key, text in values.items() if key.partition("/")[0].split(".")[0] not in NOT_OF_A_JOB]
+    try:
+        for word in words:
+            if word.partition("=")[0] not in STATED:
+                check_of_job("overrides", word)
+    except UserError:
+        return again
+    command = command_line(["recommend", *words, *results_word(results_dir)], result.first.config_dir)
+    return {"kind": NextStep.RECOMMEND, "commands": [command]}

@@ -1,12 +1,12 @@
-"""Runs by job (cases) and by configuration (seed groups), compared."""
+"""Runs by job (cases) and by configuration (results of strategies), compared."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -17,9 +17,6 @@ from entrain_bench.records.keys import COSMETIC_KEYS
 from entrain_bench.records.leaves import flatten
 from entrain_bench.records.records import LABELS, Record
 from entrain_bench.records.time_shares import TIME_SHARES
-
-# The texts of all labels that distinguish a group from the others of its case.
-type GroupKey = tuple[str, ...]
 
 NAMES = tuple(name for name in LABELS if name != "seed")
 # Last words of paths that say what was chosen: the class of a part, the name of a device.
@@ -40,10 +37,11 @@ class SeedGroup:
     """All runs of one configuration, by seed.
 
     Attributes:
-        labels: text of every label, by its heading; no two groups share all labels.
-        job: the labels that define the job.
+        name: the strategy, and its options in which its groups differ; unique in a case.
+        labels: text of every label, by its heading; those in ``job`` define the job.
     """
 
+    name: str
     labels: Mapping[str, str]
     job: Mapping[str, str]
     runs: Mapping[int, Record]
@@ -52,11 +50,6 @@ class SeedGroup:
     def options(self) -> dict[str, str]:
         """The labels that do not define the job: strategy and its options."""
         return {heading: text for heading, text in self.labels.items() if heading not in self.job}
-
-    @property
-    def key(self) -> GroupKey:
-        """The name of the group in its case."""
-        return tuple(self.options.values())
 
     @property
     def first(self) -> Record:
@@ -80,10 +73,10 @@ class SeedGroup:
         return str(self.first.config["strategy"].get("family") or "")
 
     @property
-    def plainness(self) -> tuple[int, int, GroupKey]:
+    def plainness(self) -> tuple[int, int, tuple[str, ...]]:
         """Sort key for the variants of a strategy: most seeds first, then fewest overrides, then labels."""
         num_overrides = min(len(record.overrides) for record in self.runs.values())
-        return -len(self.runs), num_overrides, self.key
+        return -len(self.runs), num_overrides, tuple(self.options.values())
 
     @property
     def times(self) -> dict[int, float | None]:
@@ -109,12 +102,12 @@ class SeedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class StrategyResult:
+class StrategyResult(SeedGroup):
     """Result of a seed group; ``best``: it is the fastest of at least two groups, or as good."""
 
-    group: SeedGroup
     standing: Standing
     best: bool
+    chance: Chance | None
 
 
 class Outcome(StrEnum):
@@ -131,23 +124,19 @@ class Case:
     """All runs of one job.
 
     Attributes:
-        job: labels that define the job, by heading.
-        groups: seed groups, the fastest first; groups without a result come last.
-        comparison: their comparison, by the same names.
+        results: one for each seed group, the fastest first; groups without a result come last.
         baseline: the strategy that speedups are over, of all cases of the same records; empty where there is one only.
-        chances: under posterior draws, the most probable first; empty without draws.
     """
 
     job: Mapping[str, str]
-    groups: Mapping[GroupKey, SeedGroup]
-    comparison: Comparison[GroupKey]
+    results: Sequence[StrategyResult]
+    comparison: Comparison[str]
     baseline: str
-    chances: Mapping[GroupKey, Chance] = field(default_factory=dict)
 
     @property
     def contested(self) -> bool:
         """Whether there is anything to compare."""
-        return len(self.groups) > 1
+        return len(self.results) > 1
 
     @property
     def outcome(self) -> Outcome:
@@ -159,35 +148,41 @@ class Case:
         return Outcome.OPEN if self.comparison.with_verdict(Verdict.OPEN) else Outcome.DECIDED
 
     @property
-    def winner(self) -> SeedGroup | None:
-        """The fastest group; None if there is nothing to compare, or it is not decided."""
-        return self.groups[self.best[0]] if self.best else None
+    def winner(self) -> StrategyResult | None:
+        """The fastest result; None if there is nothing to compare, or it is not decided."""
+        return next((result for result in self.results if result.best), None)
 
     @property
-    def baseline_group(self) -> SeedGroup | None:
+    def first_and_ties(self) -> tuple[list[str], list[str]]:
+        """The names of the fastest and of all that are as good; if not decided, who may win, and nothing."""
+        first = self.comparison.with_verdict(Verdict.FASTEST)
+        good = self.comparison.with_verdict(Verdict.AS_GOOD)
+        undecided = self.comparison.with_verdict(Verdict.OPEN)
+        return ([*first, *good, *undecided], []) if undecided else (first, good)
+
+    @property
+    def baseline_result(self) -> StrategyResult | None:
         """The plainest variant of the baseline; None if it did not run."""
-        groups = (group for group in self.groups.values() if group.strategy == self.baseline)
-        return min(groups, key=lambda group: group.plainness, default=None)
+        results = (result for result in self.results if result.strategy == self.baseline)
+        return min(results, key=lambda result: result.plainness, default=None)
 
     @property
     def saving(self) -> dict[str, Any] | None:
         """Seconds of an iteration of baseline and winner, and its largest savings by class; None without either."""
-        base = self.baseline_group
-        if base is None or self.winner is None or base is self.winner:
+        base = self.baseline_result
+        winner = self.winner
+        if not base or not winner or base is winner or not base.standing.time or not winner.standing.time:
             return None
-        before, after = (self.comparison.standings[group.key].time for group in (base, self.winner))
-        if not before or not after:
-            return None
-        own = self.winner.seconds_by_class
-        saved = {name: spent_s - own[name] for name, spent_s in base.seconds_by_class.items() if name in own}
+        spent = winner.seconds_by_class
+        saved = {name: seconds - spent[name] for name, seconds in base.seconds_by_class.items() if name in spent}
         least = LEAST_SHARE * math.fsum(part for part in saved.values() if part > 0)
         ranked = sorted(saved, key=lambda name: -saved[name])[:MAX_PARTS]
         parts = {name: saved[name] for name in ranked if saved[name] > least}
-        return {"before": before.mean, "after": after.mean, "parts": parts}
+        return {"before": base.standing.time.mean, "after": winner.standing.time.mean, "parts": parts}
 
-    def speedup(self, group: SeedGroup) -> Interval | None:
-        """Return a group's speedup over the baseline; None without one, and for the baseline itself."""
-        return None if group.strategy == self.baseline else self.comparison.standings[group.key].speedup
+    def speedup(self, result: StrategyResult) -> Interval | None:
+        """Return a result's speedup over the baseline; None without one, and for the baseline itself."""
+        return None if result.strategy == self.baseline else result.standing.speedup
 
     @property
     def freedom(self) -> int:
@@ -196,20 +191,9 @@ class Case:
         return [*flatten({key: config.get(key) for key in ASKED}).values()].count(None)
 
     @property
-    def best(self) -> Sequence[GroupKey]:
-        """Names of the fastest group and of all that are as good; empty if there is nothing to compare."""
-        return self.comparison.best if self.contested else ()
-
-    @property
-    def results(self) -> list[StrategyResult]:
-        """One for each group."""
-        standings = self.comparison.standings
-        return [StrategyResult(group, standings[key], key in self.best) for key, group in self.groups.items()]
-
-    @property
     def records(self) -> list[Record]:
         """All runs, group by group."""
-        return [record for group in self.groups.values() for _, record in sorted(group.runs.items())]
+        return [record for result in self.results for _, record in sorted(result.runs.items())]
 
 
 def cases_of(records: Sequence[Record], draws: Sequence[Record] = ()) -> list[Case]:
@@ -218,11 +202,11 @@ def cases_of(records: Sequence[Record], draws: Sequence[Record] = ()) -> list[Ca
     The baseline is the first strategy of all records (``baseline_of``). Speedups are over its group with the same
     options, or else over its plainest one. ``draws`` are runs under posterior draws, which give the cases' chances.
     """
-    groups = groups_of(records) if records else []
+    groups = groups_of(records)
     orders = {group.strategy: group.display_order for group in groups}
     baseline = baseline_of(orders) if len(orders) > 1 else ""
     drawn = drawn_times(draws)
-    jobs: dict[GroupKey, list[SeedGroup]] = {}
+    jobs: dict[tuple[str, ...], list[SeedGroup]] = {}
     for group in groups:
         jobs.setdefault(tuple(group.job.values()), []).append(group)
     ordered = sorted(jobs.values(), key=lambda job: (job[0].job["workload"], job[0].job["model"]))
@@ -230,25 +214,27 @@ def cases_of(records: Sequence[Record], draws: Sequence[Record] = ()) -> list[Ca
 
 
 def _case(groups: Sequence[SeedGroup], baseline: str, drawn: Mapping[str, Mapping[str, Times]]) -> Case:
-    named = {group.key: group for group in groups}
-    times = {key: group.times for key, group in named.items()}
+    named = {group.name: group for group in groups}
+    bases = sorted((group for group in groups if group.strategy == baseline), key=lambda group: group.plainness)
+    same = {tuple(base.options.values()): base.name for base in bases}
+    references = {
+        group.name: same.get(tuple({**group.options, "strategy": baseline}.values()), bases[0].name)
+        for group in groups
+        if bases
+    }
     num_batches = min(max(1, len(record.iterations)) for group in groups for record in group.runs.values())
-    comparison = compare(times, _references(named, baseline), num_batches=num_batches)
-    ranked = {key: named[key] for key in comparison.ranked}
-    under = {key: drawn.get(job_of(group.first), {}).get(variant_of(group.first)) for key, group in ranked.items()}
-    odds = chances({key: times for key, times in under.items() if times}) if drawn else {}
-    return Case(groups[0].job, ranked, comparison, baseline, odds)
+    comparison = compare({name: group.times for name, group in named.items()}, references, num_batches=num_batches)
+    best = comparison.best if len(groups) > 1 else ()
+    under = {name: drawn.get(job_of(one.first), {}).get(variant_of(one.first)) for name, one in named.items()}
+    odds = chances({name: times for name in comparison.ranked if (times := under[name])})
+    results = [
+        StrategyResult(name, one.labels, one.job, one.runs, comparison.standings[name], name in best, odds.get(name))
+        for name, one in ((name, named[name]) for name in comparison.ranked)
+    ]
+    return Case(groups[0].job, results, comparison, baseline)
 
 
-def _references(named: Mapping[GroupKey, SeedGroup], baseline: str) -> dict[GroupKey, GroupKey]:
-    bases = sorted(
-        (key for key, group in named.items() if group.strategy == baseline), key=lambda key: named[key].plainness
-    )
-    same = {key: tuple({**group.options, "strategy": baseline}.values()) for key, group in named.items()}
-    return {key: same[key] if same[key] in bases else bases[0] for key in named if bases}
-
-
-def groups_of(records: Sequence[Record]) -> list[SeedGroup]:
+def groups_of(records: Iterable[Record]) -> list[SeedGroup]:
     """Group runs that differ only in their seed, in order of appearance."""
     alike: dict[str, list[Record]] = {}
     for record in records:
@@ -257,34 +243,47 @@ def groups_of(records: Sequence[Record]) -> list[SeedGroup]:
         alike.setdefault(json.dumps([_names(record), config], default=repr), []).append(record)
     firsts = [first for first, *_ in alike.values()]
     labels = _labels(firsts)
-    owned = OWNED if len({first.labels["strategy"] for first in firsts}) > 1 else (*OWNED, *ASKED)
-    runs: dict[GroupKey, dict[int, Record]] = {}
+    runs: dict[tuple[str, ...], dict[int, Record]] = {}
     for texts, same in zip(zip(*labels.values(), strict=True), alike.values(), strict=True):
         runs.setdefault(texts, {}).update({record.labels["seed"]: record for record in same})
-    groups = []
-    for texts, by_seed in runs.items():
-        named = {heading: text for (heading, _), text in zip(labels, texts, strict=True)}
-        groups.append(
-            SeedGroup(named, {heading: named[heading] for heading, key in labels if key not in owned}, by_seed)
-        )
-    return groups
+    headings = [heading for heading, _ in labels]
+    rows = [dict(zip(headings, texts, strict=True)) for texts in runs]
+    owned = OWNED if len({row["strategy"] for row in rows}) > 1 else (*OWNED, *ASKED)
+    job = [heading for heading, key in labels if key not in owned]
+    apart = {
+        strategy: ["strategy", *varying([row for row in rows if row["strategy"] == strategy], {"strategy", *job})]
+        for strategy in {row["strategy"] for row in rows}
+    }
+    return [
+        SeedGroup(name_of(row, apart[row["strategy"]]), row, {heading: row[heading] for heading in job}, by_seed)
+        for row, by_seed in zip(rows, runs.values(), strict=True)
+    ]
+
+
+def varying(rows: Sequence[Mapping[str, str]], aside: Iterable[str] = ()) -> list[str]:
+    """Return the headings, but those ``aside``, of labels in which some rows differ."""
+    headings = [heading for heading in (rows[0] if rows else ()) if heading not in aside]
+    return [heading for heading in headings if len({row[heading] for row in rows}) > 1]
 
 
 def swept_paths(records: Sequence[Record]) -> list[str]:
     """Return the configuration paths, without the seed, that distinguish runs with equal names.
 
-    Choices come first (a part's class, a device's name). Paths that follow from earlier ones, such as the parameters of
-    a part, are left out.
+    Choices come first (a part's class, a device's name). Paths that follow from earlier ones are left out.
     """
     leaves = [_leaves(record) for record in records]
+    values = {
+        path: [repr(config.get(path, ABSENT)) for config in leaves]
+        for path in dict.fromkeys(path for config in leaves for path in config)
+    }
     seen = [_names(record) for record in records]
     kept = set[str]()
-    for path in sorted(_differing(seen, leaves), key=_rank):
-        values = [{path: config.get(path, ABSENT)} for config in leaves]
-        if _differing(seen, values):
+    for path in sorted(values, key=lambda path: (*_rank(path), -len({*values[path]}))):
+        finer = [(*group, value) for group, value in zip(seen, values[path], strict=True)]
+        if len({*finer}) > len({*seen}):
             kept.add(path)
-            seen = [(*config, repr(value)) for config, value in zip(seen, values, strict=True)]
-    return [path for path in dict.fromkeys(path for config in leaves for path in config) if path in kept]
+            seen = finer
+    return [path for path in values if path in kept]
 
 
 def _labels(records: Sequence[Record]) -> dict[tuple[str, str], list[str]]:
@@ -305,18 +304,6 @@ def _names(record: Record) -> tuple[str, ...]:
     return tuple(str(record.labels[name]) for name in NAMES)
 
 
-def _differing(groups: Sequence[tuple[str, ...]], mappings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the paths at which mappings of one group differ."""
-    first: dict[tuple[str, ...], Mapping[str, Any]] = {}
-    differing: dict[str, None] = {}
-    for group, values in zip(groups, mappings, strict=True):
-        other = first.setdefault(group, values)
-        for path in {**other, **values}:
-            if path not in differing and repr(values.get(path, ABSENT)) != repr(other.get(path, ABSENT)):
-                differing[path] = None
-    return [*differing]
-
-
 def _rank(path: str) -> tuple[int, int]:
     """Return a sort key: choices first, outer before inner paths, descriptive text last."""
     words = path.split(".")
@@ -327,8 +314,7 @@ def _rank(path: str) -> tuple[int, int]:
 
 def _headings(paths: Sequence[str]) -> dict[str, str]:
     """Return a short heading for every path; the whole path if the short heading is not unique."""
-    stems = {path: path.removesuffix("._target_").removesuffix(".name") for path in paths}
-    short = {path: stem.split(".", 1)[-1] for path, stem in stems.items()}
+    short = {path: path.removesuffix("._target_").removesuffix(".name").split(".", 1)[-1] for path in paths}
     taken = Counter([*NAMES, *short.values(), *(path for path in paths if path != short[path])])
     return {path: short[path] if taken[short[path]] == 1 else path for path in paths}
 

@@ -42,8 +42,7 @@ def sweep_command(overrides: Sequence[str], config_dir: str | None = None) -> st
 def commands_of(records: Iterable[Record], results_dir: str | Path = RESULTS_DIR) -> list[str]:
     """Command lines that give exactly the keys of some records, in order of appearance.
 
-    Cells whose values are a full product become one ``--multirun`` line. Relative paths are those of the records: the
-    commands belong to the folder that the runs were started in.
+    Cells whose values are a full product become one ``--multirun`` line. Relative paths are those of the records.
     """
     where = results_word(str(results_dir))
     groups: dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], None]] = {}

@@ -47,9 +47,7 @@ class Standing:
 
     Attributes:
         times: seconds an iteration by seed; None for a run that failed or was skipped.
-        gains: speedups over its reference by seed, where both have a result.
-        time: mean seconds an iteration; None without a result.
-        speedup: geometric mean of the gains; None without any.
+        gains: speedups over its reference by seed, where both have a result; ``speedup``: their geometric mean.
         behind: its times over the fastest's at shared seeds; None for the fastest and without such seeds.
     """
 
@@ -68,13 +66,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Comparison[Name: Hashable]:
-    """The groups of a case.
-
-    Attributes:
-        standings: how each does, in the given order.
-        ranked: their names, the fastest first, those without a result last.
-        num_batches: batches that a run's time is the mean of.
-    """
+    """The groups of a case; ``ranked``: the fastest first, those without a result last."""
 
     standings: Mapping[Name, Standing]
     ranked: Sequence[Name]
@@ -107,13 +99,7 @@ class Comparison[Name: Hashable]:
 
 @dataclass(frozen=True, slots=True)
 class Overall:
-    """A group over several cases.
-
-    Attributes:
-        speedup: geometric mean over cases at every seed, then over seeds.
-        least, greatest: speedups of single cases.
-        num_best: cases in which it is the fastest or as good.
-    """
+    """A group over several cases; ``least``, ``greatest``: of single cases; ``num_best``: the fastest or as good."""
 
     speedup: Interval
     least: float
@@ -174,10 +160,7 @@ def with_result(times: Times) -> dict[int, float]:
 
 
 def overall[Name: Hashable](comparisons: Sequence[Comparison[Name]]) -> dict[Name, Overall]:
-    """Return groups with a speedup at all seeds of all cases, the fastest first, at the seeds that the cases share.
-
-    ``comparisons`` are at least one, each with the same names for the same groups.
-    """
+    """Return groups with a speedup at all seeds of all cases, the fastest first, at the seeds that the cases share."""
     seeds = sorted(set.intersection(*({*one.seeds} for one in comparisons)))
     means_over_cases = {}
     for name in comparisons[0].standings if seeds else ():
@@ -280,7 +263,6 @@ class LeadSummary:
 
     Attributes:
         speedup: of the only case; None for several.
-        least, greatest, mean: over cases, the mean geometric.
         num_known, num_cases: cases with a speedup, and all.
         num_lacking: cases in which the strategy has no result at some seed.
     """

@@ -73,8 +73,7 @@ def print_table(records: Sequence[Record], lost: Sequence[str] = ()) -> None:
 def summary(records: Sequence[Record], width: int, lost: Sequence[str] = ()) -> Iterator[Text]:
     """Return lines on runs: what they share, a table, runs without a result, the answer, and notices on samples.
 
-    Runs that differ by their seed only are one row. No label is ever cut: if the labels alone take more than the width,
-    so does the table. ``lost`` are planned runs that left no record.
+    No label is ever cut: if the labels alone take more than the width, so does the table.
     """
     answer = Answer.of(records, lost)
     rows = answer.results
@@ -82,17 +81,16 @@ def summary(records: Sequence[Record], width: int, lost: Sequence[str] = ()) -> 
     if not rows:
         yield from said
         return
-    # Without a label there would be nothing to call a row.
-    labels = answer.varying or ["strategy"]
-    shared = [f"{name} {text}" for name, text in rows[0].group.labels.items() if name not in labels]
-    yield from wrapped(", ".join([*shared, spell_seeds([seed for row in rows for seed in row.group.runs])]), width)
+    labels = answer.headings
+    shared = [f"{name} {text}" for name, text in rows[0].labels.items() if name not in labels]
+    yield from wrapped(", ".join([*shared, spell_seeds([seed for row in rows for seed in row.runs])]), width)
     if any(row.standing.time for row in rows):
-        named = [Column(label, [row.group.labels[label] for row in rows]) for label in labels]
+        named = [Column(label, [row.labels[label] for row in rows]) for label in labels]
         values = value_columns(rows, answer.baseline)
         columns = fitting([*named, *values], width, [*labels, *ALWAYS], SPEEDUP)
         yield from wrapped(_legend([column.heading for column in columns], answer.baseline), width)
         yield from _table(answer.cases, columns, len(labels))
-    words = [*map(Text, problems(rows, labels)), *said, *wrapped(losses(rows), width)]
+    words = [*map(Text, problems(answer)), *said, *wrapped(losses(answer), width)]
     words += [line for notice in notices(records) for line in wrapped(notice, width)]
     yield from [Text(), *words] if words else []
 
@@ -139,10 +137,10 @@ def value_columns(rows: Sequence[StrategyResult], baseline: str) -> list[Column]
     speedups = [row.standing.speedup for row in rows]
     digits = decimals([time.mean for time in means if time])
     # Without a time, what became of the first run.
-    states = [row.group.runs[min(row.group.runs)].status for row in rows]
+    states = [row.runs[min(row.runs)].status for row in rows]
     texts = [seconds(time.mean, digits) if time else state for time, state in zip(means, states, strict=True)]
     # The interval of the baseline's speedup over itself says nothing.
-    compared = [None if row.group.strategy == baseline else row.standing.speedup for row in rows]
+    compared = [None if row.strategy == baseline else row.standing.speedup for row in rows]
     columns = [
         Column("s/iter", texts),
         Column("±", [seconds(time.margin if time and time.num_values > 1 else None, digits) for time in means]),
@@ -172,7 +170,7 @@ def _counts(rows: Sequence[StrategyResult]) -> list[str]:
 
 
 def _mean(row: StrategyResult, metric: str, scale: float, digits: int) -> str:
-    values = [*row.group.values(metric).values()]
+    values = [*row.values(metric).values()]
     return f"{scale * math.fsum(values) / len(values):.{digits}f}" if values else NOTHING
 
 

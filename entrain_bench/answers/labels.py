@@ -13,7 +13,7 @@ import pandas as pd
 from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.tree import config_tree
-from entrain_bench.costs.profiled.profiled_cluster import ProfiledDevice
+from entrain_bench.costs.profiled.times import ProfiledDevice
 
 # The column that holds what a strategy's YAML states as ``display_order``.
 ORDER = "strategy_order"

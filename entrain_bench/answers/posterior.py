@@ -47,13 +47,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """A strategy of a job over posterior draws.
-
-    Attributes:
-        num_fastest: draws in which it is the fastest.
-        num_draws: draws in which any strategy of the job has a result.
-        leads: by draw, the time of the fastest other strategy over its own.
-    """
+    """A strategy of a job over draws; ``leads``: by draw, the time of the fastest other one over its own."""
 
     num_fastest: int
     num_draws: int
@@ -71,10 +65,7 @@ class Chance:
 
 
 def chances[Name: Hashable](times: Mapping[Name, Times]) -> dict[Name, Chance]:
-    """Return the chances of all strategies of a job, the most probable first; empty if no draw has a result.
-
-    ``times`` are seconds an iteration by strategy and draw; None for a run without a result.
-    """
+    """Return the chances of all strategies of a job by their times, the most probable first; empty without a result."""
     done = {name: with_result(by_draw) for name, by_draw in times.items()}
     draws = sorted({draw for by_draw in done.values() for draw in by_draw})
     winners = [_fastest(done, draw) for draw in draws]
@@ -159,13 +150,11 @@ def variant_of(record: Record) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChanceSummary:
-    """The chances of a strategy over one or several jobs.
+    """The chances of a strategy over one or several jobs; the lead in a draw is the geometric mean over the jobs.
 
     Attributes:
         probability: P(fastest), mean over all jobs.
-        lead: over draws; in a draw it is the geometric mean over the jobs.
-        num_draws: draws of a job.
-        num_jobs, num_leads: jobs, and those with a lead.
+        num_leads: jobs with a lead.
         num_sure: jobs in which P(fastest) is at least ``COVERAGE``.
     """
 

@@ -15,7 +15,6 @@ from typing import Any
 from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.cases import Case
 from entrain_bench.answers.commands import shared_overrides
-from entrain_bench.answers.decision import decide
 from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.sentences import losses, notices, posterior, problems, sentences
 from entrain_bench.answers.text import count, escape_markdown, listing, load_template
@@ -69,7 +68,7 @@ class Material:
 
         def place(setting: tuple[str, ...]) -> tuple[int, int, int, int, tuple[str, ...]]:
             cases = settings[setting]
-            compared = sum(len({group.strategy for group in case.groups.values()}) for case in cases if case.contested)
+            compared = sum(len({result.strategy for result in case.results}) for case in cases if case.contested)
             overrides = min(len(record.overrides) for case in cases for record in case.records)
             num_runs = sum(len(case.records) for case in cases)
             return -compared, -max(case.freedom for case in cases), -num_runs, overrides, setting
@@ -150,7 +149,7 @@ def report_of(material: Material, pictures: Pictures | None = None) -> Report:
         "shared": shared_overrides(main.records, [*main.cases[0].job, "strategy", "seed"]),
         "ranking": main.overall if min(len(main.cases), len(main.overall)) > 1 else {},
         "settings": settings if compared.cases else None,
-        "failed": problems(material.answer.results, material.answer.varying or ["strategy"]),
+        "failed": problems(material.answer),
         "environment": _environment(material),
     }
 
@@ -208,9 +207,9 @@ def _bodies(report: Report, blocks: str) -> Iterator[tuple[str, str]]:
 
 
 def _core(answer: Answer, results_dir: str, cases: Sequence[Case], standings: bytes | None) -> Report:
-    words = {"posterior": posterior(answer), "losses": losses(answer.results)}
+    words = {"posterior": posterior(answer), "losses": losses(answer)}
     return {
-        "decision": {**answer.to_dict(), **decide(answer, results_dir), **words},
+        "decision": {**answer.to_dict(), **answer.decision(results_dir), **words},
         "standings": b64encode(standings).decode() if standings else "",
         "answer": _anchored(answer, cases),
         "sentences": sentences(answer),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from entrain_bench.answers.answer import Answer, count_lost, find_problems
-from entrain_bench.answers.cases import StrategyResult
+from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.comparison import Comparison, LeadResult, LeadSummary, count_wins
 from entrain_bench.answers.posterior import Chance, ChanceSummary, rank_chances
 from entrain_bench.answers.text import load_template, paragraphs_of
@@ -32,9 +31,9 @@ def posterior(answer: Answer) -> list[str]:
     return [_one("chance", name, chance, "case") for name, chance in answer.to_dict()["chances"].items()]
 
 
-def problems(results: Sequence[StrategyResult], headings: Sequence[str]) -> list[str]:
+def problems(answer: Answer) -> list[str]:
     """Lines on runs without a result: how many, at which seeds, why; one line for all runs of equal reason."""
-    return [_one("problem", problem) for problem in find_problems(results, headings)]
+    return [_one("problem", problem) for problem in answer.to_dict()["problems"]]
 
 
 def gain_text(answer: Answer) -> str:
@@ -46,9 +45,10 @@ def gain_text(answer: Answer) -> str:
     return _one("gain", values)
 
 
-def losses(results: Sequence[StrategyResult]) -> str:
+def losses(answer: Answer) -> str:
     """How many of all runs have no result, and at which seeds, in one sentence; empty if all have."""
-    return _one("without_result", sum(len(result.group.runs) for result in results), count_lost(results))
+    values = answer.to_dict()
+    return _one("without_result", values["num_runs"], values["without_result"])
 
 
 def winners_sentence[Name: Hashable](comparisons: Sequence[Comparison[Name]], labels: Mapping[Name, str]) -> str:

@@ -70,19 +70,15 @@ class Interval:
         return self.num_values > 1 and not self.low <= value <= self.high
 
 
-def mean_interval(values: Sequence[float], num_batches: int = 1) -> Interval:
-    """Return the mean of values by seed, each itself the mean of ``num_batches``, with Student's t interval."""
-    mean, error = _mean_and_error(values)
-    half = t_quantile(len(values) - 1) * error if len(values) > 1 else 0.0
-    return Interval(mean, mean - half, mean + half, len(values), doubt_of(values, num_batches))
+def mean_interval(values: Sequence[float], num_batches: int = 1, further: float = math.inf) -> Interval:
+    """Return the mean of values by seed, each itself the mean of ``num_batches``, with Student's t interval.
 
-
-def prediction_interval(values: Sequence[float], further: int, num_batches: int = 1) -> Interval:
-    """Return the mean of values by seed, with the interval that has the mean of further seeds in 95% of cases."""
+    Of finitely many ``further`` seeds, the interval has their mean in 95% of cases (prediction).
+    """
     mean, error = _mean_and_error(values)
-    count = len(values)
-    half = t_quantile(count - 1) * error * math.sqrt(1 + count / further) if count > 1 else 0.0
-    return Interval(mean, mean - half, mean + half, count, doubt_of(values, num_batches))
+    number = len(values)
+    half = t_quantile(number - 1) * error * math.sqrt(1 + number / further) if number > 1 else 0.0
+    return Interval(mean, mean - half, mean + half, number, doubt_of(values, num_batches))
 
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], num_batches: int = 1) -> Interval:
@@ -179,11 +175,13 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
 
     Infinite numbers, for what has no result, are equal to each other and come last.
     """
-    signs = [(_sign(first[i], first[j]), _sign(second[i], second[j])) for i in range(len(first)) for j in range(i)]
-    ranked = math.prod(sum(abs(pair[side]) for pair in signs) for side in range(2))
-    if not ranked:
-        return float(all(one == other for one, other in signs))
-    return sum(one * other for one, other in signs) / math.sqrt(ranked)
+    pairs = [[decisive(number) for number in numbers] for numbers in (first, second)]
+    if any(len({*numbers}) == 1 for numbers in pairs):
+        return float(all(len({*numbers}) == 1 for numbers in pairs))
+    # Only figures need it, and importing takes a second.
+    from scipy.stats import kendalltau
+
+    return round(float(kendalltau(*pairs).statistic), DIGITS)
 
 
 def t_quantile(degrees: int) -> float:
@@ -214,9 +212,3 @@ def _log_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> l
     if min(*numerators, *denominators) <= 0:
         raise ValueError("ratios are compared of positive numbers only")
     return [log(one / other) for one, other in zip(numerators, denominators, strict=True)]
-
-
-def _sign(one: float, other: float) -> int:
-    a = decisive(one)
-    b = decisive(other)
-    return (a > b) - (a < b)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Annotated
 
 import yaml
 
@@ -13,23 +13,22 @@ from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.config.comments import first_sentence
 from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.simulate.rendezvous import BATCHED, RULES
-from entrain_bench.specs.parse import parse
+from entrain_bench.specs.parse import OneOf, parse
 
 FILE = "strategies.yaml"
 
 
 @dataclass(frozen=True, slots=True)
-class StatedFacts:
-    """Facts that the file states.
+class StrategyFacts:
+    """One strategy in words: first what the file states, then what the strategy's YAML does.
 
     Attributes:
         paper: arXiv numbers.
         code: place of its authors' code; empty if we found none.
         balances: whose work it makes equal.
-        needs: requirements on a job or a framework.
         runs_in: frameworks other than this suite that run it, with their limits.
         page: its page in ``docs/strategies``, with an anchor if the page has several strategies; empty: its own.
-        transfers: one of ``simulate.rendezvous.RULES``: how ranks must post receives so that no program deadlocks.
+        transfers: how ranks must post receives so that no program deadlocks.
     """
 
     paper: tuple[str, ...] = ()
@@ -38,13 +37,7 @@ class StatedFacts:
     needs: tuple[str, ...] = ()
     runs_in: tuple[str, ...] = ()
     page: str = ""
-    transfers: str = BATCHED
-
-
-@dataclass(frozen=True, slots=True)
-class StrategyFacts(StatedFacts):
-    """One strategy in words: its ``label`` in figures, ``summary``, heading of its ``family`` and ``order``."""
-
+    transfers: Annotated[str, OneOf(RULES)] = BATCHED
     name: str = ""
     label: str = ""
     family: str = ""
@@ -58,18 +51,6 @@ def strategy_facts() -> list[StrategyFacts]:
     Raises:
         UserError: for an entry without a strategy, a strategy without an entry, and an unknown or malformed key.
     """
-    facts = (_facts(name, stated) for name, stated in _stated().items())
-    return sorted(facts, key=lambda facts: (facts.order, facts.name))
-
-
-@cache
-def runs_in(name: str) -> tuple[str, ...] | None:
-    """Return the frameworks that run a strategy, with their limits; None for a strategy that is not of the suite."""
-    stated = _stated()
-    return stated[name].runs_in if name in stated else None
-
-
-def _stated() -> dict[str, StatedFacts]:
     entries = yaml.safe_load((config_tree() / FILE).read_text())
     names = choices("strategy")
     for name in entries:
@@ -78,23 +59,25 @@ def _stated() -> dict[str, StatedFacts]:
     for name in names:
         if name not in entries:
             raise UserError(f"{FILE}: must have an entry {name}, as every strategy")
-    stated = {name: parse(StatedFacts, entries[name], f"{FILE}: {name}") for name in names}
-    for name, facts in stated.items():
-        if facts.transfers not in RULES:
-            raise unknown_choice(f"{FILE}: {name}.transfers", facts.transfers, RULES)
-    return stated
+    facts = (_facts(name, parse(StrategyFacts, entries[name], f"{FILE}: {name}")) for name in names)
+    return sorted(facts, key=lambda facts: (facts.order, facts.name))
 
 
-def _facts(name: str, stated: StatedFacts) -> StrategyFacts:
+@cache
+def runs_in(name: str) -> tuple[str, ...] | None:
+    """Return the frameworks that run a strategy, with their limits; None for a strategy that is not of the suite."""
+    return next((facts.runs_in for facts in strategy_facts() if facts.name == name), None)
+
+
+def _facts(name: str, stated: StrategyFacts) -> StrategyFacts:
     path = config_tree() / "strategy" / f"{name}.yaml"
     strategy = yaml.safe_load(path.read_text())
-    values: dict[str, Any] = {
-        **asdict(stated),
-        "page": stated.page or f"{name}.md",
-        "name": name,
-        "label": str(strategy.get("label") or spell(name)),
-        "family": FAMILIES[str(strategy.get("family") or "")],
-        "summary": first_sentence(path),
-        "order": float(strategy.get("display_order", "inf")),
-    }
-    return StrategyFacts(**values)
+    return replace(
+        stated,
+        page=stated.page or f"{name}.md",
+        name=name,
+        label=str(strategy.get("label") or spell(name)),
+        family=FAMILIES[str(strategy.get("family") or "")],
+        summary=first_sentence(path),
+        order=float(strategy.get("display_order", "inf")),
+    )

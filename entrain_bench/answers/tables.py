@@ -1,18 +1,20 @@
-"""Tidy tables for figures: of run records and of timelines; fastest strategies and rank correlations by setting."""
+"""Tidy tables of run records and of timelines: means and ratios over seeds, the fastest, what has no result."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from entrain_bench.answers.comparison import TIME, Comparison, baseline_of, compare
+from entrain_bench.answers.comparison import TIME, Comparison, baseline_of, compare, geometric_mean
 from entrain_bench.answers.labels import in_order, label_columns, names, orders
-from entrain_bench.answers.statistics import kendall_tau, mean_interval, ratio_interval
+from entrain_bench.answers.statistics import Interval, kendall_tau, mean_interval, ratio_interval
+from entrain_bench.answers.text import count, listing
+from entrain_bench.base.arithmetic import exp, log
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.leaves import flatten
 from entrain_bench.records.records import Record, Results, labels_of
@@ -23,6 +25,11 @@ type Statistic = str | Callable[[pd.Series[float]], float]
 
 # A cell whose record is absent; the other states are those of records.
 MISSING = "missing"
+JOB = ["model", "workload"]
+CASE = [*JOB, "strategy"]
+TIMES = ["iteration_time_s", "lower_bound_s"]
+# What stands for all models and traces together.
+ALL = "all"
 # What a strategy does in a run that has no result.
 STATUSES = {"failed": "fails", "skipped": "is skipped", MISSING: "has not run"}
 
@@ -57,9 +64,7 @@ def run_table(cells: Sequence[Cell], results: Results, settings: Mapping[str, st
 def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
     """Timelines of the first seed of every strategy, workload and model, where there is one.
 
-    Returns:
-        The columns of ``metrics.timeline_frame``, and before them ``strategy``, ``workload``, ``model``, ``seed`` and
-        ``side``, the role of the action's module: ``encoder``, ``llm`` or ``generator``.
+    They are those of ``timeline_frame``, with the labels of the run and ``side``, the role of the action's module.
     """
     frames = []
     seen = set()
@@ -81,10 +86,7 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 
 
 def encoder_stages_and_gpus(cell: Cell, record: Record | None) -> tuple[float, float]:
-    """Return the stages of the model's encoders, which share theirs, and GPUs of a stage (TP x CP).
-
-    Both are not numbers without a layout.
-    """
+    """Return the stages of the model's encoders, and GPUs of a stage (TP x CP); not numbers without a layout."""
     modules = cell.config.model["modules"]
     placed = {name: degrees for name, degrees in (record.degrees if record else {}).items() if name in modules}
     encoders = [degrees for name, degrees in placed.items() if modules[name]["role"] == Role.ENCODER]
@@ -119,12 +121,9 @@ def interval_over_seeds(data: pd.DataFrame, keys: Sequence[str], metric: str) ->
 def relative_over_seeds(
     data: pd.DataFrame, references: pd.DataFrame, keys: Sequence[str], on: Sequence[str]
 ) -> pd.DataFrame:
-    """Return iteration times relative to a reference's, over the seeds at which both succeeded (``ratio_interval``).
+    """Return ``relative``: iteration times over a reference's by the keys, at the seeds at which both succeeded.
 
     There is one reference for every seed and combination of ``on``, which are some of the keys.
-
-    Returns:
-        ``relative``, ``relative_low`` and ``relative_high`` by the keys; no row where there is no such seed.
     """
     runs, other = (
         table[table["status"] == "ok"].reindex(columns=[*keys, "seed", TIME]) for table in (data, references)
@@ -167,34 +166,26 @@ def without_result(data: pd.DataFrame) -> list[str]:
     return sentences
 
 
-CASE = ["model", "workload"]
-# What stands for all models and traces together.
-ALL = "all"
-
-
 def rankings(data: pd.DataFrame) -> pd.DataFrame:
-    """Fastest strategy and rank correlation of every row, model and trace, and of all of them together.
+    """Fastest strategy and rank correlation (``tau``) of every row, model and trace, and of all of them together.
 
-    Returns:
-        Columns ``row``, ``model``, ``workload``, ``winner`` (empty where no strategy has all its runs), ``firm``
-        (whether the first row's winner is as good as the best), ``tau``, ``tau_low``, ``tau_high``, ``num_ok`` and
-        ``num_runs``, both of all strategies.
+    ``winner`` is empty where no strategy has all its runs; ``firm``: whether the first row's winner is as good.
     """
     first = data[data["row"] == data["row"].iloc[0]]
-    usual = compared(first, CASE)
+    usual = compared(first, JOB)
     rows = []
     for row, runs in data.groupby("row", sort=False):
-        comparisons = compared(runs, CASE)
+        comparisons = compared(runs, JOB)
         taus = correlations(first, runs)
         for case, mine in taus.items():
             names = comparisons[case].best
             firm = bool(usual[case].best) and usual[case].best[0] in names
             rows.append((row, *case, next(iter(names), ""), firm, *_ends(mine)))
         rows.append((row, ALL, ALL, "", True, *_ends(pd.DataFrame(taus).mean(axis="columns"))))
-    columns = ["row", *CASE, "winner", "firm", "tau", "tau_low", "tau_high"]
+    columns = ["row", *JOB, "winner", "firm", "tau", "tau_low", "tau_high"]
     table = pd.DataFrame(rows, columns=columns)
-    counts = over_seeds(data, ["row", *CASE], mean_s=("iteration_time_s", "mean"))
-    return table.merge(counts[["row", *CASE, "num_ok", "num_runs"]], on=["row", *CASE], how="left")
+    counts = over_seeds(data, ["row", *JOB], mean_s=("iteration_time_s", "mean"))
+    return table.merge(counts[["row", *JOB, "num_ok", "num_runs"]], on=["row", *JOB], how="left")
 
 
 def correlations(first: pd.DataFrame, runs: pd.DataFrame) -> dict[tuple[str, ...], pd.Series[float]]:
@@ -203,9 +194,9 @@ def correlations(first: pd.DataFrame, runs: pd.DataFrame) -> dict[tuple[str, ...
         table.assign(seconds=table["iteration_time_s"].where(table["status"] == "ok", np.inf))
         for table in (first, runs)
     )
-    pairs = one.merge(other, on=[*CASE, "seed", "strategy"], suffixes=("", "_there"))
+    pairs = one.merge(other, on=[*JOB, "seed", "strategy"], suffixes=("", "_there"))
     taus: dict[tuple[str, ...], dict[int, float]] = {}
-    for (*case, seed), mine in pairs.groupby([*CASE, "seed"], sort=False):
+    for (*case, seed), mine in pairs.groupby([*JOB, "seed"], sort=False):
         tau = kendall_tau(mine["seconds"].tolist(), mine["seconds_there"].tolist())
         taus.setdefault(tuple(map(str, case)), {})[int(str(seed))] = tau
     return {case: pd.Series(by_seed) for case, by_seed in taus.items()}
@@ -214,3 +205,127 @@ def correlations(first: pd.DataFrame, runs: pd.DataFrame) -> dict[tuple[str, ...
 def _ends(values: pd.Series[float]) -> tuple[float, float, float]:
     interval = mean_interval(values.tolist())
     return interval.mean, max(interval.low, -1.0), min(interval.high, 1.0)
+
+
+def run_tables(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame:
+    """The runs of all rows of a figure's YAML, by the column ``row``."""
+    tables = [run_table(mine, results).assign(row=label) for label, mine in cells.items()]
+    return pd.concat(tables, ignore_index=True)
+
+
+def speedup_over(reference: pd.DataFrame, data: pd.DataFrame, keys: Sequence[str], on: Sequence[str]) -> pd.DataFrame:
+    """``speedup`` with its ends over reference runs that share keys (``relative_over_seeds``), by the keys."""
+    slower = relative_over_seeds(data, reference, keys, on)
+    # A ratio's ends are those of its inverse the other way round.
+    ends = {"speedup": "relative", "speedup_low": "relative_high", "speedup_high": "relative_low"}
+    return pd.DataFrame({name: 1 / slower[end] for name, end in ends.items()})
+
+
+def speedup_table(data: pd.DataFrame, reference: pd.DataFrame, keys: Sequence[str], on: Sequence[str]) -> pd.DataFrame:
+    """Mean iteration times (``interval_over_seeds``), with ``speedup`` over reference runs (``speedup_over``)."""
+    table = interval_over_seeds(data, keys, "iteration_time_s")
+    return table.join(speedup_over(reference, data, keys, on), on=[*keys])
+
+
+def gain_text(row: Mapping[Hashable, Any], states: Mapping[str, str]) -> str:
+    """A speedup, with a star if seeds are missing and a question mark if it may be 1; else the word for the state."""
+    if pd.isna(row["speedup"]):
+        return states.get(str(row["status"]), str(row["status"]))
+    clear = row["num_ok"] > 1 and not row["speedup_low"] < 1 < row["speedup_high"]
+    return f"{row['speedup']:.2f}{'*' if row['num_ok'] < row['num_runs'] else ''}{'' if clear else '?'}"
+
+
+def with_all(data: pd.DataFrame) -> pd.DataFrame:
+    """The runs, and the geometric mean over all traces of each strategy, model and seed as a trace ``ALL``.
+
+    It has the first state of a run without result, if there is any.
+    """
+    if data["workload"].nunique() < 2:
+        return data
+    rows = []
+    for _, runs in data.groupby(["model", "strategy", "seed"], sort=False):
+        bad = runs[runs["status"] != "ok"]
+        row = (runs if bad.empty else bad).iloc[0].to_dict() | {"workload": ALL}
+        means = {name: geometric_mean(runs[name].tolist()) if bad.empty else None for name in TIMES}
+        rows.append(row | means)
+    return pd.concat([data, pd.DataFrame(rows)], ignore_index=True)
+
+
+def summarise(data: pd.DataFrame) -> pd.DataFrame:
+    """Means, intervals and failures by model, workload and strategy.
+
+    ``speedup`` is over the first strategy; ``behind``, the time over the fastest's, is empty for the fastest.
+    """
+    table = interval_over_seeds(data, CASE, "iteration_time_s")
+    bounds = over_seeds(data, CASE, lower_bound_s=("lower_bound_s", "mean"))
+    table = table.merge(bounds[[*CASE, "lower_bound_s"]], on=CASE)
+    first = data[data["strategy"] == table["strategy"].iloc[0]]
+    table = table.join(speedup_over(first, data, CASE, JOB), on=CASE)
+    rows = []
+    for job, comparison in compared(data, JOB).items():
+        for name, standing in comparison.standings.items():
+            behind = standing.behind
+            ends = (behind.mean, behind.low, behind.high) if behind else (None, None, None)
+            rows.append((*job, name, *ends, standing.verdict))
+    columns = [*CASE, "behind", "behind_low", "behind_high", "verdict"]
+    return table.merge(pd.DataFrame(rows, columns=columns), on=CASE, how="left")
+
+
+def time_over_fastest(data: pd.DataFrame) -> pd.DataFrame:
+    """Time over the fastest strategy's of a job, geometric mean over all jobs at each seed, then mean over seeds.
+
+    A row a strategy with a result on every job, the fastest first: ``mean``, ``low`` and ``high`` (95% interval).
+    """
+    good = data[data["status"] == "ok"]
+    if good.empty:
+        return pd.DataFrame(columns=["mean", "low", "high"], dtype=float)
+    times = good.astype({"iteration_time_s": float}).pivot_table(
+        "iteration_time_s", [*JOB, "seed"], "strategy", sort=False
+    )
+    means = times.groupby(level=JOB, sort=False).transform("mean")
+    reference = times.where(means.eq(means.min(axis="columns"), axis="index")).bfill(axis="columns").iloc[:, 0]
+    logs = times.div(reference, axis="index").map(log, na_action="ignore").groupby(level="seed")
+    # The mean over all jobs, so a seed that lacks one has none.
+    by_seed = logs.mean().where(logs.count().eq(logs.size(), axis="index")).map(exp, na_action="ignore")
+    rows = {str(name): mean_interval(values.dropna().tolist()) for name, values in by_seed.items() if values.count()}
+    table = pd.DataFrame([(name, each.mean, each.low, each.high) for name, each in rows.items()])
+    table.columns = ["strategy", "mean", "low", "high"]
+    return table.set_index("strategy").sort_values("mean", kind="stable")
+
+
+def change(relative: Interval | None) -> str:
+    """A ratio as a change with half the width of its interval: ``+12 ±3%``; without an interval ``+12%``."""
+    if relative is None:
+        return ""
+    text = f"{100 * (relative.mean - 1):+.0f}".replace("-0", "+0")
+    return f"{text} ±{100 * relative.margin:.1f}%" if relative.num_values > 1 else f"{text}%"
+
+
+def starred(label: str, row: Mapping[Any, Any]) -> str:
+    """A strategy's label, with a star if some of its seeds have no result."""
+    return f"{label}*" if 0 < row["num_ok"] < row["num_runs"] else label
+
+
+def lacking(table: pd.DataFrame, labels: Mapping[str, str], by: str = "strategy") -> str:
+    """A sentence on what has no result or lacks seeds (``over_seeds``); empty if nothing does."""
+    lost = table["num_runs"] - table["num_ok"]
+    said = [
+        f"{labels.get(str(name), str(name))} ({int(mine.sum())} runs: {table.loc[mine[mine > 0].index[0], 'status']})"
+        for name, mine in lost.groupby(table[by], sort=False)
+        if mine.sum()
+    ]
+    return f" Without result: {listing(said)}." if said else ""
+
+
+def range_of(data: pd.DataFrame, table: pd.DataFrame, metric: str, form: str) -> str:
+    """Means of a metric over all jobs, least and greatest: ``25% (DIP) to 60% (Megatron), mean over 3 jobs``."""
+    labels = names(data, "strategy")
+    jobs = table[JOB].drop_duplicates()
+    # Strategies that lack a job would be compared on other jobs.
+    by_strategy = table.groupby("strategy", sort=False)[metric].agg(["mean", "count"])
+    means = by_strategy["mean"][by_strategy["count"] == len(jobs)]
+    if means.empty:
+        return "no strategy has a result on every job"
+    ordered = [*means.sort_values(kind="stable").items()]
+    ends = [f"{form.format(value)} ({labels[str(name)]})" for name, value in (ordered[0], ordered[-1])]
+    return f"{' to '.join(ends)}, mean over {count(len(jobs), 'job')}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush, merge
@@ -13,6 +14,7 @@ import numpy as np
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import OutOfMemoryError, UserError
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
@@ -51,92 +53,72 @@ def check_memory(
 ) -> float:
     """Return the bytes that the neediest rank needs at most in programs of a layout; ``OutOfMemoryError`` if too many.
 
-    All of some global batches are checked. Of ``MEMORY_BATCHES`` profiled ones, by default, those that decide are
-    (``heaviest``), the others only if these leave little: a program takes as long to make as most of a plan. The
-    executors charge the true need of every batch; ``Job.planning_budget_bytes`` leaves a margin for heavier batches.
+    All given global batches are checked. Of ``MEMORY_BATCHES`` profiled ones, by default, those that decide are
+    (``heaviest``), the others only if these leave little. ``Job.planning_budget_bytes`` leaves a margin for heavier
+    batches.
     """
     job = profile.job
-    memory = profile.memory
     draft = make_program.draft
     limit = job.planning_budget_bytes
-    states = memory.lane_state_bytes(layout)
-    alone = float(states.max()), "weights, gradients and optimizer states alone"
-    need, what = alone
+    states = profile.memory.lane_state_bytes(layout)
+    need = 0.0
 
-    def exceeds(batch: SampleShapes) -> bool:
-        nonlocal need, what
-        peak = memory.peak_bytes(draft(batch, layout))
+    def check(peak: FloatArray, what: str = "") -> None:
+        nonlocal need
+        need = max(need, float(peak.max()))
+        if need > limit:
+            what = what or f"with {states[peak.argmax()] / 2**30:.1f} GiB of states"
+            described = "; ".join(f"{name} {text}" for name, text in layout.describe().items())
+            raise OutOfMemoryError(
+                f"layout {described}: a rank needs {need / 2**30:.1f} GiB ({what}), {(need - limit) / 2**30:.1f} GiB "
+                f"more than planners may use of the budget of {job.memory_budget_bytes / 2**30:.1f} GiB"
+            )
+
+    def run(batch: SampleShapes) -> None:
+        peak = profile.memory.peak_bytes(draft(batch, layout))
         if draft is not make_program and peak.max() > limit:
-            peak = memory.peak_bytes(make_program(batch, layout))
-        if peak.max() > need:
-            need = float(peak.max())
-            what = f"with {states[peak.argmax()] / 2**30:.1f} GiB of states"
-        return need > limit
+            peak = profile.memory.peak_bytes(make_program(batch, layout))
+        check(peak)
 
-    def profiled_exceed() -> bool:
-        nonlocal need, what
-        drawn = [profile.samples.draw(job.global_batch)]
-        count = max(1, min(MEMORY_BATCHES, MEMORY_SAMPLES // job.global_batch))
-        if exceeds(drawn[0]):
-            return True
-        places = [profile.samples.state]
-        for _ in range(count - 1):
-            drawn.append(profile.samples.draw(job.global_batch))
-            places.append(profile.samples.state)
-        deciding = [index for index in heaviest(drawn, job) if index]
-        others = [index for index in range(1, count) if index not in deciding]
-        # One by one, each only if those before it fit.
-        exceeding = chain(
-            (exceeds(drawn[index]) for index in deciding),
-            (exceeds(drawn[index]) for index in others if need > ENOUGH * limit),
-        )
-        try:
-            if not any(exceeding):
-                return False
-        except UserError:
-            pass
-        # The next layout is checked on the batches after the first that refuses this one.
-        need, what = alone
-        for batch, place in zip(drawn, places, strict=True):
-            profile.samples.restore(place)
-            if exceeds(batch):
-                break
-        return True
-
-    if need <= limit:
-        _ = profiled_exceed() if batches is None else any(map(exceeds, batches))
-    if need > limit:
-        described = "; ".join(f"{name} {text}" for name, text in layout.describe().items())
-        raise OutOfMemoryError(
-            f"layout {described}: a rank needs {need / 2**30:.1f} GiB ({what}), {(need - limit) / 2**30:.1f} GiB more "
-            f"than planners may use of the budget of {job.memory_budget_bytes / 2**30:.1f} GiB"
-        )
+    check(states, "weights, gradients and optimizer states alone")
+    if batches is not None:
+        for batch in batches:
+            run(batch)
+        return need
+    drawn = [profile.samples.draw(job.global_batch)]
+    places = [profile.samples.state]
+    run(drawn[0])
+    for _ in range(1, max(1, min(MEMORY_BATCHES, MEMORY_SAMPLES // job.global_batch))):
+        drawn.append(profile.samples.draw(job.global_batch))
+        places.append(profile.samples.state)
+    deciding = heaviest(drawn, job)
+    with suppress(UserError):
+        for index in sorted(range(1, len(drawn)), key=lambda index: index not in deciding):
+            if index in deciding or need > ENOUGH * limit:
+                run(drawn[index])
+        return need
+    # The next layout is checked on the batches after the first that refuses this one.
+    need = float(states.max())
+    for batch, place in zip(drawn, places, strict=True):
+        profile.samples.restore(place)
+        run(batch)
     return need
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A layout that a planner considers.
+    """A layout that a planner considers."""
 
-    Attributes:
-        estimated_s: the planner's estimate of the iteration time.
-    """
-
-    estimated_s: float
+    estimated_s: float  # the planner's estimate of the iteration time
     layout: Layout
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A candidate that is not placed on ranks yet. Placing takes long on many ranks.
+    """A candidate that is not placed on ranks yet. Placing takes long on many ranks."""
 
-    Attributes:
-        least_s: what its estimate cannot fall below.
-        place: makes the candidate, or a draft of which more is known.
-    """
-
-    least_s: float
-    place: Callable[[], Candidate | Draft]
+    least_s: float  # what its estimate cannot fall below
+    place: Callable[[], Candidate | Draft]  # makes the candidate, or a draft of which more is known
 
 
 def rising_candidates(drafts: Iterable[Draft], most_s: float = np.inf) -> Iterator[Candidate]:
@@ -169,14 +151,10 @@ def fastest_in_trials(
 ) -> Layout:
     """Return the layout that runs one profiled batch fastest, among the best candidates that fit memory.
 
-    ``candidates`` come by rising estimate, for a profile whose job has a microbatch size. Where that is free, every
-    size gets as many trials as another, for estimates that are linear in the samples do not tell sizes apart; so does
-    each of ``others``, further sets whose estimates do not compare with the first's. ``num_trials`` counts layouts, of
-    all sizes together; one is the best estimate, taken without trial. If memory refuses better estimates, the layouts
-    that follow and differ in recomputation alone have a trial, too (``_recomputing``).
-
-    Raises:
-        UserError: why there is no candidate, or none fits.
+    ``candidates`` come by rising estimate, for a profile whose job has a microbatch size. Every microbatch size, if it
+    is free, and each of ``others``, whose estimates do not compare with the first's, gets as many trials as another.
+    ``num_trials`` counts layouts, of all sizes together; one is the best estimate, taken without trial, but for
+    ``_recomputing``. ``UserError`` says why there is no candidate, or none fits.
     """
     each_size = _each_size(profile, (candidates, *others))
     num_trials = num_trials if num_trials == 1 else num_trials * (1 + len(others))
@@ -221,8 +199,7 @@ def _recomputing(
 ) -> Iterator[Candidate]:
     """Yield the first candidate that fits memory, or a later one that recomputes differently and runs a batch faster.
 
-    Estimates look at the slowest stage and do not tell which recomputation costs least. A batch that is a percent
-    heavier decides whether memory refuses the best estimate; it must not decide between 6 s and 7 s.
+    Only where memory refused better estimates, which do not tell which recomputation costs least.
     """
     for first in _fitting(profile, rising, make_program, refused):
         if not refused:
@@ -252,7 +229,7 @@ def _by_trial(
     num_trials: int,
     refused: list[UserError],
 ) -> Iterator[Candidate]:
-    """Yield candidates that fit memory: the best estimates by trial time, then the next estimates by trial time.
+    """Yield candidates that fit memory: the best estimates by trial time, then the next ones, by turns.
 
     What is tried fits on the batch it is tried on; only the fastest is checked on more.
     """

@@ -11,8 +11,8 @@ from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
+from entrain_bench.program.columns import covered_per_stage, remade_kinds
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputed_layers import covered_per_stage, remade_kinds
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -59,12 +59,9 @@ def _kinds_s(module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, pro
 def stages_s(
     module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks, profile: Profile
 ) -> tuple[FloatArray, FloatArray]:
-    """Estimated forward seconds ``[chunks, stages]``, and the share of a full backward's products that is needed.
+    """Estimated forward seconds ``[chunks, stages]``; the share of a full backward's products needed ``[stages]``.
 
-    A chunk costs what its units cost alone; a module's time is shared out over stages as that of a unit of mean length.
-
-    Returns:
-        Seconds, and the share of each stage ``[stages]``.
+    A chunk costs what its units cost alone; stages share a module's time as that of a unit of mean length.
     """
     units = module.units(shapes)
     seconds = np.zeros(shapes.num_items if module.per_item else len(shapes))
@@ -79,12 +76,7 @@ def stages_s(
 def packed_units_s(
     module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int, profile: Profile, split: bool = False
 ) -> FloatArray:
-    """Estimate the time that each unit of a module adds to a packed chunk's forward and backward, by kind of layer.
-
-    Returns:
-        Seconds ``[2, units, kinds]``, with the error of the profile's estimates; ``[3, ...]`` with the weight pass of
-        a ``split`` backward.
-    """
+    """Estimated seconds that each unit adds to a packed chunk's passes, three with ``split`` ``[2, units, kinds]``."""
 
     def made() -> FloatArray:
         added = profile.layers.pack_times(module, tp, cp, split).of(module.lengths(shapes, module.units(shapes)))
@@ -104,10 +96,9 @@ def packed_chunks_s(
 ) -> tuple[FloatArray, ...]:
     """Estimated seconds of forward and backward of packed chunks on stages ``[chunks, stages]``.
 
-    A chunk costs what its units add and what a chunk costs anyway (``packs``); backwards as measured, and one more
-    forward of layers that are recomputed, or the share of it that its products are. ``remade`` are the layers of each
-    stage that chunks recompute ``[chunks, stages]``; by default as the layout says. With ``split`` the weight passes
-    come third.
+    A chunk costs what its units add and what a chunk costs anyway; recomputed layers run forward once more. ``remade``
+    are the layers of each stage that chunks recompute ``[chunks, stages]``; by default as the layout says. With
+    ``split`` the weight passes come third.
     """
     if placed.widths:
         return estimate_by_group(

@@ -6,29 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of, take_rows
+from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of
 from entrain_bench.base.compiled import njit
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
-
-
-def reverse_dependencies(draft: Program) -> tuple[IntArray, IntArray, IntArray]:
-    """Return the actions that wait for each forward and backward, as CSR, and the dependency of each row."""
-    edge = np.argsort(draft.dep_actions, kind="stable")
-    counts = np.bincount(draft.dep_actions, minlength=int(draft.first_action[-1]))
-    return offsets_from_counts(counts), rows_of(draft.dep_offsets)[edge], edge
-
-
-def list_lanes(draft: Program) -> tuple[IntArray, IntArray]:
-    """Return the lanes of every forward and backward, as CSR."""
-    offsets = []
-    lanes = []
-    for rows, blocks in zip(draft.chunks, draft.layout.blocks, strict=True):
-        block = (rows.replica[:, None] * blocks.num_stages + np.arange(blocks.num_stages)).ravel()
-        offsets_of_actions, entries = take_rows(blocks.offsets, np.concatenate([block, block]))
-        offsets.append(np.diff(offsets_of_actions))
-        lanes.append(blocks.lanes[entries])
-    return offsets_from_counts(np.concatenate(offsets)), np.concatenate(lanes).astype(np.int64)
 
 
 def split_by_label(label: IntArray, num_labels: int) -> list[IntArray]:
@@ -63,21 +44,15 @@ class ChunkGroups:
     """Groups of a draft's chunks; chunks of all modules are numbered in one sequence.
 
     A group is a microbatch with its encoders' and generators' chunks.
-
-    Attributes:
-        chunk: of each forward and backward ``[first_action[-1]]``.
-        chunk_set: set of lanes that each is on ``[chunks]``.
-        group: of each; groups go by set, then by first LLM microbatch ``[chunks]``.
-        rank: place of each chunk's forward and backward in its group ``[2, chunks]``. Forwards go by the first LLM
-            microbatch they serve, then along the chain, backwards by the last, then against it.
-        first_group: of each set ``[sets + 1]``.
     """
 
-    chunk: IntArray
-    chunk_set: IntArray
-    group: IntArray
+    chunk: IntArray  # of each forward and backward ``[first_action[-1]]``
+    chunk_set: IntArray  # set of lanes that each is on ``[chunks]``
+    group: IntArray  # of each; groups go by set, then by first LLM microbatch ``[chunks]``
+    # Place of each chunk's forward and backward in its group ``[2, chunks]``. Forwards go by the first LLM microbatch
+    # they serve, then along the chain, backwards by the last, then against it.
     rank: IntArray
-    first_group: IntArray
+    first_group: IntArray  # of each set ``[sets + 1]``
 
 
 def chunk_groups(draft: Program, assignment: Assignment, action_set: IntArray, num_sets: int) -> ChunkGroups:

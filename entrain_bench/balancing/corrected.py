@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from entrain_bench.balancing.chunk_estimates import packed_durations, packed_units_s
-from entrain_bench.balancing.correction import MODULE_CLASSES, Corrector, Observation, shape_classes
+from entrain_bench.balancing.estimates import MODULE_CLASSES, Corrector, Observation, shape_classes
 from entrain_bench.balancing.interface import Assigner, Drafter, Observer, declares
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import matmul
@@ -86,13 +86,9 @@ class CorrectedAssigner:
 
 
 def observed(program: Program, index: int, believed_s: FloatArray, seconds: FloatArray) -> Observation:
-    """Executed microbatches of a module.
+    """Executed microbatches of a module; ``seconds`` are those of actions ``[actions]``.
 
-    Args:
-        program: what was executed.
-        index: of the module.
-        believed_s: of each unit on a stage, of all chunks one after the other ``[members]``.
-        seconds: that actions took ``[actions]``.
+    ``believed_s`` are those of each unit on a stage, of all chunks one after the other ``[members]``.
     """
     module = program.model.modules[index]
     placed = program.layout.modules[index]

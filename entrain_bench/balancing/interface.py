@@ -71,11 +71,11 @@ class Observer(Assigner, Protocol):
 
 
 @runtime_checkable
-class Drafter(Assigner, Protocol):
-    """An assigner whose search is too slow to repeat for every layout that a planner tries."""
+class Drafter[Part](Protocol):
+    """A part whose search is too slow to repeat for every layout or batch that a planner tries."""
 
-    def draft(self) -> Assigner:
-        """Return a quick assigner whose assignments need about the same memory."""
+    def draft(self) -> Part:
+        """Return a quick assigner or scheduler whose programs need about the same memory."""
         ...
 
 
@@ -84,15 +84,6 @@ class Scheduler(Protocol):
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """Return the program of one iteration."""
-        ...
-
-
-@runtime_checkable
-class SchedulerDrafter(Scheduler, Protocol):
-    """A scheduler whose search is too slow to repeat for every batch on which a planner checks memory."""
-
-    def draft(self) -> Scheduler:
-        """Return a quick scheduler whose programs need about the same memory."""
         ...
 
 
@@ -116,7 +107,7 @@ class Programs:
     def draft(self) -> Programs:
         """The programs of the scheduler's draft, if it has one."""
         scheduler = self.strategy.scheduler
-        if not isinstance(scheduler, SchedulerDrafter):
+        if not isinstance(scheduler, Drafter):
             return self
         return replace(self, strategy=replace(self.strategy, scheduler=scheduler.draft()))
 
@@ -131,22 +122,14 @@ class Strategy:
     scheduler: Scheduler
 
     def plan(self, profile: Profile) -> Layout:
-        """Return the planner's layout. The planner may test it with the strategy's assigner and scheduler.
-
-        Raises:
-            IncompatibleError: if the model has generators and a part does not support them.
-        """
+        """Return the planner's layout; ``IncompatibleError`` if a part does not support the model's generators."""
         self.check_generators(profile.job.model)
         quick = replace(self, assigner=self.assigner.draft()) if isinstance(self.assigner, Drafter) else self
         layout = self.planner.plan(profile, Programs(quick, profile))
         return _expect(Layout, layout, self.planner.plan)
 
     def check_generators(self, model: ModelSpec) -> None:
-        """Refuse a model with generators unless every part has ``handles_generators = True``.
-
-        Other parts support only encoders before an LLM. They treat the LLM as the last module and have no rule for a
-        generator's ranks, samples or order.
-        """
+        """Refuse a model with generators unless every part has ``handles_generators = True``."""
         for name, part in (("planner", self.planner), ("assigner", self.assigner), ("scheduler", self.scheduler)):
             if model.generators and not declares(part, "handles_generators"):
                 raise IncompatibleError(

@@ -12,20 +12,18 @@ from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all
 from entrain_bench.balancing.rounds import rounds_program
 from entrain_bench.balancing.schedules import (
-    backward_microbatch,
-    chain_chunks,
+    OneForwardOneBackward,
     chain_program,
     find_places,
     learns,
-    microbatches_per_replica,
     one_f_one_b,
+    slotted_program,
     stages_behind,
 )
-from entrain_bench.balancing.warmup import OneForwardOneBackward
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError
-from entrain_bench.program import Program, Slots, build_program
-from entrain_bench.program.assignment import Assignment
+from entrain_bench.program import Program, Slots
+from entrain_bench.program.assignment import Assignment, Chunks
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -40,8 +38,7 @@ class ZeroBubble(Recomputation):
     def delayed(self, make: Callable[[int], Program], longest: int, profile: Profile) -> Program:
         """Return the program with the longest delay of weight passes that fits memory; no delay if none fits.
 
-        A backward leaves its weight pass about as much as it frees, and recomputation saves nothing of that. ``make``
-        gives the program whose weight passes come so many microbatches after their backwards at most.
+        ``make`` gives the program whose weight passes come so many microbatches after their backwards at most.
         """
         recomputes = self.chooses_recomputation and profile.job.request.recompute is None
 
@@ -68,9 +65,8 @@ class ZeroBubble(Recomputation):
 class ZeroBubbleH1(ZeroBubble):
     """ZB-H1: 1F1B's forwards and backwards, and weight passes that come later the later the stage (section 2.3).
 
-    A stage runs the weight pass of a microbatch after the backward of the one that comes as many later as there are
-    stages before it in the chain; those without such a backward run at the end. So every stage of an even pipeline
-    holds as many microbatches as 1F1B's first, and the bubble shrinks from (p - 1)(F + B + W) to (p - 1)(F + B - W).
+    A weight pass follows the backward of the microbatch that comes as many later as there are stages before it in the
+    chain; those without one run at the end. The bubble shrinks from (p - 1)(F + B + W) to (p - 1)(F + B - W).
     """
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
@@ -92,74 +88,59 @@ class ZeroBubbleV(ZeroBubble):
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """Return the program; ``IncompatibleError`` if the stages do not go down the ranks and back."""
-        valley = find_valley(profile.job.model, layout)
+        model = profile.job.model
+        valley = find_turns(model, layout, valley=True)
         if valley is None:
             raise IncompatibleError(
                 "schedule: ZB-V needs two stages per rank, down the ranks and back up. Set "
                 "strategy.planner.virtual_stages=2 strategy.planner.virtual_order=v"
             )
+        ranks = valley.num_ranks
 
         def make(most: int) -> Program:
-            return _valley_program(profile.job.model, shapes, layout, assignment, valley, most)
+            def slots(index: int, chunks: Chunks, last: IntArray, count: IntArray) -> Slots:
+                forward, backward, weight = zb_v_slots(chunks.microbatch, last, count, ranks)
+                if most < ranks - 1:
+                    # In the slot of a later backward of the same stage, unless it comes before that anyway.
+                    weight = np.minimum(weight, zb_v_slots(chunks.microbatch, last + most, count, ranks)[1])
+                held = valley.places[index]
+                split = learns(model.modules[index])
+                return Slots(forward[:, held], backward[:, held], weight[:, held] if split else None)
 
-        return self.delayed(make, valley.num_ranks - 1, profile)
+            return slotted_program(model, shapes, layout, assignment, slots)
+
+        return self.delayed(make, ranks - 1, profile)
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """A pipeline whose stages go round its ranks several times.
+    """A pipeline whose stages go round its ranks several times."""
 
-    Attributes:
-        num_ranks: ranks (blocks) of a replica.
-        turns: virtual stages of each.
-        places: place of each module's stages in the chain of all ``[stages]``.
+    num_ranks: int  # ranks (blocks) of a replica
+    turns: int  # virtual stages of each
+    places: tuple[IntArray, ...]  # place of each module's stages in the chain of all ``[stages]``
+
+
+def find_turns(model: ModelSpec, layout: Layout, valley: bool = False) -> Turns | None:
+    """The pipeline over virtual stages that a layout is; None if it is none.
+
+    Place i of the chain (``find_places``) is on rank i modulo their number p; in a ``valley`` of 2p places on rank i,
+    and on 2p - 1 - i from the p-th on.
     """
-
-    num_ranks: int
-    turns: int
-    places: tuple[IntArray, ...]
-
-
-def find_valley(model: ModelSpec, layout: Layout) -> Turns | None:
-    """The V that a layout is, place i on rank i, and on 2p - 1 - i from the p-th on; None if it is none."""
-    # Where encoders end on the lowest rank the LLM may begin on its other place.
-    for chain in (find_places(model, layout, apart) for apart in (False, True)):
-        if chain is not None:
-            of_place, places = chain
-            num_ranks = len(np.unique(of_place))
-            if num_ranks > 1 and len(of_place) == 2 * num_ranks and np.array_equal(of_place, of_place[::-1]):
-                return Turns(num_ranks, 2, places)
+    # Where encoders of a valley end on the lowest rank the LLM may begin on its other place.
+    for apart in (False, True)[: 1 + valley]:
+        chain = find_places(model, layout, apart)
+        if chain is None:
+            continue
+        of_place, places = chain
+        count = len(of_place)
+        num_ranks = len(np.unique(of_place))
+        turns = count // num_ranks
+        again = of_place[::-1] if valley else of_place[np.arange(count) % num_ranks]
+        fits = turns == 2 if valley else turns > 1
+        if num_ranks > 1 and fits and turns * num_ranks == count and np.array_equal(of_place, again):
+            return Turns(num_ranks, turns, places)
     return None
-
-
-def _valley_program(
-    model: ModelSpec,
-    shapes: SampleShapes,
-    layout: Layout,
-    assignment: Assignment,
-    valley: Turns,
-    max_weight_delay: int,
-) -> Program:
-    chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
-    freed = backward_microbatch(model, shapes, assignment, chunks)
-    counts = microbatches_per_replica(layout, chunks, freed)
-    slots = []
-    for module, rows, last, per_replica, stage_places in zip(
-        model.modules, chunks, freed, counts, valley.places, strict=True
-    ):
-        count = per_replica[rows.replica]
-        ranks = valley.num_ranks
-        forward, backward, weight = zb_v_slots(rows.microbatch, last, count, ranks)
-        if max_weight_delay < ranks - 1:
-            # In the slot of a later backward of the same stage, unless it comes before that anyway.
-            _, later, _ = zb_v_slots(rows.microbatch, last + max_weight_delay, count, ranks)
-            weight = np.minimum(weight, later)
-        slots.append(
-            Slots(
-                forward[:, stage_places], backward[:, stage_places], weight[:, stage_places] if learns(module) else None
-            )
-        )
-    return build_program(model, layout, shapes, chunks, slots)
 
 
 def zb_v_slots(
@@ -212,10 +193,9 @@ def interleaved_slots(
 ) -> tuple[IntArray, IntArray]:
     """Slots of forwards and backwards at every virtual stage, in Megatron-LM's order ``[chunks, stages]``.
 
-    A rank runs groups of as many microbatches as there are ranks, each group through all of the rank's stages before
-    the next one, backwards from the last stage to the first. It warms up with (stages a rank - 1) groups and two
-    forwards for every rank behind it. A chunk runs forward by its position in the replica's order, backward in the
-    place of ``last``; its replica has so many microbatches, a multiple of the ranks ``[chunks]``.
+    A rank runs groups of as many microbatches as there are ranks, each through all of its stages, backwards from the
+    last to the first. It warms up with (stages a rank - 1) groups and two forwards for every rank behind it. A chunk
+    runs backward in the place of ``last``; its replica has so many microbatches, a multiple of the ranks ``[chunks]``.
     """
     turn, rank = np.divmod(np.arange(num_ranks * stages_per_rank), num_ranks)
     warmup = 2 * (num_ranks - 1 - rank) + (stages_per_rank - 1) * num_ranks
@@ -233,46 +213,24 @@ def interleaved_slots(
 def interleaved_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
     """Interleaved 1F1B over a chain of virtual stages: of the encoders, then the LLM's, then the generators'.
 
-    Raises:
-        IncompatibleError: if the stages do not go round the ranks (``find_turns``), and for microbatches that are
-            no multiple of the pipeline's ranks, which Megatron-LM refuses, too.
+    ``IncompatibleError`` if the stages do not go round the ranks, or microbatches are no multiple of the ranks.
     """
     chain = find_turns(model, layout)
     if chain is None:
         needed = "the interleaved schedule needs virtual stages that go round the ranks in order"
         raise IncompatibleError(f"schedule: {needed} (strategy.planner.virtual_order=loop)")
-    chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
-    freed = backward_microbatch(model, shapes, assignment, chunks)
-    places = microbatches_per_replica(layout, chunks, freed)
-    uneven = np.flatnonzero(places[model.llm_index] % chain.num_ranks)
-    if uneven.size:
-        raise IncompatibleError(
-            f"schedule: a replica has {places[model.llm_index][uneven[0]]} microbatches; with virtual stages the "
-            f"number must be a multiple of {chain.num_ranks}, the pipeline's ranks"
-        )
-    slots = []
-    for rows, last, per_replica, stage_places in zip(chunks, freed, places, chain.places, strict=True):
-        count = per_replica[rows.replica]
-        forward, backward = interleaved_slots(rows.microbatch, last, count, chain.num_ranks, chain.turns)
-        slots.append(Slots(forward[:, stage_places], backward[:, stage_places]))
-    return build_program(model, layout, shapes, chunks, slots)
 
+    def slots(index: int, chunks: Chunks, last: IntArray, count: IntArray) -> Slots:
+        uneven = count[count % chain.num_ranks > 0]
+        if index == model.llm_index and uneven.size:
+            raise IncompatibleError(
+                f"schedule: a replica has {uneven[0]} microbatches; with virtual stages the number must be a multiple "
+                f"of {chain.num_ranks}, the pipeline's ranks"
+            )
+        forward, backward = interleaved_slots(chunks.microbatch, last, count, chain.num_ranks, chain.turns)
+        return Slots(forward[:, chain.places[index]], backward[:, chain.places[index]])
 
-def find_turns(model: ModelSpec, layout: Layout) -> Turns | None:
-    """The interleaved pipeline that a layout is; None if it is none.
-
-    Place i of the chain (``find_places``) is on rank i modulo their number.
-    """
-    chain = find_places(model, layout)
-    if chain is None:
-        return None
-    of_place, places = chain
-    count = len(of_place)
-    num_ranks = len(np.unique(of_place))
-    goes_round = num_ranks > 1 and count > num_ranks and count % num_ranks == 0
-    if not goes_round or not np.array_equal(of_place, of_place[np.arange(count) % num_ranks]):
-        return None
-    return Turns(num_ranks, count // num_ranks, places)
+    return slotted_program(model, shapes, layout, assignment, slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +249,7 @@ class Interleaved(OneForwardOneBackward):
         if layout.modules[0].widths:
             self._refuse_eager("groups of several widths")
             return self.within_memory(rounds_program(model, shapes, layout, assignment), profile)
-        is_valley = find_valley(model, layout) is not None
+        is_valley = find_turns(model, layout, valley=True) is not None
         if is_valley or layout.split_backward:
             self._refuse_eager("a split backward")
             zero_bubble = ZeroBubbleV(memory=self.memory) if is_valley else ZeroBubbleH1(memory=self.memory)

@@ -13,12 +13,13 @@ group is refused nowhere: no order can deadlock, and nothing exceeds the room if
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, take_rows
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of, take_rows
 from entrain_bench.base.compiled import inlined, njit
+from entrain_bench.program import Program
 
 FORWARD = 0
 BACKWARD = 1
@@ -27,45 +28,31 @@ HOLDS = -1
 
 
 class ListedActions(NamedTuple):
-    """Actions to order on the lanes of one replica.
+    """Actions to order on the lanes of one replica."""
 
-    Attributes:
-        lane_offsets, lanes: lanes of each action, CSR.
-        is_backward: 0 or 1 ``[actions]``.
-        of_llm: 1 for the LLM's, and for generators', which its backwards wait for; 0 for encoders' ``[actions]``.
-        duration_s: believed seconds ``[actions]``.
-        send_s: for which its lanes are held after it ``[actions]``.
-        receive_s: for which they are held before it, at the same time as by what was sent last ``[actions]``.
-        size_bytes: what a forward adds and its backward frees, integers ``[actions]``.
-        num_waits: actions that it waits for ``[actions]``.
-        user_offsets, user_actions: actions that wait for it, CSR.
-        user_delay_s: from its end until they have its results ``[users]``.
-        station: lanes that some action occupies together have one number ``[lanes]``.
-        room_bytes: for activations, integers ``[lanes]``.
-        tail_s: believed seconds from an action's end until its stage's gradients are synchronised ``[actions]``.
-        backward: of each forward, any action of a backward ``[actions]``.
-        kept_bytes: what a pair takes besides if its activations are kept instead of recomputed, integers ``[actions]``.
-        kept_s: what its backward is shorter by then ``[actions]``.
-    """
-
+    # Lanes of each action, CSR.
     lane_offsets: IntArray
     lanes: IntArray
-    is_backward: IntArray
+    is_backward: IntArray  # 0 or 1 ``[actions]``
+    # 1 for the LLM's, and for generators', which its backwards wait for; 0 for encoders' ``[actions]``.
     of_llm: IntArray
-    duration_s: FloatArray
-    send_s: FloatArray
-    receive_s: FloatArray
-    size_bytes: IntArray
-    num_waits: IntArray
+    duration_s: FloatArray  # believed seconds ``[actions]``
+    send_s: FloatArray  # for which its lanes are held after it ``[actions]``
+    receive_s: FloatArray  # for which they are held before it, at the same time as by what was sent last ``[actions]``
+    size_bytes: IntArray  # what a forward adds and its backward frees, integers ``[actions]``
+    num_waits: IntArray  # actions that it waits for ``[actions]``
+    # Actions that wait for it, CSR.
     user_offsets: IntArray
     user_actions: IntArray
-    user_delay_s: FloatArray
-    station: IntArray
-    room_bytes: IntArray
+    user_delay_s: FloatArray  # from its end until they have its results ``[users]``
+    station: IntArray  # lanes that some action occupies together have one number ``[lanes]``
+    room_bytes: IntArray  # for activations, integers ``[lanes]``
+    # Believed seconds from an action's end until its stage's gradients are synchronised ``[actions]``.
     tail_s: FloatArray
-    backward: IntArray
+    backward: IntArray  # of each forward, any action of a backward ``[actions]``
+    # What a pair takes besides if its activations are kept instead of recomputed, integers ``[actions]``.
     kept_bytes: IntArray
-    kept_s: FloatArray
+    kept_s: FloatArray  # what its backward is shorter by then ``[actions]``
 
     def of(self, chosen: IntArray, members: IntArray) -> ListedActions:
         """Some of them alone, renumbered with their lanes, on which nothing else runs and waits for nothing else."""
@@ -76,178 +63,116 @@ class ListedActions(NamedTuple):
         (lane_offsets, entries), (user_offsets, users) = (
             take_rows(offsets, chosen) for offsets in (self.lane_offsets, self.user_offsets)
         )
-        return ListedActions(
-            **{name: getattr(self, name)[chosen] for name in PER_ACTION},
-            lane_offsets=lane_offsets,
-            lanes=lane[self.lanes[entries]],
-            user_offsets=user_offsets,
-            user_actions=action[self.user_actions[users]],
-            user_delay_s=self.user_delay_s[users],
-            station=self.station[members],
-            room_bytes=self.room_bytes[members],
-            backward=action[self.backward[chosen]],
-        )
+        renumbered: dict[str, Any] = {
+            "lane_offsets": lane_offsets,
+            "lanes": lane[self.lanes[entries]],
+            "user_offsets": user_offsets,
+            "user_actions": action[self.user_actions[users]],
+            "user_delay_s": self.user_delay_s[users],
+            "station": self.station[members],
+            "room_bytes": self.room_bytes[members],
+            "backward": action[self.backward[chosen]],
+        }
+        alike = {name: getattr(self, name)[chosen] for name in self._fields if name not in renumbered}
+        return ListedActions(**renumbered, **alike)
 
 
-# Attributes that say the same of an action whatever others are numbered.
-PER_ACTION = (
-    *("is_backward", "of_llm", "duration_s", "send_s", "receive_s", "size_bytes", "num_waits", "tail_s"),
-    *("kept_bytes", "kept_s"),
-)
+def list_lanes(draft: Program) -> tuple[IntArray, IntArray]:
+    """Return the lanes of every forward and backward, as CSR."""
+    counts = []
+    lanes = []
+    for rows, blocks in zip(draft.chunks, draft.layout.blocks, strict=True):
+        block = (rows.replica[:, None] * blocks.num_stages + np.arange(blocks.num_stages)).ravel()
+        offsets, entries = take_rows(blocks.offsets, np.concatenate([block, block]))
+        counts.append(np.diff(offsets))
+        lanes.append(blocks.lanes[entries])
+    return offsets_from_counts(np.concatenate(counts)), np.concatenate(lanes).astype(np.int64)
 
 
-def single_lane_actions(
-    lane: IntArray,
-    is_backward: IntArray,
+def draft_actions(
+    draft: Program,
     duration_s: FloatArray,
     size_bytes: IntArray,
-    num_waits: IntArray,
-    user_offsets: IntArray,
-    user_actions: IntArray,
     room_bytes: IntArray,
+    delay_s: FloatArray | None = None,
+    **columns: IntArray | FloatArray,
 ) -> ListedActions:
-    """Actions of one lane each, whose results are there at once; See ``ListedActions``."""
-    none = np.zeros(len(lane), np.int64)
-    at_once = np.zeros(len(lane))
+    """Return the forwards and backwards of a program, whatever its order.
+
+    ``columns`` are further attributes of ``ListedActions``, 0 by default; lanes are stations of their own by default.
+    ``delay_s`` is what results take to arrive ``[dependencies]``; None if they are there at once.
+    """
+    count = int(draft.first_action[-1])
+    lane_offsets, lanes = list_lanes(draft)
+    edge = np.argsort(draft.dep_actions, kind="stable")
+    none = {name: np.zeros(count, np.int64) for name in ("of_llm", "backward", "kept_bytes")}
+    at_once = {name: np.zeros(count) for name in ("send_s", "receive_s", "tail_s", "kept_s")}
+    filled: dict[str, Any] = {"station": np.arange(len(room_bytes)), **none, **at_once, **columns}
     return ListedActions(
-        lane_offsets=np.arange(len(lane) + 1),
-        lanes=lane,
-        is_backward=is_backward,
-        of_llm=none,
+        lane_offsets=lane_offsets,
+        lanes=lanes,
+        is_backward=draft.kind[:count].astype(np.int64),
         duration_s=duration_s,
-        send_s=at_once,
-        receive_s=at_once,
         size_bytes=size_bytes,
-        num_waits=num_waits,
-        user_offsets=user_offsets,
-        user_actions=user_actions,
-        user_delay_s=np.zeros(len(user_actions)),
-        station=np.arange(len(room_bytes)),
+        num_waits=np.diff(draft.dep_offsets)[:count],
+        user_offsets=offsets_from_counts(np.bincount(draft.dep_actions, minlength=count)),
+        user_actions=rows_of(draft.dep_offsets)[edge],
+        user_delay_s=np.zeros(len(edge)) if delay_s is None else delay_s[edge],
         room_bytes=room_bytes,
-        tail_s=at_once,
-        backward=none,
-        kept_bytes=none,
-        kept_s=at_once,
+        **filled,
     )
 
 
 class Wish(NamedTuple):
-    """Priorities and limits of a schedule.
+    """Priorities and limits of a schedule."""
 
-    Attributes:
-        group: place of the action's group in the order of groups ``[actions]``.
-        priority: lower first ``[actions]``.
-        is_held: 1 for backwards that wait until their lanes have done all of the LLM ``[actions]``.
-        alternate: whether a lane takes forwards and backwards in turn; otherwise backwards first.
-        last_of_equals: whether a lane that waits for several backwards of one time takes the last by priority; or else
-            the first.
-    """
-
-    group: IntArray
-    priority: FloatArray
-    is_held: IntArray
-    alternate: bool
+    group: IntArray  # place of the action's group in the order of groups ``[actions]``
+    priority: FloatArray  # lower first ``[actions]``
+    is_held: IntArray  # 1 for backwards that wait until their lanes have done all of the LLM ``[actions]``
+    alternate: bool  # whether a lane takes forwards and backwards in turn; otherwise backwards first
+    # Whether a lane that waits for several backwards of one time takes the last by priority; or else the first.
     last_of_equals: bool = False
 
 
 class State(NamedTuple):
-    """Progress of lanes, groups and actions.
+    """Progress of lanes, groups and actions."""
 
-    Attributes:
-        queue: ready actions of each lane and pass, the first by priority last; queue 2 l + pass is at ``first`` of it.
-        first, num_ready: of each queue ``[queues + 1]``, ``[queues]``.
-        ready_s: when the last of an action's inputs arrives ``[actions]``.
-        missing: inputs that are not placed yet ``[actions]``.
-        done_s, last: end of a lane's last action, and that action, -1 for none ``[lanes]``.
-        held_bytes: by activations ``[lanes]``.
-        is_kept: whether an action's activations are kept ``[actions]``.
-        extra_bytes: what is held because activations are kept ``[lanes]``.
-        choice, begin_s: next action of a lane, -1 for none, and its begin ``[lanes]``.
-        is_stale: whether these have to be found anew ``[lanes]``.
-        need_bytes: what a group's forwards hold and will hold ``[lanes, groups]``.
-        left: actions of it to come ``[lanes, groups]``.
-        llm_left: actions of the LLM to come ``[lanes]``; at the end whether anything is held, 0 or 1 ``[lanes + 1]``.
-        first_open: first group of a lane with actions to come ``[lanes]``.
-        first_refused: first group from there on that does not fit with those before it ``[lanes]``.
-        admitted_bytes: what the groups between these two need ``[lanes]``.
-        rest_s: how long actions to come occupy a lane at least ``[lanes]``.
-        tail_s: least of the actions' ``tail_s`` on a lane ``[lanes]``.
-    """
-
+    # Ready actions of each lane and pass, the first by priority last; queue 2 l + pass is at ``first`` of it.
     queue: IntArray
+    # Of each queue ``[queues + 1]``, ``[queues]``.
     first: IntArray
     num_ready: IntArray
-    ready_s: FloatArray
-    missing: IntArray
+    ready_s: FloatArray  # when the last of an action's inputs arrives ``[actions]``
+    missing: IntArray  # inputs that are not placed yet ``[actions]``
+    # End of a lane's last action, and that action, -1 for none ``[lanes]``.
     done_s: FloatArray
     last: IntArray
-    held_bytes: IntArray
-    is_kept: IntArray
-    extra_bytes: IntArray
+    held_bytes: IntArray  # by activations ``[lanes]``
+    is_kept: IntArray  # whether an action's activations are kept ``[actions]``
+    extra_bytes: IntArray  # what is held because activations are kept ``[lanes]``
+    # Next action of a lane, -1 for none, and its begin ``[lanes]``.
     choice: IntArray
     begin_s: FloatArray
-    is_stale: IntArray
-    need_bytes: IntArray
-    left: IntArray
+    is_stale: IntArray  # whether these have to be found anew ``[lanes]``
+    need_bytes: IntArray  # what a group's forwards hold and will hold ``[lanes, groups]``
+    left: IntArray  # actions of it to come ``[lanes, groups]``
+    # Actions of the LLM to come ``[lanes]``; at the end whether anything is held, 0 or 1 ``[lanes + 1]``.
     llm_left: IntArray
-    first_open: IntArray
-    first_refused: IntArray
-    admitted_bytes: IntArray
-    rest_s: FloatArray
-    tail_s: FloatArray
-
-
-def room_for(actions: ListedActions, num_groups: int) -> State:
-    """Room for the state of schedules of some actions."""
-    num_actions = len(actions.duration_s)
-    num_lanes = len(actions.room_bytes)
-    queue_of = 2 * actions.lanes + np.repeat(actions.is_backward, np.diff(actions.lane_offsets))
-    first = offsets_from_counts(np.bincount(queue_of, minlength=2 * num_lanes))
-
-    def whole(*shape: int) -> IntArray:
-        return np.zeros(shape, np.int64)
-
-    return State(
-        queue=whole(first[-1]),
-        first=first,
-        num_ready=whole(2 * num_lanes),
-        ready_s=np.zeros(num_actions),
-        missing=whole(num_actions),
-        done_s=np.zeros(num_lanes),
-        last=whole(num_lanes),
-        held_bytes=whole(num_lanes),
-        is_kept=whole(num_actions),
-        extra_bytes=whole(num_lanes),
-        choice=whole(num_lanes),
-        begin_s=np.zeros(num_lanes),
-        is_stale=whole(num_lanes),
-        need_bytes=whole(num_lanes, num_groups),
-        left=whole(num_lanes, num_groups),
-        llm_left=whole(num_lanes + 1),
-        first_open=whole(num_lanes),
-        first_refused=whole(num_lanes),
-        admitted_bytes=whole(num_lanes),
-        rest_s=np.zeros(num_lanes),
-        tail_s=np.zeros(num_lanes),
-    )
+    first_open: IntArray  # first group of a lane with actions to come ``[lanes]``
+    first_refused: IntArray  # first group from there on that does not fit with those before it ``[lanes]``
+    admitted_bytes: IntArray  # what the groups between these two need ``[lanes]``
+    rest_s: FloatArray  # how long actions to come occupy a lane at least ``[lanes]``
+    tail_s: FloatArray  # least of the actions' ``tail_s`` on a lane ``[lanes]``
 
 
 @njit(nogil=True)
-def list_schedule(actions, wish, state, place, limit_s=np.inf):  # type: ignore[no-untyped-def]
-    """Put all actions in an order that every lane keeps to.
+def list_schedule(actions, wish, place, limit_s=np.inf):  # type: ignore[no-untyped-def]
+    """Put all actions in an order that every lane keeps to; ``place`` takes each action's place ``[actions]``.
 
-    Args:
-        actions: the actions to order.
-        wish: how.
-        state: what ``room_for`` made.
-        place: takes each action's place in the order ``[actions]``.
-        limit_s: stop as soon as the schedule must end later; the order is then incomplete.
-
-    Returns:
-        When all gradients are synchronised, seconds, infinite if later than the limit; and how many forwards were let
-        in although memory was full, because nothing else was left to run: none if every group fits by itself.
+    Returns when all gradients are synchronised, seconds, infinite as soon as that must be later than ``limit_s``; and
+    how many forwards were let in although memory was full: none if every group fits by itself.
     """
-    _begin(actions, wish, state)
+    state = _begin(actions, wish)
     forced = 0
     end_s = 0.0
     for turn in range(len(actions.duration_s)):
@@ -275,27 +200,42 @@ def list_schedule(actions, wish, state, place, limit_s=np.inf):  # type: ignore[
 
 
 @njit(nogil=True)
-def _begin(actions, wish, state):  # type: ignore[no-untyped-def]
+def _begin(actions, wish):  # type: ignore[no-untyped-def]
     """The state before the first action."""
-    state.num_ready[:] = 0
-    state.ready_s[:] = 0.0
-    state.missing[:] = actions.num_waits
-    state.done_s[:] = 0.0
-    state.last[:] = -1
-    state.held_bytes[:] = 0
-    state.is_kept[:] = 0
-    state.extra_bytes[:] = 0
-    state.is_stale[:] = 1
-    state.need_bytes[:] = 0
-    state.left[:] = 0
-    state.llm_left[:] = 0
+    num_actions = len(actions.duration_s)
+    num_lanes = len(actions.room_bytes)
+    num_groups = 0
+    first = np.zeros(2 * num_lanes + 1, np.int64)
+    for action in range(num_actions):
+        num_groups = max(num_groups, wish.group[action] + 1)
+        for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
+            first[2 * actions.lanes[row] + actions.is_backward[action] + 1] += 1
+    first = first.cumsum()
+    state = State(
+        queue=np.zeros(first[-1], np.int64),
+        first=first,
+        num_ready=np.zeros(2 * num_lanes, np.int64),
+        ready_s=np.zeros(num_actions),
+        missing=actions.num_waits.copy(),
+        done_s=np.zeros(num_lanes),
+        last=np.full(num_lanes, -1),
+        held_bytes=np.zeros(num_lanes, np.int64),
+        is_kept=np.zeros(num_actions, np.int64),
+        extra_bytes=np.zeros(num_lanes, np.int64),
+        choice=np.zeros(num_lanes, np.int64),
+        begin_s=np.zeros(num_lanes),
+        is_stale=np.ones(num_lanes, np.int64),
+        need_bytes=np.zeros((num_lanes, num_groups), np.int64),
+        left=np.zeros((num_lanes, num_groups), np.int64),
+        llm_left=np.zeros(num_lanes + 1, np.int64),
+        first_open=np.zeros(num_lanes, np.int64),
+        first_refused=np.zeros(num_lanes, np.int64),
+        admitted_bytes=np.zeros(num_lanes, np.int64),
+        rest_s=np.zeros(num_lanes),
+        tail_s=np.full(num_lanes, np.inf),
+    )
     state.llm_left[HOLDS] = 1
-    state.first_open[:] = 0
-    state.first_refused[:] = 0
-    state.admitted_bytes[:] = 0
-    state.rest_s[:] = 0.0
-    state.tail_s[:] = np.inf
-    for action in range(len(actions.duration_s)):
+    for action in range(num_actions):
         for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
             lane = actions.lanes[row]
             state.left[lane, wish.group[action]] += 1
@@ -306,9 +246,10 @@ def _begin(actions, wish, state):  # type: ignore[no-untyped-def]
                 state.need_bytes[lane, wish.group[action]] += actions.size_bytes[action]
         if state.missing[action] == 0:
             _join(action, actions, wish, state)
-    for lane in range(len(actions.room_bytes)):
+    for lane in range(num_lanes):
         _close_groups(lane, state)
         _admit_groups(lane, actions, state)
+    return state
 
 
 @inlined

@@ -14,17 +14,14 @@ import numpy as np
 
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.compiled import inlined, njit
+from entrain_bench.base.compiled import njit
 
 # This close to the trivial bound nothing is left to solve; a smaller gain is no gain.
 CLOSE = 1e-6
-# Sums that an exchange may look at, and how many of them looking at a node of its tree takes as long as: it ends after
-# some 0.2 s at the latest (x86-64, 2026-11), mostly by itself.
+# Sums that an exchange may look at, and how many of them looking at a bucket takes as long as: it ends after some 0.2 s
+# at the latest (x86-64, 2026-11), mostly by itself.
 EXCHANGE_STEPS = 10_000_000
-NODE_STEPS = 32
-# The tree over the buckets is sorted anew after so many items: an eighth of the buckets, or this many.
-SORTED_SHARE = 8
-SORTED_ITEMS = 64
+BUCKET_STEPS = 64
 
 
 def trivial_bound(cost: FloatArray, num_buckets: int) -> float:
@@ -50,8 +47,7 @@ def longest_first(cost: FloatArray, num_buckets: int) -> IntArray:
 def lpt_with_exchange(cost: FloatArray, num_buckets: int) -> IntArray:
     """LPT, then exchanges between the fullest bucket and others for as long as one of them lowers it.
 
-    The fullest bucket gives an item to another one, or swaps one with it, so that the fuller of the two is lowest;
-    the emptiest bucket that helps is taken.
+    The emptiest other bucket takes an item, or swaps one, so that the fuller of the two is lowest.
     """
     bucket = longest_first(cost, num_buckets)
     # The last item weighs nothing: swapping with it is giving.
@@ -75,85 +71,23 @@ def deal(order, group, cost, num_groups, num_bins):  # type: ignore[no-untyped-d
 
 @njit()
 def _place(order, cost, num_buckets):  # type: ignore[no-untyped-def]
-    """LPT by a binary tree over the buckets whose nodes know the least of each sum below them.
-
-    The least larger sum below a node is at least the larger of the two least sums. That rules out most of the tree
-    where neighbours are alike: leaves are in order of the difference of their sums, for where it is above that of an
-    item's costs the first sum is the larger one, and the second where it is below.
-    """
+    """LPT: to the bucket whose larger sum is least with the item, then whose sum of both is least, then the first."""
     load = np.zeros((num_buckets, 2))
-    width = 1
-    depth = 0
-    while width < num_buckets:
-        width = 2 * width
-        depth = depth + 1
-    # A tree of minima over buckets: of the first sum, of the second, and of their total.
-    least = np.full((2 * width, 3), np.inf)
-    first = np.full(2 * width, num_buckets)
-    leaf = np.empty(num_buckets, np.int64)
-    stack = np.empty(depth + 2, np.int64)
     bucket = np.empty(len(order), np.int64)
-    period = max(num_buckets // SORTED_SHARE, SORTED_ITEMS)
-    for place, item in enumerate(order):
-        if place % period == 0:
-            for position, one in enumerate(np.argsort(load[:, 0] - load[:, 1], kind="mergesort")):
-                leaf[one] = width + position
-                first[width + position] = one
-                _set_leaf(leaf[one], load[one], least)
-            for node in range(width - 1, 0, -1):
-                _join_children(node, least)
-                first[node] = min(first[2 * node], first[2 * node + 1])
-        best = _least_larger(cost[item], least, first, stack, width)
+    for item in order:
+        best = 0
+        best_high = np.inf
+        best_sum = np.inf
+        for one in range(num_buckets):
+            high = max(load[one, 0] + cost[item, 0], load[one, 1] + cost[item, 1])
+            both = load[one, 0] + load[one, 1]
+            if high < best_high or (high == best_high and both < best_sum):
+                best = one
+                best_high = high
+                best_sum = both
         bucket[item] = best
         load[best] += cost[item]
-        node = leaf[best]
-        _set_leaf(node, load[best], least)
-        while node > 1:
-            node //= 2
-            _join_children(node, least)
     return bucket
-
-
-@inlined
-def _set_leaf(node, load, least):  # type: ignore[no-untyped-def]
-    least[node, 0], least[node, 1], least[node, 2] = load[0], load[1], load[0] + load[1]
-
-
-@inlined
-def _join_children(node, least):  # type: ignore[no-untyped-def]
-    for column in range(3):
-        least[node, column] = min(least[2 * node, column], least[2 * node + 1, column])
-
-
-@inlined
-def _least_larger(cost, least, first, stack, width):  # type: ignore[no-untyped-def]
-    """The bucket whose larger sum is least with an item, then the sum of both without it, then the index."""
-    best = len(first)
-    best_high = np.inf
-    best_sum = np.inf
-    stack[0] = 1
-    height = 1
-    while height > 0:
-        height -= 1
-        node = stack[height]
-        high = max(least[node, 0] + cost[0], least[node, 1] + cost[1])
-        worse_sum = least[node, 2] > best_sum or (least[node, 2] == best_sum and first[node] > best)
-        if high > best_high or (high == best_high and worse_sum):
-            continue
-        if node >= width:
-            best = first[node]
-            best_high = high
-            best_sum = least[node, 2]
-            continue
-        left = 2 * node
-        right = 2 * node + 1
-        left_high = max(least[left, 0] + cost[0], least[left, 1] + cost[1])
-        right_high = max(least[right, 0] + cost[0], least[right, 1] + cost[1])
-        # The better one is looked at first.
-        left_last = right_high < left_high
-        stack[height], stack[height + 1] = (left, right) if left_last else (right, left)
-        height += 2
-    return best
 
 
 @njit()
@@ -163,101 +97,46 @@ def _exchange(cost, bucket, num_buckets, enough, most_steps):  # type: ignore[no
     members = _members(bucket, num_buckets)
     for item in range(len(bucket) - 1):
         load[bucket[item]] += cost[item]
-    width = 1
-    while width < num_buckets:
-        width *= 2
-    # Trees over the buckets: the least and the greatest larger sum below each node.
-    least = np.full(2 * width, np.inf)
-    most = np.full(2 * width, -np.inf)
-    for one in range(num_buckets):
-        _set_larger(width + one, load[one], least, most)
+    larger = np.maximum(load[:, 0], load[:, 1])
     steps = 0
-    while steps < most_steps and most[1] > enough:
-        full = _fullest(most, width)
+    while steps < most_steps and larger.max() > enough:
+        full = larger.argmax()
+        mine = members[full][:-1]
         given = -1
-        taken = -1
-        other = -1
-        # From the emptiest bucket up: nodes by what is least below them, then by the first of their leaves.
-        waiting = [(least[1], 0, width)]
-        while given < 0 and len(waiting) > 0:
-            _, other, span = heappop(waiting)
-            steps += NODE_STEPS
-            if span > 1:
-                span //= 2
-                node = (width + other) // span
-                heappush(waiting, (least[node], other, span))
-                heappush(waiting, (least[node + 1], other + span, span))
-            elif other < num_buckets:
-                mine = members[full][:-1]
-                theirs = members[other]
-                given, taken = _best_swap(mine, theirs, load[full], load[other], cost, most[1] * (1 - CLOSE))
-                steps += len(mine) * len(theirs)
+        for other in np.argsort(larger, kind="mergesort"):
+            theirs = members[other]
+            given, taken = _best_swap(mine, theirs, load[full], load[other], cost, larger[full] * (1 - CLOSE))
+            steps += BUCKET_STEPS + len(mine) * len(theirs)
+            if given >= 0:
+                load[full] += cost[taken] - cost[given]
+                load[other] += cost[given] - cost[taken]
+                members[full] = _exchanged(mine, given, taken, len(bucket) - 1)
+                members[other] = _exchanged(theirs[:-1], taken, given, len(bucket) - 1)
+                bucket[given] = other
+                if taken != len(bucket) - 1:
+                    bucket[taken] = full
+                larger[full] = max(load[full, 0], load[full, 1])
+                larger[other] = max(load[other, 0], load[other, 1])
+                break
         if given < 0:
             break
-        load[full] += cost[taken] - cost[given]
-        load[other] += cost[given] - cost[taken]
-        members[full] = _exchanged(members[full], given, taken)
-        members[other] = _exchanged(members[other], taken, given)
-        bucket[given] = other
-        if taken != len(bucket) - 1:
-            bucket[taken] = full
-        _set_larger(width + full, load[full], least, most)
-        _set_larger(width + other, load[other], least, most)
     return bucket
 
 
 @njit()
 def _members(bucket, num_buckets):  # type: ignore[no-untyped-def]
     """Items of each bucket, rising; the last item is in each of them."""
-    size = np.ones(num_buckets, np.int64)
-    for item in range(len(bucket) - 1):
-        size[bucket[item]] += 1
-    members = [np.full(one, len(bucket) - 1) for one in size]
-    for item in range(len(bucket) - 2, -1, -1):
-        one = bucket[item]
-        size[one] -= 1
-        members[one][size[one] - 1] = item
-    return members
+    nothing = len(bucket) - 1
+    return [np.append(np.flatnonzero(bucket[:-1] == one), nothing) for one in range(num_buckets)]
 
 
 @njit()
-def _exchanged(members, given, taken):  # type: ignore[no-untyped-def]
-    """A bucket's items without one and with another, rising; the last one, which is nothing, stays."""
-    nothing = members[-1]
-    missing = taken != members[-1]
-    result = np.empty(len(members) + 1, np.int64)
-    count = 0
-    for item in members:
-        if missing and taken < item:
-            result[count] = taken
-            count = count + 1
-            missing = False
-        if item != given or item == nothing:
-            result[count] = item
-            count = count + 1
-    return result[:count]
-
-
-@inlined
-def _set_larger(leaf, load, least, most):  # type: ignore[no-untyped-def]
-    """A bucket's larger sum, and what it changes above it."""
-    least[leaf] = most[leaf] = max(load[0], load[1])
-    node = leaf // 2
-    while node > 0:
-        least[node] = min(least[2 * node], least[2 * node + 1])
-        most[node] = max(most[2 * node], most[2 * node + 1])
-        node //= 2
-
-
-@inlined
-def _fullest(most, width):  # type: ignore[no-untyped-def]
-    """The bucket whose larger sum is greatest; of equal ones the first."""
-    node = 1
-    while node < width:
-        node *= 2
-        if most[node] < most[node // 2]:
-            node += 1
-    return node - width
+def _exchanged(members, given, taken, nothing):  # type: ignore[no-untyped-def]
+    """A bucket's items, rising, without one and with another, either of which may be nothing; that comes last."""
+    left = members[members != given]
+    if taken != nothing:
+        left = np.sort(np.append(left, taken))
+    return np.append(left, nothing)
 
 
 @njit()
@@ -284,10 +163,8 @@ def balanced_groups(
 ) -> IntArray:
     """Group of each sample by LPT: by falling size, each to the least-loaded group that has a free place ``[samples]``.
 
-    Every group takes ``ceil(samples / groups)`` samples at most. Without that capacity the heaviest group is within 4/3
-    of the best; with it the bound is proven for three samples a group, and two a group are optimal. Groups have
-    ``load`` already ``[groups]``; equal loads go to the group with fewer samples, so that samples without work are
-    dealt out, or else to the first that has a free place.
+    Every group takes ``ceil(samples / groups)`` samples at most. Groups have ``load`` already ``[groups]``; equal loads
+    go to the group with fewer samples, or else to the first that has a free place.
     """
     before = np.zeros(num_groups) if load is None else load
     group: IntArray = _fill_groups(np.argsort(-size, kind="stable"), size, before, fewest_first)
@@ -361,10 +238,9 @@ def longest_first_by_row(cost: FloatArray, row: IntArray, num_bins: int) -> IntA
 
 
 def arrival_places(num_samples: int, microbatch_size: int, dp: int) -> tuple[IntArray, IntArray]:
-    """Replica and microbatch of each sample in order of arrival ``[samples]``.
+    """Replica and microbatch of each sample in order of arrival, as with Megatron's data sampler ``[samples]``.
 
-    Consecutive samples fill a microbatch; microbatches go round the replicas, as with Megatron's data sampler. Where
-    samples do not fill one of every replica, microbatches are smaller.
+    Consecutive samples fill a microbatch, fewer where they do not fill one of every replica.
     """
     microbatch = np.arange(num_samples) // max(1, min(microbatch_size, -(-num_samples // dp)))
     return microbatch % dp, microbatch // dp
@@ -375,12 +251,11 @@ RESOLUTION = 1 << 40
 
 
 def largest_differencing(weight: IntArray | FloatArray, num_parts: int, equal_count: bool = False) -> IntArray:
-    """Part of each item ``[items]``, so that the parts' sums of weights are about equal.
+    """Part of each item ``[items]``, so that the parts' sums of weights are about equal, numbered by falling sum.
 
-    Parts are numbered by falling sum; of equal differences the earlier partition goes first. Weights are at least 0;
-    whole numbers are exact, others are rounded to ``RESOLUTION``. With ``equal_count`` parts have equally many items,
-    or differ by one where the number does not divide: items of neighbouring weight then start in one partition, one in
-    each part.
+    Weights are at least 0; whole numbers are exact, others are rounded to ``RESOLUTION``. With ``equal_count`` parts
+    have equally many items, or differ by one: items of neighbouring weight then start in one partition, one in each
+    part.
     """
     given = np.asarray(weight)
     if not len(given):
@@ -397,56 +272,41 @@ def largest_differencing(weight: IntArray | FloatArray, num_parts: int, equal_co
 
 @njit()
 def _merge(weight, order, num_parts, group):  # type: ignore[no-untyped-def]
-    """Part of each item: partitions of ``group`` items each, merged two by two.
-
-    A partition keeps the parts that hold anything, by falling sum; all others sum to 0. So there are never more kept
-    parts than items.
-    """
-    count = len(weight)
-    # Items of a part are linked: each part is known by its first item, and ends with its last.
-    following = np.full(count, -1)
-    last = np.arange(count)
-    total = weight.copy()
-    kept = [order[first : first + group] for first in range(0, count, group)]
+    """Part of each item: partitions of ``group`` items each, merged two by two."""
+    count = len(weight) // group
+    # Parts of a partition by falling sum; each is a chain of items from its first to its last.
+    total = np.zeros((count, num_parts), np.int64)
+    first = np.full((count, num_parts), -1)
+    last = np.full((count, num_parts), -1)
+    following = np.full(len(weight), -1)
+    for place, item in enumerate(order):
+        total[place // group, place % group] = weight[item]
+        first[place // group, place % group] = last[place // group, place % group] = item
     # The largest difference first, then the largest part, then the first partition.
-    queue = [(-_difference(parts, total, num_parts), -total[parts[0]], number) for number, parts in enumerate(kept)]
+    queue = [(row[-1] - row[0], -row[0], number) for number, row in enumerate(total)]
     heapify(queue)
     while len(queue) > 1:
-        _, _, mine = heappop(queue)
-        _, _, theirs = heappop(queue)
-        one = kept[mine]
-        two = kept[theirs]
-        size = min(num_parts, len(one) + len(two))
-        joined = np.empty(size, np.int64)
-        joined[: len(one)] = one
-        for place in range(len(two)):
+        one = heappop(queue)[2]
+        other = heappop(queue)[2]
+        for part in range(num_parts):
             # The largest part of the one with the smallest of the other.
-            target = num_parts - 1 - place
-            first = two[place]
-            if target >= len(one):
-                # Empty parts are all alike: those behind the kept ones are taken in turn.
-                joined[len(one) + len(two) - 1 - place if len(one) + len(two) <= num_parts else target] = first
-                continue
-            same = one[target]
-            total[same] += total[first]
-            following[last[same]] = first
-            last[same] = last[first]
-        by_sum = np.argsort(-total[joined], kind="mergesort")
-        kept[mine] = joined[by_sum]
-        kept[theirs] = joined[:0]
-        heappush(queue, (-_difference(kept[mine], total, num_parts), -total[kept[mine][0]], mine))
-    part = np.empty(count, np.int64)
-    final = kept[queue[0][2]]
-    for place in range(len(final)):
-        item = final[place]
+            head = first[other, num_parts - 1 - part]
+            if head >= 0:
+                if first[one, part] < 0:
+                    first[one, part] = head
+                else:
+                    following[last[one, part]] = head
+                last[one, part] = last[other, num_parts - 1 - part]
+        total[one] += total[other, ::-1]
+        # Empty parts come last.
+        by_sum = np.argsort(-2 * total[one] - (first[one] >= 0), kind="mergesort")
+        total[one] = total[one][by_sum]
+        first[one] = first[one][by_sum]
+        last[one] = last[one][by_sum]
+        heappush(queue, (total[one, -1] - total[one, 0], -total[one, 0], one))
+    part = np.empty(len(weight), np.int64)
+    for place, item in enumerate(first[queue[0][2]]):
         while item >= 0:
             part[item] = place
             item = following[item]
     return part
-
-
-@njit()
-def _difference(parts, total, num_parts):  # type: ignore[no-untyped-def]
-    """Largest less smallest sum of a partition."""
-    smallest = total[parts[-1]] if len(parts) == num_parts else 0
-    return total[parts[0]] - smallest

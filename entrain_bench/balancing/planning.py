@@ -1,19 +1,22 @@
-"""Building blocks of planners: shares of ranks, stages of layers, placement on ranks, and fitting memory."""
+"""Building blocks of planners: shares of ranks, stages of layers, placement on ranks, and layouts of a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice, pairwise, product
+from itertools import pairwise, product
+from typing import ClassVar
 
 import numpy as np
 
+from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.program.plan_file import plan_fingerprint, read_plan
 from entrain_bench.specs.job import Degrees, Job, LayoutRequest, divisors
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import Role
@@ -25,12 +28,8 @@ def proportional_allocation(
 ) -> tuple[int, ...]:
     """Split ``total`` in proportion to shares, at least ``least`` and at most ``most`` each (no limit if None).
 
-    Return the nearest feasible integers in the least-squares sense (arXiv:2605.27918, Algorithm 1): start with the
-    least for each, then give each further unit to the share that is furthest below its proportion. Shares that sum to
-    zero count as equal. ``what`` names the units in messages.
-
-    Raises:
-        UserError: if the total is below the sum of the least or above the sum of ``most``.
+    The nearest integers in the least-squares sense (arXiv:2605.27918, Algorithm 1): each unit goes to the share that is
+    furthest below its proportion. ``UserError``, with ``what`` they are, for a total that does not fit the limits.
     """
     most = [total] * len(shares) if most is None else most
     if not least * len(shares) <= total <= sum(most):
@@ -48,8 +47,7 @@ def proportional_allocation(
 def allocate_gpus(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
     """Return the GPUs of a replica for the merged encoder and for the LLM, by their share of estimated work.
 
-    M_ref of arXiv:2605.27918, Algorithm 1. GPUs are shared, not stages, so a count need not be a whole number of
-    stages. Each module has enough GPUs for one stage.
+    M_ref of arXiv:2605.27918, Algorithm 1. A count need not be a whole number of stages, but is enough for one.
     """
     width = degrees.tp * degrees.cp
     if not profile.job.model.encoders:
@@ -81,10 +79,8 @@ def allocate_stages(profile: Profile, samples: SampleShapes, degrees: Degrees) -
 def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max_samples: int) -> tuple[int, bool]:
     """Find the least power-of-two batch size at which all fresh batches give the GPU allocation of the first batch.
 
-    arXiv:2605.27918, Algorithm 1, started at one sample.
-
-    Returns:
-        The number of samples, at most ``max_samples``, and whether all ``num_validations`` batches agreed.
+    arXiv:2605.27918, Algorithm 1, from one sample to ``max_samples``; and whether all ``num_validations`` batches
+    agreed.
     """
     num_samples = 1
     while True:
@@ -107,13 +103,16 @@ def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
     num_layers = len(layer_s)
     if num_stages > num_layers:
         raise UserError(f"layout: {num_layers} layers cannot fill {num_stages} stages; each needs at least 1 layer")
-    return _cached_partitions(np.asarray(layer_s, np.float64).tobytes()).into(num_stages)
+    layers = np.asarray(layer_s, np.float64).tobytes()
+    bounds = [num_layers]
+    for stages in range(num_stages, 1, -1):
+        bounds.append(int(_best_cuts(layers, stages)[1][bounds[-1]]))
+    return tuple(np.diff([0, *reversed(bounds)]).tolist())
 
 
 def partitions(layer_s: FloatArray) -> list[tuple[int, ...]]:
     """Return the results of ``partition_layers`` for 1 stage up to as many stages as layers."""
-    known = _cached_partitions(np.asarray(layer_s, np.float64).tobytes())
-    return [known.into(stages) for stages in range(1, len(layer_s) + 1)]
+    return [partition_layers(layer_s, stages) for stages in range(1, len(layer_s) + 1)]
 
 
 def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
@@ -132,50 +131,27 @@ def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
 
 def slowest_stages_s(layer_s: FloatArray) -> FloatArray:
     """Return the slowest stage's seconds in the best partition into 1, 2, ... stages ``[layers]``."""
-    return np.array([best[-1] for best, _ in _partitions(layer_s)])
-
-
-@dataclass(slots=True)
-class _Partitions:
-    """Cuts of the best partitions of a list of layers, computed for as many stages as were requested so far."""
-
-    rest: Iterator[tuple[FloatArray, IntArray]]
-    cuts: list[IntArray] = field(default_factory=list)
-    known: dict[int, tuple[int, ...]] = field(default_factory=dict)
-
-    def into(self, num_stages: int) -> tuple[int, ...]:
-        """Return the layers of each of ``num_stages`` stages."""
-        if num_stages not in self.known:
-            self.cuts += [cut for _, cut in islice(self.rest, max(0, num_stages - len(self.cuts)))]
-            # The first cut is not one.
-            bounds = [len(self.cuts[0]) - 1]
-            for cut in self.cuts[num_stages - 1 : 0 : -1]:
-                bounds.append(int(cut[bounds[-1]]))
-            self.known[num_stages] = tuple(np.diff([0, *reversed(bounds)]).tolist())
-        return self.known[num_stages]
+    layers = np.asarray(layer_s, np.float64).tobytes()
+    return np.array([_best_cuts(layers, stages)[0][-1] for stages in range(1, len(layer_s) + 1)])
 
 
 # Planners repeatedly split the same layers into every number of stages.
+@lru_cache(maxsize=4096)
+def _best_cuts(layer_s: bytes, num_stages: int) -> tuple[FloatArray, IntArray]:
+    """F, the slowest stage over the first l layers in so many stages, and the l' it cuts at ``[layers + 1]``."""
+    span = _spans_s(layer_s)
+    if num_stages == 1:
+        return span[0], np.zeros(len(span), np.int64)
+    slowest = np.maximum(_best_cuts(layer_s, num_stages - 1)[0][:, None], span)
+    return slowest.min(axis=0), slowest.argmin(axis=0)
+
+
 @lru_cache(maxsize=64)
-def _cached_partitions(layer_s: bytes) -> _Partitions:
-    return _Partitions(_partitions(np.frombuffer(layer_s, np.float64)))
-
-
-def _partitions(layer_s: FloatArray) -> Iterator[tuple[FloatArray, IntArray]]:
-    """For 1, 2, ... stages: F, the slowest stage over the first l layers, and the l' it cuts at ``[layers + 1]``."""
-    num_layers = len(layer_s)
-    prefix = np.concatenate(([0.0], np.cumsum(layer_s)))
-    best = decisive(prefix)
-    best[0] = np.inf
-    # Rounded, so that among equally slow partitions the earliest cut wins.
-    span = decisive(prefix[None, :] - prefix[:, None])  # [l', l]
-    later = np.arange(num_layers + 1)[:, None] < np.arange(num_layers + 1)[None, :]
-    cut = np.zeros(num_layers + 1, np.int64)
-    for _ in range(num_layers):
-        yield best, cut
-        slowest = np.where(later, np.maximum(best[:, None], span), np.inf)
-        cut = slowest.argmin(axis=0)
-        best = slowest.min(axis=0)
+def _spans_s(layer_s: bytes) -> FloatArray:
+    """Seconds of layers l'+1..l, infinite for none ``[l', l]``; rounded, so that of equal cuts the earliest wins."""
+    prefix = np.concatenate(([0.0], np.cumsum(np.frombuffer(layer_s, np.float64))))
+    later = np.triu(np.ones((len(prefix), len(prefix)), bool), 1)
+    return np.where(later, decisive(prefix[None, :] - prefix[:, None]), np.inf)
 
 
 def stage_sums(layer_s: FloatArray, layers_per_stage: Sequence[int]) -> FloatArray:
@@ -195,19 +171,10 @@ def place_chain(
 ) -> Layout:
     """Place homogeneous replicas: encoder, LLM and generator stages form one chain.
 
-    Ranks of a replica are consecutive, TP innermost, then CP, then stages; replicas follow each other. All encoders
-    share the encoder stages, all generators the generator stages.
-
-    Args:
-        job: the training job.
-        degrees: TP, CP, DP, and in ``pp`` the number of rank groups in a pipeline.
-        layers: layers of each stage, for every module.
-        recompute: whether each module recomputes activations.
-        leading: whether encoders and generators have separate stages before and after the LLM; if not, they share the
-            LLM's first and last stages.
-        virtual_stages: stages that each rank group holds, in the order of ``place_ranks``.
-        virtual_order: ``loop`` or ``v``.
-        split_backward: whether weight gradients have a separate pass.
+    Replicas have consecutive ranks, TP innermost, then CP, then stages. All encoders share the encoder stages, all
+    generators theirs: stages before and after the LLM's if ``leading``, otherwise its first and last ones.
+    ``degrees.pp`` rank groups hold ``virtual_stages`` each, in the order of ``place_ranks``; ``layers`` are those of
+    each stage, by module.
     """
     width = degrees.tp * degrees.cp
     ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
@@ -252,9 +219,7 @@ def place_ranks(num_ranks: int, virtual_stages: int, virtual_order: str = "loop"
 def place_cuts(job: Job, degrees: Degrees, layers: Sequence[int], recompute: Sequence[bool]) -> Layout:
     """Place homogeneous replicas whose stages cut one chain of all layers; a stage may cross modules.
 
-    The chain holds the modules' layers in the model's order, ``layers[i]`` of them on stage i. If a stage has layers of
-    several modules, each of these modules has a stage there. Stage i is on rank i modulo PP; if there are more stages
-    than ranks, they are virtual stages.
+    ``layers[i]`` are on stage i, which is on rank i modulo PP; each module with layers there has a stage there.
     """
     bounds = np.cumsum([0, *layers])
     width = degrees.tp * degrees.cp
@@ -326,9 +291,9 @@ def place_islands(
 ) -> Layout:
     """Place encoders, LLM and generators on disjoint ranks; all encoders share ranks, and so do all generators.
 
-    There is one island per module; islands that share ranks differ only in their layers. If all have the same TP, CP
-    and DP, replicas follow each other. Otherwise groups of modules follow each other, each with its replicas' stages
-    next to each other. The widest tensor parallelism comes first, so that every block is aligned.
+    Islands, one per module, that share ranks differ only in their layers. If all have one TP, CP and DP, replicas
+    follow each other; otherwise groups of modules do, the widest tensor parallelism first, so that every block is
+    aligned.
     """
     units = [(islands[unit[0]], unit) for unit in job.model.module_groups]
     shapes = [(island.dp, len(island.layers_per_stage), island.tp * island.cp) for island, _ in units]
@@ -359,14 +324,8 @@ def recompute_choices(
 ) -> list[tuple[bool, ...]]:
     """Return the combinations of groups to recompute: all of them, or the one that the job requests.
 
-    Args:
-        job: the training job.
-        groups: modules that recompute together; None: each module separately.
-        chosen_later: whether the scheduler chooses recomputation per chunk. Then only "none" is returned, unless the
-            job requests modules.
-
-    Raises:
-        IncompatibleError: if the job requests some modules of a group, but not all.
+    ``groups`` of modules recompute together, by default each module alone. If the scheduler has it ``chosen_later``, it
+    is none unless requested. ``IncompatibleError`` if the job requests some modules of a group, but not all.
     """
     groups = [(index,) for index in range(len(job.model.modules))] if groups is None else groups
     asked = job.request.recompute
@@ -384,3 +343,26 @@ def recompute_choices(
 def recompute_factor(recompute: bool) -> float:
     """Return the time of forward and backward relative to no recomputation; a backward takes about two forwards."""
     return 4 / 3 if recompute else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPlanner:
+    """Takes the layout of a plan's file; nothing is measured or searched.
+
+    Attributes:
+        path: the file (``program.plan_file``).
+    """
+
+    handles_generators: ClassVar[bool] = True
+
+    path: str
+
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:  # noqa: ARG002
+        """Return the layout of the file; ``UserError`` if it is no plan, or does not fit the job's model or cluster."""
+        layout = read_plan(self.path).layout
+        check_layout(layout, profile.job.model, profile.job.cluster)
+        return layout
+
+    def fingerprint(self) -> str:
+        """Return the hash of the file, which is a part of a run's key."""
+        return plan_fingerprint(self.path)

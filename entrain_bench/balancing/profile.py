@@ -1,80 +1,142 @@
-"""The view of a strategy: samples drawn for profiling, measured layers, and estimates made of them."""
+"""Profiles: all that strategies may know of costs and samples, among it estimated times of programs, and trial runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
-from entrain_bench.balancing.correction import Corrector
-from entrain_bench.balancing.layer_profile import LayerProfile
-from entrain_bench.balancing.program_times import ProgramTimes
-from entrain_bench.balancing.unit_estimates import UnitEstimates
-from entrain_bench.base.errors import require
+from entrain_bench.balancing.estimates import Corrector, LayerProfile, ProfiledSamples, UnitEstimates
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.costs.edges import held_s
 from entrain_bench.costs.memory import Memory
-from entrain_bench.costs.truth import CostTruth
+from entrain_bench.costs.sharding import collective_passes, exposed_s, remade_layers, sharded_modules
+from entrain_bench.costs.steps import ExposedStep, delayed_s, trailing_s
+from entrain_bench.costs.truth import CostTruth, Handovers
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
-from entrain_bench.simulate.executor import place_program
-from entrain_bench.specs.job import MAX_SAMPLES, Job
-from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.simulate.engine import place_actions
+from entrain_bench.simulate.executor import place_program, place_steps
+from entrain_bench.specs.job import Job
 from entrain_bench.specs.workload import ShapeSource
 
-# Samples that the mean microbatch is computed from; its passes hide a part of the step.
-MEAN_SAMPLES = 256
 
+@dataclass(frozen=True, slots=True)
+class ProgramTimes:
+    """Times of programs and steps of a job, from durations that a strategy estimates."""
 
-class MeanUnits(NamedTuple):
-    """Units of a module in a mean sample, their mean length in tokens, and the labelled share of LLM tokens."""
+    _job: Job
+    _truth: CostTruth
+    _layers: LayerProfile
 
-    per_sample: float
-    length: float
-    labelled_share: float
+    def simulate(self, program: Program, duration_s: FloatArray, transfers: bool = False) -> FloatArray:
+        """Return the estimated end of every action of a program; transfers are free unless asked for ``[actions]``.
 
+        ``DeadlockError`` if the order of actions contradicts their dependencies.
+        """
+        if not transfers:
+            return place_actions(program, duration_s, np.zeros(len(program.dep_actions)))[1]
+        handed = self.handovers(program)
+        hold_s = held_s(program, handed.send_s, handed.receive_s)
+        return place_actions(program, duration_s, handed.delay_s, hold_s=hold_s)[1]
 
-@dataclass(slots=True, eq=False)
-class ProfiledSamples:
-    """Samples of the workload for planners, separate from the training stream."""
+    def iteration_s(self, program: Program, duration_s: FloatArray) -> float:
+        """Return the estimated iteration time of a program in seconds, with transfers, weight gathers and the step.
 
-    _source: ShapeSource
-    _seed: int
-    _rng: np.random.Generator = field(init=False)
-    _means: dict[str, MeanUnits] = field(init=False, default_factory=dict)
+        Transfers never wait for a link. Durations are of each action; those of steps are ignored ``[actions]``.
+        ``DeadlockError`` as for ``simulate``.
+        """
+        costs = self._truth.step_costs
+        layer_s = self._layers_s(program.layout)
+        ends = costs.ends_of_passes(program, duration_s, layer_s)
+        handed = self.handovers(program)
+        hold_s = held_s(program, handed.send_s, handed.receive_s)
+        release_s, stall_s = costs.gathers(program, ends)
+        added_s, together = self._besides_passes(program, duration_s, layer_s)
+        duration_s = duration_s + added_s
+        times = place_actions(program, duration_s, handed.delay_s, None, hold_s, release_s, stall_s, together)
+        place_steps(program, costs.steps(program, ends), hold_s, *times)
+        return float(times[1].max())
 
-    def __post_init__(self) -> None:
-        self._rng = np.random.default_rng([self._seed, 0x70726F66])
+    def with_weights_s(self, program: Program, duration_s: FloatArray) -> FloatArray:
+        """Return estimated seconds of actions with what moving offloaded or sharded weights adds ``[actions]``."""
+        return duration_s + self._besides_passes(program, duration_s, self._layers_s(program.layout))[0]
 
-    def draw(self, num_samples: int) -> SampleShapes:
-        """Draw independent samples; every call draws new ones; ``UserError`` for more than ``MAX_SAMPLES``."""
-        require(num_samples <= MAX_SAMPLES, "strategy: profiled samples", num_samples, f"at most {MAX_SAMPLES}")
-        return self._source.draw(num_samples, self._rng)
+    def handovers(self, program: Program) -> Handovers:
+        """Return measured transfer times of a program on idle links; bytes follow from shapes and layout."""
+        return self._truth.handovers(program)
 
-    def tuning_batches(self, count: int, global_batch: int) -> tuple[SampleShapes, ...]:
-        """Return the first global batches of a separate stream, equal for all strategies and after any draws."""
-        rng = np.random.default_rng([self._seed, 0x74756E65])
-        return tuple(self._source.draw(global_batch, rng) for _ in range(count))
+    def _layers_s(self, layout: Layout) -> list[tuple[FloatArray, FloatArray]]:
+        """Forward and backward seconds of every layer on a mean microbatch, for every module ``[layers]``."""
+        return [
+            self._layers.mean_microbatch_s(
+                module, placed.tp, placed.cp, self._job.global_batch, placed.dp * layout.num_microbatches
+            )
+            for module, placed in zip(self._job.model.modules, layout.modules, strict=True)
+        ]
 
-    @property
-    def state(self) -> Mapping[str, Any]:
-        """State of the random draws, for ``restore``."""
-        return self._rng.bit_generator.state
+    def _besides_passes(
+        self, program: Program, duration_s: FloatArray, layer_s: Sequence[tuple[FloatArray, FloatArray]]
+    ) -> tuple[FloatArray, IntArray | None]:
+        """Seconds that moving offloaded or sharded weights adds to passes, and passes that start together."""
+        cluster = self._truth.cluster
+        added_s = self._truth.memory.offload_bytes(program) / cluster.device.host_bandwidth_bytes_per_s
+        layers_s = {}
+        for index in sharded_modules(program):
+            forward_s, backward_s = layer_s[index]
+            ahead = duration_s[program.forward_actions(index)] * (forward_s / forward_s.sum())
+            back = backward_s + forward_s * remade_layers(program, index)
+            share = back / np.maximum(back.sum(axis=1, keepdims=True), 1e-12)
+            layers_s[index] = ahead, duration_s[program.backward_actions(index)] * share
+        if not layers_s:
+            return added_s, None
+        return added_s + exposed_s(program, layers_s, cluster, self._job.framework), collective_passes(program)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue the random draws from an earlier ``state``."""
-        self._rng.bit_generator.state = state
+    def step_s(self, layout: Layout) -> float:
+        """Return the seconds that gathers, gradient synchronization and the optimizer add to average microbatches.
 
-    def mean_units(self, module: ModuleSpec) -> MeanUnits:
-        """Return the units of a module in a mean sample; draws do not change it."""
-        if module.name not in self._means:
-            samples = self._source.draw(MEAN_SAMPLES, np.random.default_rng([self._seed, 0x6D65616E]))
-            lengths = module.lengths(samples, module.units(samples))
-            share = float(samples.labelled_tokens.sum() / samples.llm_tokens.sum())
-            mean = float(lengths.mean()) if len(lengths) else 0.0
-            self._means[module.name] = MeanUnits(len(lengths) / len(samples), mean, share)
-        return self._means[module.name]
+        The optimizer waits for the last synchronization of all ranks.
+        """
+        gather_s, sync_s, optimizer_s = self.lane_steps_s(layout)
+        return float((gather_s + optimizer_s).max() + sync_s.max())
+
+    def lane_steps_s(self, layout: Layout) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return gather, synchronization and optimizer seconds of ``step_s`` on every lane ``[lanes]``.
+
+        Stages that share ranks use the links one by one, beside an average microbatch of the other stages if
+        overlapped.
+        """
+        exposed = self.exposed_steps(layout)
+        framework = self._job.framework
+        gather_s = layout.lane_sums([step.gather_s for step in exposed])
+        sync_s = layout.lane_sums([step.sync_s for step in exposed])
+        optimizer_s = layout.lane_sums([step.optimizer_s for step in exposed])
+        if layout.lane_sums([np.ones(placed.pp) for placed in layout.modules]).max() > 1:
+            lanes = [blocks.of_stage(stage) for blocks in layout.blocks for stage in range(blocks.num_stages)]
+            forward_s = []
+            backward_s = []
+            for placed, (ahead_s, back_s) in zip(layout.modules, self._layers_s(layout), strict=True):
+                starts = np.cumsum((0, *placed.layers_per_stage[:-1]))
+                forward_s.append(np.add.reduceat(ahead_s, starts))
+                backward_s.append(np.add.reduceat(back_s, starts) + placed.recompute * forward_s[-1])
+            modules = [*zip(self._job.model.modules, layout.modules, strict=True)]
+            costs = self._truth.step_costs
+            if framework.overlap_param_gather and framework.align_param_gather:
+                gathers_s = np.concatenate([costs.gather_s(module, placed) for module, placed in modules])
+                lead_s = np.concatenate([step.gather_s for step in exposed])
+                gather_s = delayed_s(lanes, layout.num_lanes, lead_s, gathers_s, np.concatenate(forward_s))
+            if framework.overlap_grad_reduce:
+                syncs_s = np.concatenate([costs.sync_s(module, placed) for module, placed in modules])
+                lag_s = np.concatenate([step.sync_s for step in exposed])
+                sync_s = trailing_s(lanes, layout.num_lanes, lag_s, syncs_s, np.concatenate(backward_s))
+        return gather_s, sync_s, optimizer_s
+
+    def exposed_steps(self, layout: Layout) -> list[ExposedStep]:
+        """Return the part of each module's step that passes of an average microbatch do not hide, per stage."""
+        modules = zip(self._job.model.modules, layout.modules, self._layers_s(layout), strict=True)
+        return [self._truth.step_costs.exposed_beside(module, placed, *passes) for module, placed, passes in modules]
 
 
 @dataclass(frozen=True, slots=True)

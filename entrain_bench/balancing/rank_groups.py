@@ -33,33 +33,21 @@ FILLED = 0.9
 
 @dataclass(frozen=True, slots=True)
 class SequenceGroups:
-    """Groups of a microbatch.
+    """Groups of a microbatch."""
 
-    Attributes:
-        width: ranks of each ``[groups]``.
-        group: of each sequence ``[sequences]``.
-        makespan_s: of the slowest group.
-    """
-
-    width: IntArray
-    group: IntArray
-    makespan_s: float
+    width: IntArray  # ranks of each ``[groups]``
+    group: IntArray  # of each sequence ``[sequences]``
+    makespan_s: float  # of the slowest group
 
 
 def grouped(
     seconds: FloatArray, bytes_: FloatArray, widths: IntArray, num_ranks: int, room: float
 ) -> SequenceGroups | None:
-    """Groups whose slowest is fast, without a solver; None if the sequences do not fit in memory.
+    """Groups whose slowest is fast, without a solver; None if the sequences do not fit in ``room`` bytes of a rank.
 
     For a makespan, sequences by falling time take the first group, narrow ones first, that has time and memory for
-    them, or open one of the least width at which they have both.
-
-    Args:
-        seconds: that a sequence takes on a group of each width, rising powers of two ``[widths, sequences]``.
-        bytes_: of a sequence, which its group shares ``[sequences]``.
-        widths: of groups ``[widths]``.
-        num_ranks: of all groups together at most.
-        room: bytes of a rank.
+    them, or open one of the least width at which they have both. ``seconds`` are those of a sequence on a group of each
+    of ``widths``, rising powers of two ``[widths, sequences]``; a group shares the bytes of a sequence ``[sequences]``.
     """
     order = np.argsort(-decisive(seconds[0]), kind="stable")
     alone = np.where(bytes_ <= room * widths[:, None], decisive(seconds), np.inf)
@@ -155,16 +143,9 @@ def joined(
     """First position and width of each unit's group ``[units]``: of all nested groups those whose slowest ends first.
 
     A position with what it has is a group of one. Two neighbouring halves become one group where that ends sooner than
-    the slower of both, or where they do not fit in memory; a dynamic program over the widths finds the best groups.
-
-    Args:
-        seconds: of a unit in a pack on a group of 1, 2, 4, ... positions ``[widths, units]``.
-        bytes_: of a unit, which its group shares ``[units]``.
-        pack_s: what a pack takes besides, on a group of each width ``[widths]``.
-        step: micro-step of each unit ``[units]``.
-        position: of each unit without joining ``[units]``.
-        num_positions: of a micro-step.
-        room: bytes of a position.
+    the slower of both, or where they do not fit in ``room`` bytes of a position. ``seconds`` are those of a unit in a
+    pack on a group of 1, 2, 4, ... positions ``[widths, units]``, ``pack_s`` what a pack takes besides ``[widths]``; a
+    group shares the bytes of a unit. Units have a micro-step and, without joining, a position ``[units]``.
     """
     steps = 1 + int(step.max(initial=0))
     whole = 1 << (num_positions - 1).bit_length()
@@ -199,9 +180,8 @@ def unit_costs(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return the believed seconds and bytes of a module's units in one stage.
 
-    Returns:
-        Seconds of both passes that a unit adds to a pack at each of the layout's degrees, with recomputation
-        ``[degrees, units]``; bytes that its group shares ``[units]``; seconds of a pack besides ``[degrees]``.
+    Seconds that a unit adds to both passes of a pack at each of the layout's degrees ``[degrees, units]``; bytes that
+    its group shares ``[units]``; seconds of a pack besides ``[degrees]``.
     """
     kinds = module.kind_counts(placed.layers_per_stage)[0]
     again = kinds * np.array([kind.remade_share for kind in module.kinds]) * placed.recompute
@@ -226,13 +206,9 @@ def step_assignment(
 ) -> Assignment:
     """Micro-steps on groups of several widths: of ``balanced`` modules ``grouped``, of others ``joined``.
 
-    Every module has groups of its own, because collectives end every pass of a micro-step together. A module may fill
-    the share of the memory that it has of all bytes. Without ``step``, micro-steps ``[samples]``, they are those of
-    arrival; with it all modules must be balanced.
-
-    Raises:
-        IncompatibleError: for stages.
-        OutOfMemoryError: if units of a balanced module fit on no group.
+    Every module has groups of its own, and may fill the share of the memory that it has of all bytes. Without ``step``,
+    micro-steps ``[samples]``, they are those of arrival; with it all modules must be balanced. ``IncompatibleError``
+    for stages, ``OutOfMemoryError`` if units of a balanced module fit on no group.
     """
     model = profile.job.model
     llm = layout.modules[model.llm_index]

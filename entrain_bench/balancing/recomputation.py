@@ -6,7 +6,7 @@ order. Chunks hold activations from their forward to their backward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -19,8 +19,8 @@ from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, sum_rows
 from entrain_bench.base.compiled import njit
 from entrain_bench.program import Pass, Program, recompute_chunks
+from entrain_bench.program.columns import covered_per_stage
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputed_layers import covered_per_stage
 from entrain_bench.specs.model import ModuleSpec
 
 MEMORY = ("module", "stage", "greedy")
@@ -64,22 +64,15 @@ class Recomputation:
 
 @dataclass(frozen=True, slots=True)
 class LaneOffers:
-    """Intervals of a lane that may keep activations, in units of bytes and seconds.
+    """Intervals of a lane that may keep activations, in units of bytes and seconds."""
 
-    Attributes:
-        first, last: entries of the lane's order between which each interval holds its activations ``[intervals]``.
-        most: layers that it may keep ``[intervals]``.
-        size: what each of them takes ``[intervals]``.
-        gain: what each of them saves ``[intervals]``.
-        spare: memory that is left during every entry if none is kept ``[entries]``.
-    """
-
+    # Entries of the lane's order between which each interval holds its activations ``[intervals]``.
     first: IntArray
     last: IntArray
-    most: IntArray
-    size: IntArray
-    gain: IntArray
-    spare: IntArray
+    most: IntArray  # layers that it may keep ``[intervals]``
+    size: IntArray  # what each of them takes ``[intervals]``
+    gain: IntArray  # what each of them saves ``[intervals]``
+    spare: IntArray  # memory that is left during every entry if none is kept ``[entries]``
 
 
 def recompute_all(program: Program) -> Program:
@@ -97,8 +90,7 @@ def recompute_all(program: Program) -> Program:
 def recompute_by_stage(program: Program, profile: Profile) -> Program:
     """Return a program that recomputes all it can with as few recomputed layers per stage as memory demands.
 
-    All chunks of a stage recompute alike. Where modules share a lane, the layers of the module that saves most seconds
-    for its memory are kept first.
+    Of modules that share a lane, the one that saves most seconds for its memory keeps its layers first.
     """
     if not program.remade:
         return program
@@ -150,13 +142,12 @@ def recompute_by_chunk(program: Program, profile: Profile) -> Program:
 def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> Program:
     """Return a program that recomputes all it can with the least recomputation that its order has memory for.
 
-    ``forward_s`` are the believed seconds of the forward of a layer that recomputation covers, for each chunk and stage
-    ``[chunks, stages]``, by module.
+    ``forward_s`` are believed forward seconds of a layer that recomputation covers ``[chunks, stages]``, by module.
     """
     if not program.remade:
         return program
     kept = [layers.copy() for layers in program.remade]
-    for lane, (module, chunk, stage) in zip(*_lanes(program, forward_s, profile), strict=True):
+    for lane, (module, chunk, stage) in _lanes(program, forward_s, profile):
         choice = greedy(lane)
         for index, layers in enumerate(kept):
             mine = module == index
@@ -188,8 +179,8 @@ def _bought(order, first, last, most, size, spare):  # type: ignore[no-untyped-d
 
 def _lanes(
     program: Program, forward_s: Sequence[FloatArray], profile: Profile
-) -> tuple[list[LaneOffers], list[IntArray]]:
-    """Return the offers of every lane, and module, chunk and stage of each interval ``[3, intervals]``."""
+) -> Iterator[tuple[LaneOffers, IntArray]]:
+    """Yield the offers of every lane, with module, chunk and stage of each interval ``[3, intervals]``."""
     sizes_of = np.array([program.forward_actions(index).size for index in range(len(program.chunks))])
     num_forwards = sizes_of[program.module]
     spare = profile.job.planning_budget_bytes - profile.memory.over_program(program)[0]
@@ -198,19 +189,14 @@ def _lanes(
     most = np.zeros(program.num_actions, np.int64)
     for index, forwards in enumerate(program.remade):
         most[program.forward_actions(index)] = forwards
-    lanes = []
-    intervals = []
     for low, high in zip(program.lane_offsets[:-1], program.lane_offsets[1:], strict=True):
         actions = program.lane_actions[low:high]
         place = np.zeros(program.num_actions, np.int64)
         place[actions] = np.arange(high - low)
         forwards = actions[(program.kind[actions] == Pass.FORWARD) & (most[actions] > 0)]
         last = place[forwards + num_forwards[forwards]]
-        lanes.append(
-            LaneOffers(place[forwards], last, most[forwards], sizes[forwards], gains[forwards], whole[low:high])
-        )
-        intervals.append(np.stack([program.module[forwards], program.chunk[forwards], program.stage[forwards]]))
-    return lanes, intervals
+        offers = LaneOffers(place[forwards], last, most[forwards], sizes[forwards], gains[forwards], whole[low:high])
+        yield offers, np.stack([program.module[forwards], program.chunk[forwards], program.stage[forwards]])
 
 
 def _per_action(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> tuple[IntArray, IntArray]:

@@ -1,4 +1,4 @@
-"""Groups of several widths on planes of ranks: layouts, labels of units, and programs of rounds and of packs.
+"""Groups of several widths on planes of ranks: their planner, layouts, labels of units, and programs.
 
 A plane is a stage's ranks, TP innermost; a position in it is one TP group. Every round of a plane is a microbatch: each
 position has at most one pack, which its group shares by context parallelism.
@@ -7,39 +7,47 @@ position has at most one pack, which its group shares by context parallelism.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
+from entrain_bench.balancing.candidates import Candidate, by_estimate
+from entrain_bench.balancing.chunk_estimates import packed_iteration_s
+from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.lpt import longest_first_by_row
-from entrain_bench.balancing.planning import chain_starts, partition_layers, partitions, stage_sums
+from entrain_bench.balancing.options import check_least
+from entrain_bench.balancing.planning import (
+    average_layer_s,
+    chain_starts,
+    partition_layers,
+    partitions,
+    recompute_choices,
+    recompute_factor,
+    stage_sums,
+)
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import recompute_all, recompute_by_chunk
 from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, one_f_one_b
+from entrain_bench.balancing.tuning import Candidates, candidate_key, chosen_layout
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
-from entrain_bench.base.errors import IncompatibleError
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, group_chunks
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
-from entrain_bench.specs.job import Job, LayoutRequest
+from entrain_bench.specs.job import Degrees, Job, LayoutRequest
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Group and round of every sample.
+    """Group and round of every sample."""
 
-    Attributes:
-        number: round of each sample ``[samples]``.
-        first: first position of its group ``[samples]``.
-        width: positions of its group, a power of two that divides ``first`` ``[samples]``.
-    """
-
-    number: IntArray
-    first: IntArray
-    width: IntArray
+    number: IntArray  # round of each sample ``[samples]``
+    first: IntArray  # first position of its group ``[samples]``
+    width: IntArray  # positions of its group, a power of two that divides ``first`` ``[samples]``
 
 
 def plane_layout(
@@ -54,11 +62,8 @@ def plane_layout(
 ) -> Layout:
     """Return a layout whose stages have planes of equally many ranks, each with groups of CP 1, 2, 4, ....
 
-    Stages follow each other. With ``leading`` encoders have stages of their own before the LLM's, otherwise they are on
-    its first; generators are on its last. ``layers`` are those of each module's stages.
-
-    Raises:
-        UserError: if groups have no power of two ranks, or the model or cluster cannot take the layout.
+    With ``leading`` encoders have stages before the LLM's, otherwise they are on its first; generators are on its last.
+    ``UserError`` if groups have no power of two ranks, or the model or cluster cannot take the layout.
     """
     llm = job.model.llm_index
     pp = len(layers[llm]) + (max(map(len, layers[:llm]), default=0) if leading else 0)
@@ -87,8 +92,7 @@ def plane_layout(
 def even_layers(model: ModelSpec, layer_s: Sequence[FloatArray], pp: int) -> list[tuple[list[tuple[int, ...]], bool]]:
     """Layers of each module's stages so that the slowest is fastest, and whether encoders have stages of their own.
 
-    One split for encoders on the LLM's first stage, and the best with leading ones; generators are on its last. Seconds
-    are those of every layer of each module.
+    One split for encoders on the LLM's first stage, and the best with leading ones; generators are on its last.
     """
     llm = model.llm_index
     whole = [(len(seconds),) for seconds in layer_s]
@@ -128,8 +132,7 @@ def mean_tokens(profile: Profile, layout: Layout) -> int:
 def round_labels(model: ModelSpec, shapes: SampleShapes, layout: Layout, rounds: Rounds, *, spread: bool) -> Assignment:
     """Return group and microbatch of every unit, which are those of its sample.
 
-    With ``spread`` the items of a pack go, most FLOPs first, each to the position of its group with the least so far;
-    otherwise the group shares every item by context parallelism.
+    With ``spread`` items go, most FLOPs first, each to the position of its group with the least so far.
     """
     modules = []
     for module, placed in zip(model.modules, layout.modules, strict=True):
@@ -150,11 +153,7 @@ def round_labels(model: ModelSpec, shapes: SampleShapes, layout: Layout, rounds:
 
 
 def check_plane(layout: Layout, who: str, planner: str) -> None:
-    """Refuse layouts that ``plane_layout`` does not make.
-
-    Raises:
-        IncompatibleError: naming who needs it, and the planner that makes it.
-    """
+    """Refuse layouts that ``plane_layout`` does not make; ``IncompatibleError`` names who needs it, and its planner."""
     for placed in layout.modules:
         positions = [(placed.tp, 2**power) for power in range(len(placed.widths))]
         if not placed.widths or [*placed.widths] != positions:
@@ -173,8 +172,7 @@ def group_numbers(placed: ModuleLayout, first: IntArray, width: IntArray) -> Int
 def rounds_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
     """1F1B over the stages; rounds are microbatches, which all groups of a stage run in order.
 
-    Raises:
-        IncompatibleError: if a module has no widths, or if a sample comes before its items.
+    ``IncompatibleError`` if a module has no widths, or if a sample comes before its items.
     """
     plain = next((placed.module for placed in layout.modules if not placed.widths), None)
     if plain:
@@ -209,8 +207,8 @@ TENSOR_PARALLEL = (1, 2, 4, 8)
 def layouts_with_widths(job: Job) -> Iterator[Layout]:
     """Layouts on all ranks with groups of any width that the request allows (``plane_degrees``).
 
-    Encoders and generators are whole on every rank; the LLM's weights are whole or split over TP 2, 4, .... A requested
-    TP is that of all groups of the LLM. Layouts with sharded weights (``plane_layout``) come last, in one round.
+    Only the LLM's weights may be split, over TP 2, 4, ...; a requested TP is that of all its groups. Layouts with
+    sharded weights (``plane_layout``) come last, in one round.
     """
     job = without_stages(job)
     num_ranks = job.cluster.num_ranks
@@ -302,3 +300,159 @@ def packed_program(shapes: SampleShapes, layout: Layout, assignment: Assignment,
     if float(profile.memory.peak_bytes(program).max()) <= profile.job.planning_budget_bytes:
         return program
     return recompute_by_chunk(recompute_all(program), profile)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanePlanner:
+    """Plans TP and PP as in a static layout, DP x CP as one plane of groups, and one round per static microbatch.
+
+    So CP and microbatch size of the static layout are what walks the tokens that a rank may hold in a round.
+
+    Attributes:
+        profile_samples: samples averaged into one shape, to split layers over stages.
+        num_trials: best estimates that fit memory and run a profiled batch on trial.
+        sharded: whether weights are sharded over all ranks, in one stage.
+        rounds: whether the number of rounds is the layout's; otherwise the assigner of sharded weights chooses it.
+    """
+
+    handles_generators: ClassVar[bool] = True
+
+    profile_samples: int = 256
+    num_trials: int = 8
+    sharded: bool = False
+    rounds: bool = True
+
+    def __post_init__(self) -> None:
+        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials")
+
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
+        """Return the fastest of the most promising candidates that fit memory; ``UserError`` says why there is none."""
+        if self.sharded:
+            profile = profile.for_job(sharded_job(profile.job))
+        return chosen_layout(profile, self.candidates(profile, make_program), make_program, self.num_trials)
+
+    def candidates(self, profile: Profile, make_program: MakeProgram) -> Candidates:
+        """Return candidates of every TP, PP, number of rounds and recomputation, by rising estimate."""
+        samples = profile.samples.draw(self.profile_samples)
+        batch = profile.samples.draw(profile.job.global_batch)
+        known = PlaneEstimates(samples, batch, make_program.draft)
+        later = make_program.chooses_recomputation
+        return lambda sized: by_estimate(self._offered(sized, known, chosen_later=later))
+
+    def _offered(self, profile: Profile, known: PlaneEstimates, *, chosen_later: bool) -> Iterator[Candidate]:
+        job = profile.job
+        problem = None
+        is_any = False
+        for tp, pp, rounds in dict.fromkeys(self._planes(job)):
+            for layers, leading in even_layers(job.model, known.layers(profile, tp), pp):
+                for recompute in recompute_choices(job, chosen_later=chosen_later):
+                    try:
+                        layout = plane_layout(job, tp, layers, leading, recompute, rounds, sharded=self.sharded)
+                        candidate = known.estimated(profile, layout, own_rounds=self.rounds)
+                    except UserError as error:
+                        problem = problem or error.with_traceback(None)
+                        continue
+                    is_any = True
+                    yield candidate
+        if problem is not None and not is_any:
+            raise problem
+
+    def _planes(self, job: Job) -> Iterator[tuple[int, int, int]]:
+        """Yield TP, PP and rounds of the static layouts that a request allows."""
+        if not self.sharded:
+            yield from ((degrees.tp, degrees.pp, job.num_microbatches(degrees.dp)) for degrees in job.degrees())
+        elif self.rounds:
+            for degrees in sharded_degrees(job):
+                yield degrees.tp, 1, job.global_batch // (degrees.dp * samples_at_once(job, degrees.dp))
+        else:
+            free = replace(job, request=replace(job.request, cp=None, pp=1, dp=None), microbatch_size=1)
+            yield from ((tp, 1, 1) for tp in plane_degrees(job, sorted({degrees.tp for degrees in free.degrees()})))
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneEstimates:
+    """Layer times and estimates that were computed for earlier layouts."""
+
+    samples: SampleShapes  # averaged into one shape
+    batch: SampleShapes  # what programs are estimated on
+    make_program: MakeProgram  # the strategy's programs
+    _layer_s: dict[int, list[FloatArray]] = field(default_factory=dict)
+    _estimates: dict[tuple[object, ...], tuple[float, int] | UserError] = field(default_factory=dict)
+
+    def layers(self, profile: Profile, tp: int) -> list[FloatArray]:
+        """Return seconds of every layer of each module for an average sample at a TP."""
+        if tp not in self._layer_s:
+            one = profile.for_job(profile.job.with_microbatch_size(1))
+            self._layer_s[tp] = average_layer_s(one, self.samples, tp, 1)
+        return self._layer_s[tp]
+
+    def estimated(self, profile: Profile, layout: Layout, *, own_rounds: bool) -> Candidate:
+        """The layout with the believed seconds of the batch's program, whose rounds it has unless it has its own.
+
+        Recomputation lengthens the program of stages by its share of an average sample; with sharded weights, where
+        memory decides on widths and rounds, each choice has a program of its own. ``UserError`` if there is no program.
+        """
+        again = [placed.recompute for placed in layout.modules]
+        if any(again) and not layout.modules[0].sharded:
+            plain = replace(layout, modules=tuple(replace(placed, recompute=False) for placed in layout.modules))
+            module_s = np.array([float(layer_s.sum()) for layer_s in self.layers(profile, layout.modules[0].tp)])
+            slower = float((module_s * [recompute_factor(recompute) for recompute in again]).sum() / module_s.sum())
+            return Candidate(self.estimated(profile, plain, own_rounds=own_rounds).estimated_s * slower, layout)
+        key = candidate_key(layout)
+        if key not in self._estimates:
+            try:
+                program = self.make_program(self.batch, layout)
+                rounds = 1 + int(program.chunks[program.model.llm_index].microbatch.max())
+                self._estimates[key] = packed_iteration_s(program, profile), rounds
+            except UserError as error:
+                self._estimates[key] = error.with_traceback(None)
+        estimate = self._estimates[key]
+        if isinstance(estimate, UserError):
+            raise estimate
+        return Candidate(estimate[0], layout if own_rounds else replace(layout, num_microbatches=estimate[1]))
+
+
+def sharded_job(job: Job) -> Job:
+    """The job ``without_stages``; ``IncompatibleError`` if it asks for some, or for optimizer states of some ranks."""
+    asked = job.request
+    if asked.pp not in (None, 1):
+        raise IncompatibleError(f"layout.pp={asked.pp}: must be 1 or null with sharded weights")
+    if job.framework.encoder_optimizers > 1:
+        raise IncompatibleError(
+            f"encoder_optimizers={job.framework.encoder_optimizers}: must be 1 with sharded weights"
+        )
+    job = without_stages(job)
+    if is_plane_fixed(asked := job.request) and not plane_degrees(job, TENSOR_PARALLEL):
+        tps = [asked.tp] if asked.tp else [tp for tp in TENSOR_PARALLEL if job.cluster.gpus_per_node % tp == 0]
+        allowed = " or ".join(str(job.cluster.num_ranks // (tp * (asked.cp or 1))) for tp in tps)
+        raise IncompatibleError(
+            f"layout.dp={asked.dp}: must be null or {allowed} with layout.cp={asked.cp} and sharded weights, "
+            "which have no stages"
+        )
+    return job
+
+
+def sharded_degrees(job: Job) -> list[Degrees]:
+    """Every (TP, CP, DP) of one stage on all ranks, DP a multiple of the requested one; ``UserError`` if none."""
+    asked = job.request
+    job.check_request()
+    dp = asked.dp if is_plane_fixed(asked) else None
+    free = replace(job, request=replace(asked, pp=1, dp=dp), microbatch_size=1)
+    fitting = [
+        degrees
+        for degrees in free.degrees()
+        if degrees.dp % (asked.dp or 1) == 0
+        and (job.global_batch // degrees.dp) % samples_at_once(job, degrees.dp) == 0
+    ]
+    if not fitting:
+        raise UserError(
+            f"layout.dp={asked.dp} microbatch_size={job.microbatch_size}: no layout fits. With sharded weights DP is "
+            f"{job.cluster.num_ranks} / (TP x CP); it must be a multiple of layout.dp, and microbatch_size must divide "
+            f"global_batch={job.global_batch} / DP"
+        )
+    return fitting
+
+
+def samples_at_once(job: Job, dp: int) -> int:
+    """Return samples per microbatch of a replica: the job's size, or all samples of the replica if it has fewer."""
+    return min(job.microbatch_size, job.global_batch // dp)

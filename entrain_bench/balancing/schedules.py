@@ -1,22 +1,22 @@
-"""Schedules as slots: from microbatch order to the order of actions on a lane; and checks of what may follow whom.
-
-Routes over the boundary between an encoder and the LLM (arXiv:2605.27678, section 1) are checked, for a mapping whose
-shapes are valid may send gradients to the wrong ranks.
-"""
+"""Schedules as slots: from microbatch order to the order on a lane; 1F1B; checks of what may follow whom."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
+from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.base.arrays import IntArray
+from entrain_bench.balancing.options import check_choices, check_least
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.recomputation import Recomputation
+from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program, Slots, build_program, reorder
 from entrain_bench.program.assignment import Assignment, Chunks, check_assignment, group_chunks
-from entrain_bench.program.boundary import find_ratio, is_colocated
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, find_ratio, is_colocated
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -24,9 +24,8 @@ from entrain_bench.specs.shapes import SampleShapes
 def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArray) -> tuple[IntArray, IntArray]:
     """Slots of forwards and backwards under 1F1B (PipeDream-Flush, arXiv:2006.09503) with a given warm-up (broadcasts).
 
-    A lane runs ``warmup`` forwards (usually one a stage behind), then one forward and one backward in turn, then the
-    remaining backwards; its 2K slots are 0..2K-1. ``microbatch`` is the position in the order of a replica that has
-    ``num_microbatches``.
+    A lane runs ``warmup`` forwards, then one forward and one backward in turn, then the remaining backwards, in slots
+    0..2K-1. ``microbatch`` is the position in the order of a replica that has ``num_microbatches``.
     """
     warmup = np.minimum(warmup, num_microbatches)
     forward = np.where(microbatch <= warmup, microbatch, 2 * microbatch - warmup)
@@ -38,12 +37,9 @@ def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArr
 def stages_behind(layout: Layout, llm: int = -1) -> list[IntArray]:
     """Lanes of a replica's chain that come after each stage, one array a module ``[stages]``.
 
-    The chain runs through the stages of each encoder (modules on the same lanes count once), then those of the LLM, at
-    position ``llm`` of the modules, then the generators'.
-
-    Raises:
-        IncompatibleError: if the stages form no chain: modules share lanes but not their DP, or a lane of the LLM comes
-            before the end of an encoder, or one of a generator before the end of the LLM; or if stages are virtual.
+    The chain runs through the stages of encoders, those of the LLM, at position ``llm`` of the modules, and the
+    generators'. ``IncompatibleError`` if the stages form no chain: modules share lanes but not their DP, or begin
+    before the last stage of those ahead; or if stages are virtual.
     """
     _refuse_virtual_stages(layout)
     for one, other in combinations(range(len(layout.modules)), 2):
@@ -148,27 +144,52 @@ def chain_program(
 ) -> Program:
     """1F1B over a chain of encoder, LLM and generator stages, whose modules may differ in DP.
 
-    The k-th microbatches of all modules share their slots; no LLM microbatch may come before the encoder microbatches
-    it needs. An encoder chunk runs backward in the slot of the LLM microbatch that consumes it, if that comes later
-    than its own; with ``split_backward`` samples deferred to a later LLM microbatch form chunks of their own.
-    ``warmup`` are the forwards before the first backward, ``weight_delay`` the microbatches by which weight passes come
-    after their backwards, both for every module ``[stages]``. Without delays backwards are whole; modules that learn
-    nothing have no weight passes.
+    The k-th microbatches of all modules share their slots; none of the LLM may come before those of encoders that it
+    needs. An encoder chunk runs backward in the slot of the LLM microbatch that consumes it, if that is later than its
+    own; with ``split_backward`` samples deferred to a later LLM microbatch form chunks of their own. ``warmup`` are the
+    forwards before the first backward, ``weight_delay`` the microbatches by which weight passes come after their
+    backwards, for every module ``[stages]``; without delays backwards are whole.
     """
-    chunks = chain_chunks(model, shapes, layout, assignment, split_backward)
-    freed = backward_microbatch(model, shapes, assignment, chunks)
-    places = microbatches_per_replica(layout, chunks, freed)
-    slots = []
-    for index, (rows, last, ahead, per_replica) in enumerate(zip(chunks, freed, warmup, places, strict=True)):
-        count = per_replica[rows.replica][:, None]
-        forward, _ = one_f_one_b(rows.microbatch[:, None], count, ahead)
-        _, backward = one_f_one_b(last[:, None], count, ahead)
+
+    def slots(index: int, chunks: Chunks, last: IntArray, count: IntArray) -> Slots:
+        ahead = warmup[index]
+        forward, _ = one_f_one_b(chunks.microbatch[:, None], count[:, None], ahead)
+        _, backward = one_f_one_b(last[:, None], count[:, None], ahead)
         weight = None
         if weight_delay is not None and learns(model.modules[index]):
             # A backward's slot, also of microbatches that are not there: those come after all that are.
-            _, weight = one_f_one_b(last[:, None] + weight_delay[index], count, ahead)
-        slots.append(Slots(forward, backward, weight))
-    return build_program(model, layout, shapes, chunks, slots)
+            _, weight = one_f_one_b(last[:, None] + weight_delay[index], count[:, None], ahead)
+        return Slots(forward, backward, weight)
+
+    return slotted_program(model, shapes, layout, assignment, slots, split_backward)
+
+
+def slotted_program(
+    model: ModelSpec,
+    shapes: SampleShapes,
+    layout: Layout,
+    assignment: Assignment,
+    slots: Callable[[int, Chunks, IntArray, IntArray], Slots],
+    split_backward: bool = False,
+) -> Program:
+    """The program of a chain in an order that ``slots`` gives for every module.
+
+    It takes the module's index, its chunks, and ``[chunks]`` the microbatch in whose slot each runs backward, and the
+    places in the order of its replica; modules of one DP count together, for they may share lanes.
+    """
+    chunks = chain_chunks(model, shapes, layout, assignment, split_backward)
+    freed = backward_microbatch(model, shapes, assignment, chunks)
+    modules = zip(chunks, freed, microbatches_per_replica(layout, chunks, freed), strict=True)
+    ordered = [slots(index, rows, last, count[rows.replica]) for index, (rows, last, count) in enumerate(modules)]
+    return build_program(model, layout, shapes, chunks, ordered)
+
+
+def microbatches_per_replica(layout: Layout, chunks: Sequence[Chunks], freed: Sequence[IntArray]) -> list[IntArray]:
+    """Places in the order of every replica, one array a module; modules of one DP count together."""
+    counts = {placed.dp: np.zeros(placed.dp, np.int64) for placed in layout.modules}
+    for rows, last, placed in zip(chunks, freed, layout.modules, strict=True):
+        np.maximum.at(counts[placed.dp], rows.replica, np.maximum(rows.microbatch, last) + 1)
+    return [counts[placed.dp] for placed in layout.modules]
 
 
 def unordered_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
@@ -192,12 +213,7 @@ def learns(module: ModuleSpec) -> bool:
 def three_phase_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
     """All encoder forwards, then 1F1B of the LLM, then all encoder backwards (arXiv:2605.27678, section 2).
 
-    Generators have no place in it.
-    For modules that share their ranks: an encoder's activations stay until the last phase. Encoder microbatches run in
-    order, forwards one after the other and backwards likewise.
-
-    Raises:
-        IncompatibleError: if stages are virtual.
+    For modules without generators that share their ranks. ``IncompatibleError`` if stages are virtual.
     """
     _refuse_virtual_stages(layout)
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
@@ -215,23 +231,8 @@ def three_phase_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, 
     return build_program(model, layout, shapes, chunks, [*slots, Slots(first_llm + forward, first_llm + backward)])
 
 
-def microbatches_per_replica(layout: Layout, chunks: Sequence[Chunks], freed: Sequence[IntArray]) -> list[IntArray]:
-    """Places in the order of every replica, one array a module.
-
-    Modules of one DP count together, for they may share lanes.
-    """
-    counts = {placed.dp: np.zeros(placed.dp, np.int64) for placed in layout.modules}
-    for rows, last, placed in zip(chunks, freed, layout.modules, strict=True):
-        np.maximum.at(counts[placed.dp], rows.replica, np.maximum(rows.microbatch, last) + 1)
-    return [counts[placed.dp] for placed in layout.modules]
-
-
 def check_colocated(layout: Layout) -> None:
-    """Check that every encoder is in one stage on exactly the LLM's ranks, as schedules of three phases need it.
-
-    Raises:
-        IncompatibleError: naming the encoder that is not.
-    """
+    """Raise ``IncompatibleError`` for an encoder that is not in one stage on exactly the LLM's ranks."""
     *encoders, llm = layout.modules
     for placed in encoders:
         if not is_colocated(placed, llm) or placed.pp > 1:
@@ -243,12 +244,9 @@ def check_colocated(layout: Layout) -> None:
 def check_routes(
     model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment, *, in_order: bool
 ) -> None:
-    """Check that every item is encoded in the group of the LLM replica that consumes it.
+    """Raise ``IncompatibleError`` for a sample of which an item is encoded in another group than the LLM's.
 
     With ``in_order`` no LLM microbatch may come before an encoder microbatch that it needs.
-
-    Raises:
-        IncompatibleError: naming the sample that takes a wrong way.
     """
     check_assignment(assignment, model, layout, shapes)
     *encoders, llm = layout.modules
@@ -272,3 +270,105 @@ def check_routes(
                 f"{labels.microbatch[first]} and already in {llm.module} microbatch "
                 f"{consumer.microbatch[owner[first]]}, but this schedule runs microbatches in order"
             )
+
+
+EAGER = ("none", "encoder", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class OneForwardOneBackward(Recomputation):
+    """1F1B over the chain of all stages; a microbatch keeps its place in all modules.
+
+    Attributes:
+        eager: stages that warm up with more forwards than 1F1B's, one a stage behind: none, those of encoders, or all.
+        max_extra_forwards: how many more at most; None: as many as memory allows.
+    """
+
+    handles_generators: ClassVar[bool] = True
+
+    eager: str = "none"
+    max_extra_forwards: int | None = None
+
+    def __post_init__(self) -> None:
+        Recomputation.__post_init__(self)
+        check_choices(self, "strategy.scheduler", eager=EAGER)
+        check_least(self, "strategy.scheduler", 0, "max_extra_forwards")
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """Return the program; ``IncompatibleError`` if the modules do not form a chain."""
+        return self.in_chain(shapes, layout, assignment, profile)
+
+    def in_chain(
+        self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile, split: bool = False
+    ) -> Program:
+        """Return the 1F1B program over the chain of all stages with this warm-up; ``split``: see ``chain_program``."""
+        model = profile.job.model
+        warmup = stages_behind(layout, model.llm_index)
+        program = chain_program(model, shapes, layout, assignment, warmup, split)
+        if self.eager != "none" and self.max_extra_forwards != 0:
+            freed = backward_microbatch(model, shapes, assignment, program.chunks)
+            warmup = eager_warmup(program, freed, profile, self.eager == "encoder", self.max_extra_forwards)
+            program = chain_program(model, shapes, layout, assignment, warmup, split)
+        return self.within_memory(program, profile)
+
+
+def eager_warmup(
+    program: Program, freed: Sequence[IntArray], profile: Profile, only_encoders: bool, max_extra: int | None = None
+) -> list[IntArray]:
+    """Return the longest warm-up of each stage that fits the memory budget, for every module ``[stages]``.
+
+    Never less than 1F1B's, and falling by at least one from stage to stage. ``freed`` is the microbatch in whose slot
+    each chunk of a 1F1B program runs backward, by module ``[chunks]``. With ``only_encoders`` stages of the LLM and of
+    generators, and what shares their lanes, keep 1F1B's; ``max_extra`` limits the forwards beyond it.
+    """
+    job = profile.job
+    memory = profile.memory
+    layout = program.layout
+    given, moving = memory.handed_bytes(program)
+    room = job.planning_budget_bytes - memory.lane_state_bytes(layout) - moving
+    num_microbatches = 1 + max(int(last.max(initial=0)) for last in freed)
+    # Of another module's tensors a microbatch that is held keeps its own.
+    need = given[:, None] * (1.0 + np.arange(num_microbatches))
+    for module, placed, blocks, rows, last in zip(
+        job.model.modules, layout.modules, layout.blocks, program.chunks, freed, strict=True
+    ):
+        tokens = sum_rows(rows.offsets, module.lengths(program.shapes, rows.members))
+        kept, working = memory.token_bytes(module, placed)
+        held = held_tokens(rows, tokens, placed.dp, num_microbatches, last)
+        bytes_held = kept[:, None] * held + (working * tokens.max(initial=0.0))[:, None]
+        per_block = np.tile(bytes_held, (placed.dp, 1))
+        need[blocks.lanes] += np.repeat(per_block, np.diff(blocks.offsets), axis=0)
+    longest = (need <= room[:, None]).sum(axis=1) - 1
+    behind = stages_behind(layout, job.model.llm_index)
+    # The longest warm-up of a stage of the chain in all replicas; the stage has as many behind it as its index here.
+    fits = np.full(1 + max(int(stages.max()) for stages in behind), num_microbatches)
+    for blocks, stages in zip(layout.blocks, behind, strict=True):
+        np.minimum.at(fits, stages, longest[blocks.first_lane()].min(axis=0))
+    warmup = np.arange(len(fits))
+    extra = num_microbatches if max_extra is None else max_extra
+    last_eager = 1 + int(behind[job.model.llm_index].max()) if only_encoders else 0
+    ahead = num_microbatches
+    for stage in range(len(fits) - 1, last_eager - 1, -1):
+        warmup[stage] = max(stage, min(fits[stage], ahead, stage + extra))
+        ahead = warmup[stage] - 1
+    return [warmup[stages] for stages in behind]
+
+
+def held_tokens(
+    rows: Chunks, tokens: FloatArray, num_replicas: int, num_microbatches: int, freed: IntArray
+) -> FloatArray:
+    """Return the most tokens a stage of any replica holds after a warm-up of w forwards ``[w]``, w = 0..K-1.
+
+    When forward i runs, microbatches up to i have arrived and backwards up to i - w - 1 are done.
+    """
+    arrived = np.zeros((num_replicas, num_microbatches + 1))
+    gone = np.zeros((num_replicas, num_microbatches + 1))
+    np.add.at(arrived, (rows.replica, rows.microbatch + 1), tokens)
+    np.add.at(gone, (rows.replica, freed + 1), tokens)
+    arrived = arrived.cumsum(axis=1)
+    gone = gone.cumsum(axis=1)
+    held = np.empty(num_microbatches)
+    for warmup in range(num_microbatches):
+        done = np.maximum(np.arange(1, num_microbatches + 1) - warmup - 1, 0)
+        held[warmup] = (arrived[:, 1:] - gone[:, done]).max()
+    return held

@@ -1,29 +1,330 @@
-"""One tuner for every strategy: it walks the knobs that a job leaves free and simulates the most promising candidates.
+"""One tuner for every strategy: it simulates the most promising candidates of the knobs that a job leaves free.
 
 A planner answers for fixed knobs with its best estimates. The tuner keeps the best estimates of every value of every
-knob, so that estimates that err between values drop none, and halves the candidates successively on batches that are
-the same for all strategies. Its budget counts simulated batches, not seconds.
+knob, because estimates that err between values would drop some, and halves the candidates successively on batches that
+are the same for all strategies. Its budget counts simulated batches, not seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from functools import cache
-from itertools import islice, product
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from itertools import chain, islice, product
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import Candidate, Remembered, fastest_in_trials
-from entrain_bench.balancing.halving import DRAFTS, FAR, Offer, Trials, by_turns, candidate_key, halved, tuning_batches
+from entrain_bench.balancing.candidates import ENOUGH, Candidate, Remembered, check_memory, fastest_in_trials, heaviest
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.planning import average_layer_s, recompute_choices
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arithmetic import decisive, log2
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.job import DEFAULT_DEGREES, DEFAULT_MICROBATCH_SIZE, Job
+from entrain_bench.specs.job import DEFAULT_DEGREES, DEFAULT_MICROBATCH_SIZE, MAX_SAMPLES, Job
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
+
+# Rounds of the fit of an error for every value of every knob, and the simulations that weigh as much as no error.
+ROUNDS = 6
+PRIOR = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Offer[What]:
+    """A candidate with its estimated time and the values of its knobs."""
+
+    estimated_s: float
+    knobs: tuple[object, ...]
+    what: What
+
+
+def by_turns[What](offers: Sequence[Offer[What]], runs: Callable[[Offer[What]], bool] = bool) -> Iterator[Offer[What]]:
+    """Offers that run, each once: by turns the best that is left of all and of every value of every knob.
+
+    Values take their turns by rising best estimate; equal estimates go by index. An offer that does not run costs its
+    value no turn. ``runs`` is asked once of each offer until the caller stops.
+    """
+    rising = sorted(range(len(offers)), key=lambda index: decisive(offers[index].estimated_s))
+    values: dict[object, list[int]] = {}
+    for index in rising:
+        for value in (None, *enumerate(offers[index].knobs)):
+            values.setdefault(value, []).append(index)
+    waiting = [iter(indices) for indices in values.values()]
+    taken: set[int] = set()
+    while waiting:
+        left = []
+        for indices in waiting:
+            for index in indices:
+                if index not in taken:
+                    taken.add(index)
+                    if runs(offers[index]):
+                        left.append(indices)
+                        yield offers[index]
+                        break
+        waiting = left
+
+
+def knob_values(offers: Sequence[Offer[object]]) -> IntArray:
+    """Number of the value of each knob, the same for equal values ``[knobs, offers]``."""
+    columns = []
+    for knob in zip(*(offer.knobs for offer in offers), strict=True):
+        numbers: dict[object, int] = {}
+        columns.append([numbers.setdefault(value, len(numbers)) for value in knob])
+    return np.array(columns, np.int64).reshape(len(columns), len(offers))
+
+
+def corrected_octaves(
+    octaves: FloatArray, knobs: IntArray, simulated: Sequence[int], seconds: Sequence[float]
+) -> FloatArray:
+    """Binary logarithms of estimates, to compare only, if each value of each knob errs by a factor ``[offers]``.
+
+    A ridge regression of the logarithms on the ``seconds`` of the offers that were simulated, one at least. ``knobs``
+    are numbers of values (``knob_values``).
+    """
+    left = log2(np.array(seconds)) - octaves[[*simulated]]
+    left -= np.median(left)
+    errors = [np.zeros(1 + int(values.max())) for values in knobs]
+    for _ in range(ROUNDS):
+        for knob, values in enumerate(knobs):
+            simulated_values = values[[*simulated]]
+            left += errors[knob][simulated_values]
+            count = np.bincount(simulated_values, minlength=len(errors[knob]))
+            errors[knob] = np.bincount(simulated_values, left, len(errors[knob])) / (count + PRIOR)
+            left -= errors[knob][simulated_values]
+    expected = octaves.copy()
+    for knob, values in enumerate(knobs):
+        expected += errors[knob][values]
+    return decisive(expected)
+
+
+# Batches drawn; fewer if they are so large that samples abound.
+NUM_BATCHES = 24
+MAX_DRAWN = 65_536
+# Strata of the drawn batches, of each of which the middle batch is simulated for drafts.
+DRAFT_STRATA = 3
+# Samples of a batch that counts as one simulated batch; larger ones count as several.
+COUNTED_SAMPLES = 8192
+# Shares of the budget: drafts on one batch; candidates with further draft batches; the last round.
+DRAFTS = 1 / 2
+SECOND = 1 / 8
+LAST = 1 / 4
+# Candidates in the last round: few, so that their batches are many; on few, heavy tails hide which is fastest.
+FINALISTS = 3
+# Share of the drafts that are the best estimates of every value of every knob.
+BY_TURNS = 1 / 3
+# Estimates at most so many times the least are considered before drafts correct them.
+FAR = 3.0
+# Candidates that are tried for each draft, should most exceed memory.
+MAX_REFUSED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TuningBatches:
+    """The batches that decide, the same for all candidates and strategies."""
+
+    drawn: tuple[SampleShapes, ...]  # all batches
+    drafts: tuple[int, ...]  # the middle batch of each of ``DRAFT_STRATA``, the middle stratum first
+    others: tuple[int, ...]  # those that are not, by rising length of their longest units; the same if there are none
+
+    def last(self, number: int) -> list[int]:
+        """The middle batch of each of so many strata of the others, of one at least."""
+        return _middles(self.others, min(max(1, number), len(self.others)))
+
+
+def tuning_batches(profile: Profile) -> TuningBatches:
+    """Draw batches from the profile's tuning stream and sort them into strata by their longest units."""
+    size = profile.job.global_batch
+    count = max(1, min(NUM_BATCHES, MAX_DRAWN // size, MAX_SAMPLES // size))
+    drawn = profile.samples.tuning_batches(count, size)
+    order = _by_longest_unit(drawn, profile.job.model)
+    low, middle, *high = _middles(order, DRAFT_STRATA)
+    drafts = tuple(dict.fromkeys((middle, low, *high)))
+    return TuningBatches(drawn, drafts, tuple(index for index in order if index not in drafts) or drafts)
+
+
+def _by_longest_unit(batches: Sequence[SampleShapes], model: ModelSpec) -> list[int]:
+    """Batches by rising length of their longest units, relative to the mean batch, summed over modules."""
+    longest = np.array(
+        [[module.lengths(batch, module.units(batch)).max(initial=0) for module in model.modules] for batch in batches],
+        np.float64,
+    )
+    relative = longest / np.maximum(longest.mean(axis=0), 1.0)
+    return [int(index) for index in np.argsort(decisive(relative.sum(axis=1)), kind="stable")]
+
+
+def _middles(order: Sequence[int], strata: int) -> list[int]:
+    return [order[(2 * stratum + 1) * len(order) // (2 * strata)] for stratum in range(strata)]
+
+
+@dataclass
+class Trials:
+    """Simulations of candidates on the tuning batches; each is made once."""
+
+    profile: Profile  # what the strategy knows, for the job as it was given
+    make_program: Remembered
+    batches: TuningBatches
+    refused: list[UserError] = field(default_factory=list)  # why candidates cannot run
+    _known: dict[tuple[object, ...], float | None] = field(default_factory=dict)
+
+    @cached_property
+    def weight(self) -> int:
+        """Simulated batches that one batch of the job counts as."""
+        return -(-self.profile.job.global_batch // COUNTED_SAMPLES)
+
+    def seconds(self, layout: Layout, index: int) -> float | None:
+        """Measured seconds of a candidate on a batch, by quick programs if the scheduler has some; None if it fails."""
+        key = (*candidate_key(layout), index)
+        if key not in self._known:
+            shapes = self.batches.drawn[index]
+            try:
+                check_memory(self.profile, layout, self.make_program, [shapes])
+                self._known[key] = decisive(self.profile.trial_s(self.make_program.draft(shapes, layout)))
+            except UserError as error:
+                # Its frames would keep a program each.
+                self.refused.append(error.with_traceback(None))
+                self._known[key] = None
+        return self._known[key]
+
+    def mean_s(self, layout: Layout, indices: Sequence[int]) -> float | None:
+        """Mean of ``seconds`` over batches; None if one of them is."""
+        timed = []
+        for index in indices:
+            seconds = self.seconds(layout, index)
+            if seconds is None:
+                return None
+            timed.append(seconds)
+        return decisive(sum(timed) / len(timed))
+
+    def gains(self, layout: Layout, over: Layout, indices: Sequence[int]) -> bool:
+        """Whether a candidate is faster than another by more than a standard error on batches where both have run.
+
+        Where schedulers have quick programs, by full programs on the batches for drafts as well, for quick searches may
+        fail some layouts more than others.
+        """
+        ahead = np.array([self.seconds(over, index) for index in indices], np.float64)
+        ahead -= [self.seconds(layout, index) or np.inf for index in indices]
+        error = float(np.std(ahead, ddof=1)) / len(ahead) ** 0.5 if len(ahead) > 1 else 0.0
+        if decisive(float(ahead.mean())) <= decisive(error):
+            return False
+        if self.make_program.draft is self.make_program:
+            return True
+        return self._full_s(layout) < self._full_s(over)
+
+    def _full_s(self, layout: Layout) -> float:
+        """Seconds of full programs on the batches for drafts together; infinite if one fails."""
+        total_s = 0.0
+        for shapes in (self.batches.drawn[index] for index in self.batches.drafts):
+            try:
+                total_s += self.profile.trial_s(self.make_program(shapes, layout))
+            except UserError as error:
+                self.refused.append(error.with_traceback(None))
+                return np.inf
+        return decisive(total_s)
+
+    def fits(self, layout: Layout) -> bool:
+        """Whether a candidate fits memory on the heaviest batches, and on the others if these leave little.
+
+        Schedulers that choose what is recomputed leave little, but recompute more where a batch needs it.
+        """
+        job = self.profile.under(layout).job
+        drawn = self.batches.drawn
+        try:
+            chosen = heaviest(drawn, job)
+            need = check_memory(self.profile, layout, self.make_program, [drawn[index] for index in chosen])
+            later = self.make_program.chooses_recomputation
+            if need > ENOUGH * job.planning_budget_bytes and not later:
+                others = (batch for index, batch in enumerate(drawn) if index not in chosen)
+                check_memory(self.profile, layout, self.make_program, others)
+        except UserError as error:
+            self.refused.append(error.with_traceback(None))
+            return False
+        return True
+
+
+def candidate_key(layout: Layout) -> tuple[object, ...]:
+    """Return the part of a candidate in which candidates differ."""
+    return layout.content, layout.num_microbatches, layout.split_backward
+
+
+def _drafted(
+    trials: Trials, offers: Sequence[Offer[Layout]], num_drafts: int
+) -> tuple[list[tuple[float, Layout]], list[Layout]]:
+    """Drafts that run, the fastest first, and what was not tried.
+
+    A share of them is taken by turns; each of the others is the fastest by what those before it say of the estimates.
+    """
+    drafted: list[tuple[float, int]] = []
+    tried: set[int] = set()
+    numbered = [Offer(offer.estimated_s, offer.knobs, index) for index, offer in enumerate(offers)]
+    left = np.ones(len(offers), bool)
+
+    def is_near(offer: Offer[int]) -> bool:
+        # Estimates of candidates that cannot run say nothing.
+        least_s = min((offers[index].estimated_s for _, index in drafted), default=np.inf)
+        return decisive(offer.estimated_s) <= decisive(FAR * least_s)
+
+    def runs(offer: Offer[int]) -> bool:
+        left[offer.what] = False
+        tried.add(offer.what)
+        seconds = trials.seconds(offers[offer.what].what, trials.batches.drafts[0])
+        if seconds is not None:
+            insort(drafted, (seconds, offer.what), key=lambda entry: entry[0])
+        return seconds is not None or is_over()
+
+    def is_over() -> bool:
+        return bool(drafted) and (len(drafted) >= most or len(tried) >= MAX_REFUSED * most)
+
+    most = max(1, int(num_drafts * BY_TURNS))
+    next((None for _ in by_turns(numbered, lambda offer: is_near(offer) and runs(offer)) if is_over()), None)
+    most = num_drafts
+    octaves = log2(np.maximum([offer.estimated_s for offer in offers], 1e-12))
+    knobs = knob_values(offers)
+    while left.any() and not is_over():
+        expected = corrected_octaves(
+            octaves, knobs, [index for _, index in drafted], [seconds for seconds, _ in drafted]
+        )
+        runs(numbered[int(np.where(left, expected, np.inf).argmin())])
+    untried = [offer for offer in numbered if offer.what not in tried]
+    in_order = [(seconds, offers[index].what) for seconds, index in drafted]
+    return in_order, [offers[offer.what].what for offer in by_turns(untried)]
+
+
+def halved(
+    trials: Trials, offers: Sequence[Offer[Layout]], budget: int, entered: Sequence[Layout] = ()
+) -> list[Layout]:
+    """The finalists of successive halving, the fastest first; the budget counts simulated batches.
+
+    ``entered`` layouts are in the last round in any case; the first stays ahead unless one ``gains`` over it.
+    """
+    count = max(1, budget // trials.weight)
+    batches = trials.batches
+    drafted, untried = _drafted(trials, offers, max(1, int(count * DRAFTS)))
+    if len(drafted) == 1 and not untried and not entered:
+        return [drafted[0][1]] if trials.fits(drafted[0][1]) else []
+    second = [layout for _, layout in drafted[: max(1, int(count * SECOND))]]
+    timed = [(trials.mean_s(layout, batches.drafts), layout) for layout in second]
+    ranked = sorted(((seconds, layout) for seconds, layout in timed if seconds is not None), key=lambda entry: entry[0])
+    last = batches.last(int(count * LAST) // FINALISTS)
+
+    def finished(layouts: Iterable[Layout]) -> Iterator[tuple[float, Layout]]:
+        for layout in layouts:
+            seconds = trials.mean_s(layout, last) if trials.fits(layout) else None
+            if seconds is not None:
+                yield seconds, layout
+
+    known = {candidate_key(layout) for layout in entered}
+    finalists = [*finished(entered)]
+    finalists += islice(finished(layout for _, layout in ranked if candidate_key(layout) not in known), FINALISTS)
+    if len(finalists) <= len(entered):
+        rest = chain((layout for _, layout in drafted[len(second) :]), () if finalists else untried)
+        finalists += islice(finished(rest), 1)
+    ranking = [layout for _, layout in sorted(finalists, key=lambda entry: entry[0])]
+    stays = next((layout for layout in ranking[1:] if any(layout is other for other in entered)), None)
+    return ranking if stays is None or trials.gains(ranking[0], stays, last) else [stays]
+
 
 type Candidates = Callable[[Profile], Iterable[Candidate]]
 """A planner's candidates for a job, by rising estimate."""
@@ -50,11 +351,10 @@ def default_job(job: Job) -> Job | None:
 
 
 def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
-    """Return the most promising jobs with fixed TP, CP, DP and microbatch size; all jobs if there are few.
+    """Return the most promising jobs with fixed TP, CP, DP and microbatch size, at most ``MAX_JOBS``.
 
     They are rated, the same for all strategies, by the time of a 1F1B pipeline that is perfectly balanced, and of the
-    longest units besides, which a pipeline waits for. Of every value the best are kept, then the best of all,
-    ``MAX_JOBS`` together.
+    longest units besides. The best of every value are kept, then the best of all.
     """
     offers: list[Offer[Job]] = []
 
@@ -138,9 +438,8 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
     """Return the layout that runs the tuning batches fastest, among a planner's offers for the free knobs of a job.
 
     The job with default values for its free knobs is tuned first, with the whole budget of simulated batches; its
-    winner takes part in the last round of the job as given, which has the budget once more. So a free knob costs
-    nothing on these batches. Estimates of different ``sets`` need not compare. ``UserError`` says why there is no
-    candidate, or none fits.
+    winner enters the last round of the job as given, which has the budget once more, so a free knob costs nothing on
+    these batches. Estimates of different ``sets`` need not compare. ``UserError`` says why nothing fits.
     """
     trials = Trials(profile, Remembered(make_program), tuning_batches(profile))
     chosen_later = make_program.chooses_recomputation
@@ -171,13 +470,8 @@ def chosen_layout(
 ) -> Layout:
     """Return the layout of a planner: chosen by the tuner if there is a tuning budget, otherwise by own trials.
 
-    Args:
-        profile: of the job as given.
-        candidates: by rising estimate, for a profile whose job has a microbatch size.
-        make_program: the strategy's programs.
-        num_trials: of the planner's own (``fastest_in_trials``, also for errors).
-        others: further sets, whose estimates do not compare with the first's.
-        quick: candidates for the tuner, by estimates without simulated batches; None: the same.
+    Arguments and errors are as for ``fastest_in_trials``; ``quick`` are candidates for the tuner, by estimates without
+    simulated batches, if not the same.
     """
     if profile.tuning_budget is None:
         return fastest_in_trials(profile, candidates, make_program, num_trials, others)

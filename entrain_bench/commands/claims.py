@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from entrain_bench.answers.documents.claim import load_claims
-from entrain_bench.answers.documents.claim_pages import claim_text, claims_text
-from entrain_bench.answers.documents.claims import FINDINGS, read_claims
+from entrain_bench.answers.documents.claims import FINDINGS, claim_text, claims_text, read_claims
 from entrain_bench.base.errors import unknown_choice
 from entrain_bench.config.grammar import Folder, Request, Verb
 from entrain_bench.config.tree import config_tree

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import HYDRA, IGNORED, Composer, check_hydra_key
-from entrain_bench.config.given_plan import with_plan
+from entrain_bench.config.given import with_plan
 from entrain_bench.config.grammar import NoKeys, Request
 from entrain_bench.config.line import MULTIRUN, OF_COMPLETION
 from entrain_bench.config.overrides import parse
@@ -25,7 +25,7 @@ from entrain_bench.config.targets import check_targets
 from entrain_bench.config.tree import CONFIG_MODULE, CONFIG_NAME
 
 # Options that compose no run.
-OF_NO_RUN = ("--hydra-help", *OF_COMPLETION)
+OF_NO_RUN = ("--hydra-help", OF_COMPLETION)
 # Sweeps, whose other keys are values of a run.
 OF_SWEEPER = (SWEEPER, "hydra.sweeper")
 
@@ -38,8 +38,7 @@ def has_sweeper(overrides: Sequence[str]) -> bool:
 def run_hydra(request: Request[NoKeys]) -> int:
     """Let Hydra answer its options, or run a sweep whose launcher or sweeper is not ours; returns its exit code.
 
-    Raises:
-        UserError: for what is wrong with the overrides that all runs share.
+    ``UserError`` for what is wrong with the overrides that all runs share.
     """
     overrides = with_plan(request.overrides)
     for text in overrides:

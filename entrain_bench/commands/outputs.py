@@ -7,7 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 
 from entrain_bench.answers.documents.claims import claims_output
@@ -15,28 +14,24 @@ from entrain_bench.answers.documents.posterior import drawn_cells, posterior_out
 from entrain_bench.answers.documents.results import results_output
 from entrain_bench.answers.documents.tables import load_tables, tables_output
 from entrain_bench.answers.text import count as plural
-from entrain_bench.answers.tracking.pages import store_path, tracking_uri
+from entrain_bench.answers.tracking.entries import store_path, tracking_uri
 from entrain_bench.base.errors import UnwritableError, UserError, unknown_choice
 from entrain_bench.commands.publish import log_to_mlflow, write_tables
 from entrain_bench.commands.recommend import recommendation_output
 from entrain_bench.commands.watch import Watch, say
-from entrain_bench.figures._discover import discover
-from entrain_bench.figures._rows import sweeps_of
 from entrain_bench.figures._runner import figure_output
+from entrain_bench.figures._sweeps import discover, sweeps_of
 from entrain_bench.lab.ledger.page import calibration_output
-from entrain_bench.records.records import Results
 from entrain_bench.records.sweeps import PlannedSweep
 from entrain_bench.run.cells import Done
 from entrain_bench.run.parallel import num_processes
 from entrain_bench.run.study import Output, Study, SweepOverrides, bring_up_to_date
 
 # With runs of their own that no figure shares; made when named, and for the reference.
-OF_THEIR_OWN = ("tables", "posterior", "recommendation")
+OF_THEIR_OWN = ("tables", "posterior", "recommendation", "calibration")
 # Made only when named: training on ranks of this machine takes longer and cannot run everywhere; the quick figure is
-# a part of the whole one; the calibration has runs of its own that no figure shares.
-ON_REQUEST = frozenset({"calibration", "measured_gantt", "quick", *OF_THEIR_OWN})
-# A file in the folder of results.
-PENDING = "mlflow.pending"
+# a part of the whole one.
+ON_REQUEST = frozenset({"measured_gantt", "quick", *OF_THEIR_OWN})
 DOCUMENTS = {
     "calibration": "Predicted and published iteration times; calibration.md.",
     "claims": "Verdicts on published claims; claims.csv, claims.md and claims/<paper>.md.",
@@ -80,8 +75,7 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
 
 def reference_outputs() -> list[Output]:
     """Those whose results are committed, whatever machine made them; they wait for posterior runs that they show."""
-    wanted = [*outputs(), *outputs([*OF_THEIR_OWN, "calibration"])]
-    return [replace(output, needs_further=True) for output in wanted]
+    return [replace(output, needs_further=True) for output in (*outputs(), *outputs(OF_THEIR_OWN))]
 
 
 def make(
@@ -106,7 +100,7 @@ def make(
         watch(done)
 
     # There while something that was run may not have been logged, because it was ended or went wrong.
-    pending = results.root / PENDING
+    pending = results.root / "mlflow.pending"
     unlogged = pending.exists() or not (tracking_uri(mlflow_uri) or store_path(results).exists())
     made: list[Output] = []
     # A thread of its own: while it logs, others run.
@@ -127,7 +121,9 @@ def make(
             if experiment == read_plan().sweep:
                 keys += [cell.key for cell in drawn_cells(study)]
             records = [record for key in keys if (record := results.read(key))]
-            files = drawn_from(made, experiment, results) if output in made else []
+            drawn = [one for one in made if output in made and experiment in experiments_of(one)]
+            paths = [results.root / path for one in drawn for path in one.committed]
+            files = [path for path in paths if path.exists()]
             logs.append(logging.submit(log_to_mlflow, results, records, experiment, mlflow_uri, files))
 
     try:
@@ -166,11 +162,3 @@ def experiments_of(output: Output) -> dict[str, list[SweepOverrides]]:
     if not whole <= {*output.sweeps}:
         return {output.name: [*output.sweeps]}
     return by_figure | ({output.name: rest} if rest or not by_figure else {})
-
-
-def drawn_from(made: Sequence[Output], experiment: str, results: Results) -> list[Path]:
-    """Files of those outputs that are made of the runs of an experiment."""
-    files = [
-        results.root / path for output in made if experiment in experiments_of(output) for path in output.committed
-    ]
-    return [file for file in files if file.exists()]

@@ -15,13 +15,13 @@ from rich.table import Table
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import Request, Verb
+from entrain_bench.costs.profiled.file import DeviceProfile
 from entrain_bench.costs.profiled.layers import GroupKey, Residual, residuals
-from entrain_bench.costs.profiled.profiled_cluster import fitted_link
-from entrain_bench.costs.profiled.timed_points import DeviceProfile
+from entrain_bench.costs.profiled.times import fitted_link
+from entrain_bench.specs.framework import with_options
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.variants import with_options
 from entrain_bench.train.profiling.settings import ProfileSettings
-from entrain_bench.train.settings import refuse_generators
+from entrain_bench.train.settings import quiet, refuse_generators
 
 VERB = Verb(ProfileSettings, ("model",), examples=["model=tiny", "model=tiny tokens=[16,256] tp=[1]"])
 
@@ -36,17 +36,16 @@ def main(request: Request[ProfileSettings]) -> int:
     model = with_options(ModelSpec.from_config(composer.run(request.overrides).model), settings.framework)
     composer.save()
     refuse_generators(model, "entrain-bench profile")
-    # What libraries have to say about themselves.
-    warnings.simplefilter("ignore")
     if settings.device == "cpu":
         # megatron-core takes a GPU where it sees one.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    # Imported once the options are known to be good: torch takes seconds.
-    import torch
+    warnings.simplefilter("ignore")
+    with quiet():
+        # Imported once the options are known to be good: torch takes seconds.
+        import torch
 
-    import entrain_bench.train.launching.preload  # noqa: F401
-    from entrain_bench.train.device import find_device
-    from entrain_bench.train.profiling.recorder import ProfileRecorder, default_path, dtype_of, ranks_of
+        from entrain_bench.train.device import find_device
+        from entrain_bench.train.profiling.recorder import ProfileRecorder, default_path, dtype_of, ranks_of
 
     device = find_device(settings.device)
     torch.set_num_threads(settings.threads)

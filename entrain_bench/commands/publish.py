@@ -7,27 +7,23 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from urllib.parse import urlsplit
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.console_table import print_table
 from entrain_bench.answers.text import count
+from entrain_bench.answers.tracking.entries import store_path, tracking_uri
 from entrain_bench.answers.tracking.log import log_records
-from entrain_bench.answers.tracking.pages import store_path, tracking_uri
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.commands.watch import say
 from entrain_bench.records import tables
 from entrain_bench.records.code import metrics_version
 from entrain_bench.records.records import Record, Results
 from entrain_bench.records.sweeps import PlannedSweep
-from entrain_bench.run.added import lacking
+from entrain_bench.run.cells import lacking
 
 # A server's answer may be a page.
 MAX_REASON = 300
-# How often tables are written during a sweep, and which share of its time that takes at most.
-TABLES_EVERY_S = 30.0
-TABLES_SHARE = 0.02
 
 
 def publish(
@@ -75,24 +71,6 @@ def write_tables(results: Results) -> None:
         say(f"entrain-bench: {results.root}: tables cannot be written ({error})")
 
 
-class GrowingTables:
-    """Rewrite the tables of a folder while cells run, once in a while, for a small share of the time.
-
-    They are written whole, so a reader never sees half a row, and a cell that runs again has one row only.
-    """
-
-    def __init__(self, results: Results) -> None:
-        self._results = results
-        self._due_s = perf_counter() + TABLES_EVERY_S
-
-    def __call__(self) -> None:
-        """Write the tables if that is due."""
-        if (started_s := perf_counter()) >= self._due_s:
-            write_tables(self._results)
-            ended_s = perf_counter()
-            self._due_s = ended_s + max(TABLES_EVERY_S, (ended_s - started_s) / TABLES_SHARE)
-
-
 def log_to_mlflow(
     results: Results,
     records: Sequence[Record],
@@ -135,12 +113,12 @@ class Pictures:
 
     def standings(self, answer: Answer) -> bytes:
         """Iteration times of a sweep."""
-        from entrain_bench.figures._standings import standings_png
+        from entrain_bench.figures._pictures import standings_png
 
         return standings_png(answer)
 
     def ranks(self, record: Record) -> bytes:
         """Memory and time of the ranks of a run whose timeline is there."""
-        from entrain_bench.figures._ranks import ranks_png
+        from entrain_bench.figures._pictures import ranks_png
 
         return ranks_png(self.results, record)

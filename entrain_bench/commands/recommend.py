@@ -20,18 +20,21 @@ from entrain_bench.answers.recommend.recommendation import (
     KNOBS,
     STATED,
     Recommendation,
+    answer_lines,
+    no_result_lines,
     reason_of,
     recommend,
+    so_far,
+    summary_lines,
 )
 from entrain_bench.answers.recommend.strategy_race import Raced, Refuse, StrategyRace, race
-from entrain_bench.answers.recommend.words import answer_lines, no_result_lines, so_far, summary_lines
 from entrain_bench.answers.sentences import notices
-from entrain_bench.answers.tracking.pages import sweep_name
+from entrain_bench.answers.tracking.entries import sweep_name
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
-from entrain_bench.config.given_plan import check_of_job
+from entrain_bench.config.given import check_of_job
 from entrain_bench.config.grammar import RUN_KEYS, Request, Verb, own
 from entrain_bench.config.hub.files import is_reference
 from entrain_bench.config.overrides import parse, swept_keys
@@ -44,7 +47,6 @@ from entrain_bench.run.parallel import num_processes
 from entrain_bench.run.study import Output, Study
 from entrain_bench.specs.model import ModelSpec
 
-# As for other input that cannot be run.
 EXIT_NO_RESULT = 2
 FILE = "recommendation.yaml"
 # The job of the README, and its answer: a block of code of so many letters a line.
@@ -53,8 +55,6 @@ README_TABLE = "tables/recommendation.md"
 INDENT = "    "
 README_WIDTH = 100
 EVERY_STRATEGY = "strategy=glob(*)"
-# Of the configuration tree: which strategies start first.
-STARTING_ORDER = "race.yaml"
 # A recommendation compares unmodified strategies in simulation and writes a plan.
 REFUSED = {
     "plan": "is the output of recommend. To run a plan, use entrain-bench plan=FILE",
@@ -146,22 +146,18 @@ def write_recommendation(study: Study) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A checked question.
+    """A checked question."""
 
-    Attributes:
-        config: the first strategy's run at the first seed.
-        overrides: of the job; keys that the tuner chooses are null unless given.
-        variants: overrides of every strategy by its name, in the order in which they start.
-        baseline: the strategy that speedups are over.
-        given: the user's overrides by key.
-        omitted: strategies and values of keys that are not considered.
-    """
-
+    # The first strategy's run.
     config: RunConfig
+    # Of the job; keys that the tuner chooses are null unless given.
     overrides: Sequence[str]
+    # Overrides of every strategy, in the order in which they start.
     variants: Mapping[str, Sequence[str]]
     baseline: str
+    # The user's overrides by key.
     given: Mapping[str, str]
+    # Strategies and values of keys that are not considered.
     omitted: Mapping[str, Any]
 
 
@@ -255,7 +251,7 @@ def _checked_keys(overrides: Sequence[str]) -> dict[str, str]:
 
 def in_starting_order(names: Sequence[str]) -> list[str]:
     """Return strategies in the order in which they start: those of ``race.yaml`` first, then the others."""
-    strong = yaml.safe_load((config_tree() / STARTING_ORDER).read_text())["strong_first"]
+    strong = yaml.safe_load((config_tree() / "race.yaml").read_text())["strong_first"]
     return sorted(names, key=lambda name: strong.index(name) if name in strong else len(strong))
 
 

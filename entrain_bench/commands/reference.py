@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrain_bench.answers.compare import drifts, read_file
-from entrain_bench.answers.documents.beliefs import PAGE, beliefs_markdown
-from entrain_bench.answers.documents.beliefs import TABLE as BELIEFS
+from entrain_bench.answers.documents.results import BELIEFS, BELIEFS_PAGE, beliefs_markdown
 from entrain_bench.answers.documents.tables import WAY_UP, pages_with_tables, splice
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
@@ -86,7 +85,7 @@ def generated(committed: Committed, wanted: Sequence[Output], study: Study) -> I
     records = sorted_records(record for key in cells if (record := study.results.read(key)))
     if records:
         runs = table_of(records)
-        page = documents / PAGE
+        page = documents / BELIEFS_PAGE
         yield results / TABLE, parquet_of(runs)
         if page.exists():
             yield page, splice(page.read_text(), {BELIEFS: beliefs_markdown(runs)}).encode()

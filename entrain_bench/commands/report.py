@@ -41,7 +41,7 @@ def main(request: Request[Keys]) -> int:
     files = {name: text.encode() for name, text in texts.items()}
     if request.keys.share:
         # It draws; a report without pictures need not import that.
-        from entrain_bench.figures._share import share_png
+        from entrain_bench.figures._pictures import share_png
 
         files[SHARE] = share_png(material.main, material.results_dir)
     for name, content in files.items():

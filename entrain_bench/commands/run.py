@@ -17,10 +17,8 @@ from entrain_bench.config.grammar import RUN_KEYS, NoKeys, Request, Verb
 from entrain_bench.config.line import CONFIG_DIR, MULTIRUN
 from entrain_bench.config.overrides import parse
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.keys import Identifier
 from entrain_bench.records.records import Results
-from entrain_bench.run.added import with_added_metrics
-from entrain_bench.run.cells import Done, is_beside, run_cells, run_one
+from entrain_bench.run.cells import Done, is_beside, run_cells, run_one, with_added_metrics
 
 EXIT_FAILED = 1
 # Choices of ``hydra/launcher`` whose cells we run ourselves, so that cells are composed once and cannot take each other
@@ -70,7 +68,7 @@ def main(request: Request[NoKeys]) -> int:
             say(f"entrain-bench: the Chrome trace cannot be written ({error})")
     composer.save()
     # A run starts before the words on it are imported.
-    from entrain_bench.answers.tracking.pages import sweep_name
+    from entrain_bench.answers.tracking.entries import sweep_name
     from entrain_bench.commands.publish import publish, say_lacking
 
     records = publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
@@ -84,9 +82,9 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     ``UserError`` for a cell that cannot be composed, data that cannot be read, a damaged record or an unwritable
     folder, as soon as it is known; and at the end if a cell left no record.
     """
-    from entrain_bench.answers.tracking.pages import sweep_name
+    from entrain_bench.answers.tracking.entries import sweep_name
     from entrain_bench.commands.hydra_app import has_sweeper, run_hydra
-    from entrain_bench.commands.publish import GrowingTables, publish, say_lacking
+    from entrain_bench.commands.publish import publish, say_lacking
 
     if has_sweeper(request.overrides):
         return _sweep_by_plugin(composer, request)
@@ -99,14 +97,12 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     watch = Watch(len(sweep.cells))
     keys = dict[str, str]()
     results.prepare()
-    tables = GrowingTables(results)
-    identifier = Identifier()
     name = sweep_name(request.overrides)
     waiting = iter(sweep.cells)
 
     def composed() -> Iterator[Cell]:
         for overrides in waiting:
-            cell = Cell.composed(overrides, composer, identifier)
+            cell = Cell.composed(overrides, composer)
             if cell.key in keys:
                 watch.finished += 1
                 continue
@@ -118,11 +114,10 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
         if sweep.launcher in (BASIC, JOBLIB, RAY):
             for done in _run(sweep, composed(), results, first.retries_failed):
                 watch(done)
-                tables()
         elif not all(results.kept(cell, first.retries_failed) for cell in [*composed()]):
             run_hydra(request)
     except BaseException as error:
-        if watch.run:
+        if watch.run or isinstance(error, UnwritableError):
             # Nobody waits for MLflow at the end, and a full disk has no room for it: the next time makes up for it.
             mlflow = first.mlflow and not isinstance(error, KeyboardInterrupt | UnwritableError)
             # As they are now, for a thread may still add to them.
@@ -138,7 +133,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
 
 def _sweep_by_plugin(composer: Composer, request: Request[NoKeys]) -> int:
     """Let a sweeper of Hydra's choose values, and publish the runs that are new; returns Hydra's exit code."""
-    from entrain_bench.answers.tracking.pages import sweep_name
+    from entrain_bench.answers.tracking.entries import sweep_name
     from entrain_bench.commands.hydra_app import run_hydra
     from entrain_bench.commands.publish import publish
 

@@ -17,11 +17,10 @@ from entrain_bench.commands.outputs import make, reference_outputs
 from entrain_bench.commands.reference import Committed, changes
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import Request, Verb, own
-from entrain_bench.records.cached_layouts import CachedLayouts
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.environment import current_commit, versions
-from entrain_bench.records.keys import Identifier
+from entrain_bench.records.code import current_commit, versions
 from entrain_bench.records.records import MEASURED, Record, Results, sorted_records
+from entrain_bench.records.sealed import CachedLayouts
 from entrain_bench.records.sweeps import read_sweeps
 from entrain_bench.records.tables import table_csv
 from entrain_bench.run.cells import is_simulated, run_cells
@@ -119,7 +118,6 @@ class Verification:
         if table.exists() and table.read_bytes() != table_csv(sorted_records(self._records.values())).encode():
             self._name(table, "is not the table of the records; the next sweep writes it again")
         composers = {False: Composer(None), True: Composer(self._config_dir) if self._config_dir else None}
-        identifier = Identifier()
         for record in self._records.values():
             path = results.record_path(record.key)
             composer = composers[bool(record.config_dir)]
@@ -127,7 +125,7 @@ class Verification:
                 self._name(path, f"needs code of {record.config_dir}; if you trust it, add --config-dir FOLDER")
                 continue
             try:
-                cell = Cell.composed(record.overrides, composer, identifier)
+                cell = Cell.composed(record.overrides, composer)
             except UserError as error:
                 self._name(path, f"cannot be composed: {error}")
                 continue
@@ -167,7 +165,7 @@ class Verification:
             f"{count(counts['sweep'], 'recorded sweep')}, {len(self._cells)} proved by hash and key{other}; "
             f"{counts['recomputed']} of {counts['simulated']} simulated again (seed {seed}), {counts['different']} "
             f"different; {count(len(self.problems), 'problem')}; entrain-bench {version('entrain-bench')} "
-            f"(commit {str(current_commit()) or 'unknown'}; runs made at {', '.join(commits)}), {_listed(versions())}",
+            f"(commit {current_commit() or 'unknown'}; runs made at {', '.join(commits)}), {_listed(versions())}",
         ]
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
@@ -14,9 +14,8 @@ import yaml
 from entrain_bench.config.parts import option_lines
 from entrain_bench.config.tree import CONFIG_NAME, GROUPS, config_tree, folders
 
-# Keys of the file that are none of a run.
-LIST = "defaults"
-OF_HYDRA = "hydra"
+# A key, inside of another one or in a list, with its default and the comment behind it.
+LINE = re.compile(r"(?P<inside> +(?:- )?)?(?P<name>\w+):(?: (?P<default>.*?))?(?:  # (?P<comment>.*))?")
 # Where Hydra puts a choice is no part of what it says.
 PACKAGE = "# @package"
 
@@ -39,21 +38,24 @@ class Key:
 @cache
 def documented_keys() -> tuple[Key, ...]:
     """Return every key with its comment: the groups, then the others in the order of the file."""
-    text = (config_tree() / f"{CONFIG_NAME}.yaml").read_text()
-    lines = text.splitlines()
-    chosen: list[Key] = []
-    keys: list[Key] = []
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    assert isinstance(root, yaml.MappingNode)
-    for name, value in root.value:
-        if name.value == LIST:
-            entries = (entry for entry in value.value if isinstance(entry, yaml.MappingNode))
-            chosen = [key for entry in entries for key in _inner(entry, lines) if key.comment]
-        elif isinstance(value, yaml.MappingNode) and name.value != OF_HYDRA:
-            keys += _nested(Key(name.value, "", _above(name, lines)), [*_inner(value, lines)])
-        elif name.value != OF_HYDRA:
-            keys.append(Key(name.value, _text(value, lines), _beside(value, lines) or _above(name, lines)))
-    return (*chosen, *keys)
+    # Each top-level key with those inside of it.
+    listed: dict[str, list[Key]] = {}
+    above = ""
+    top = ""
+    for line in (config_tree() / f"{CONFIG_NAME}.yaml").read_text().splitlines():
+        if line.startswith("#"):
+            above += line.removeprefix("#").rstrip()
+            continue
+        if match := LINE.fullmatch(line):
+            if match["inside"]:
+                listed[top].append(Key(match["name"], match["default"], match["comment"] or ""))
+            else:
+                top = match["name"]
+                listed[top] = [Key(top, match["default"] or "", above.strip())]
+        above = ""
+    del listed["hydra"]
+    chosen = (key for key in listed.pop("defaults") if key.comment and key.default)
+    return (*chosen, *(key for first, *inner in listed.values() for key in _nested(first, inner)))
 
 
 def groups(config_dir: str | None = None) -> dict[str, dict[str, str]]:
@@ -91,32 +93,12 @@ def first_sentence(path: Path) -> str:
     return re.split(r"(?<=\.) (?=[A-Z])", comment)[0]
 
 
-def _inner(node: yaml.MappingNode, lines: Sequence[str]) -> Iterator[Key]:
-    """Yield the keys of a mapping, each with the comment on its line."""
-    for name, value in node.value:
-        yield Key(name.value, _text(value, lines), _beside(value, lines))
-
-
 def _nested(key: Key, inner: Sequence[Key]) -> list[Key]:
-    """Return the keys inside of one; a single key if they share a default."""
+    """Return a key, or those inside of it; a single key if they share a default."""
+    if not inner:
+        return [key]
     defaults = {one.default for one in inner}
     if len(defaults) == 1:
         names = ", ".join(one.name for one in inner)
         return [Key(f"{key.name}.*", defaults.pop(), f"{names}: {key.comment[:1].lower()}{key.comment[1:]}")]
     return [Key(f"{key.name}.{one.name}", one.default, one.comment) for one in inner]
-
-
-def _text(value: yaml.Node, lines: Sequence[str]) -> str:
-    """Return a value of one line as it is written."""
-    return lines[value.start_mark.line][value.start_mark.column : value.end_mark.column]
-
-
-def _beside(value: yaml.Node, lines: Sequence[str]) -> str:
-    """Return the comment behind a value; empty if there is none."""
-    return lines[value.end_mark.line][value.end_mark.column :].strip().removeprefix("#").strip()
-
-
-def _above(name: yaml.Node, lines: Sequence[str]) -> str:
-    """Return the comment above a key; empty if there is none."""
-    above = takewhile(lambda line: line.startswith("#"), reversed(lines[: name.start_mark.line]))
-    return " ".join(line.removeprefix("#").strip() for line in reversed([*above]))

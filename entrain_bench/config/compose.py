@@ -18,14 +18,14 @@ from hydra.core.override_parser.types import Glob, Override, OverrideType
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from entrain_bench.base.errors import UserError, unknown_choice, unknown_key
+from entrain_bench.base.errors import UserError, require, unknown_choice, unknown_key
 from entrain_bench.base.store import Store
-from entrain_bench.config.given_plan import with_plan
+from entrain_bench.config.given import with_plan
 from entrain_bench.config.hub.files import is_reference
 from entrain_bench.config.overrides import error_line, is_inside, parse, top_of, with_value
 from entrain_bench.config.parts import sources_stamp
 from entrain_bench.config.schema import GROUP_KEYS, NESTED, PLAIN_KEYS, ConfigSchema, RunConfig
-from entrain_bench.config.sources import LAUNCHER, add_config_dir, compose_values
+from entrain_bench.config.sources import add_config_dir, compose_values
 from entrain_bench.config.targets import check_targets
 from entrain_bench.config.tree import choices, folders
 
@@ -36,18 +36,12 @@ SWEEP_KEYS = frozenset({HYDRA, FIGURE})
 # Which strategies ``glob(*)`` finds for a figure: those whose YAML says one of these of ``in_figures``.
 SHOWN = "figure.strategies"
 IN_FIGURES = ("all", "main", "none")
-# Keys of the number of processes, of joblib's launcher and of Ray's.
-NUM_PROCESSES = ("n_jobs", "num_cpus")
-RAY_KEYS = ("num_cpus", "address")
-OF_LAUNCHER = "hydra.launcher."
 # Keys of Hydra that change nothing: where it writes, how it names and logs. The records of the suite hold all of a run.
 IGNORED = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.", "hydra.verbose", "hydra.mode")
-HYDRA_KEYS = (*IGNORED, OF_LAUNCHER, "hydra.sweeper.", "hydra/launcher", "hydra/sweeper")
+HYDRA_KEYS = (*IGNORED, "hydra.launcher.", "hydra.sweeper.", "hydra/launcher", "hydra/sweeper")
 INTERPOLATION = "${"
-RESOLVER = "${oc."
 # The first key that an interpolation names.
 INTERPOLATED = re.compile(r"\$\{\W*(\w+)")
-SIMULATED = "entrain_bench.simulate.Simulator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +74,15 @@ class Composer:
         # Hash of all that compositions depend on, besides their overrides.
         self.version = _tree_hash(folders(config_dir))
         self._store = Store("compositions", self.version)
+        # Fingerprints of the files behind groups, read once.
+        self.fingerprints: dict[str, list[str]] = {}
         # Values by their choices, of this process alone.
         self._combined: dict[tuple[str, ...], Mapping[str, Any]] = {}
 
     def run(self, overrides: Sequence[str]) -> RunConfig:
         """Return the run that the overrides describe. ``~key`` is the key's default; keys of Hydra change no run.
 
-        Raises:
-            UserError: for unknown keys, unknown choices, wrong types and values out of range.
+        ``UserError`` for unknown keys, unknown choices, wrong types and values out of range.
         """
         plain: dict[str, Any] = {}
         chosen: list[str] = []
@@ -121,7 +116,9 @@ class Composer:
             usual = values[group].items()
             values[group] = {name: plain.pop(f"{group}.{name}", value) for name, value in usual}
         config = RunConfig.from_values(_resolved(values | plain))
-        if config.harness["_target_"] != SIMULATED and is_reference(name := config.model["name"]):
+        if config.harness["_target_"] != "entrain_bench.simulate.Simulator" and is_reference(
+            name := config.model["name"]
+        ):
             raise UserError(
                 f"model={name}: can only be simulated. Use harness=simulate, or a model of experiments/model"
             )
@@ -132,22 +129,16 @@ class Composer:
 
         An override takes the place of a figure's value for the same key; ``~key`` takes the figure's value away.
 
-        Raises:
-            UserError: for unknown choices, invalid overrides, and a sweep without runs.
+        ``UserError`` for unknown choices, invalid overrides, and a sweep without runs.
         """
         parsed = [parse(text) for text in overrides]
         fixed = [one for one in parsed if top_of(one) in SWEEP_KEYS and not one.is_sweep_override()]
-        figures = [one for one in fixed if one.key_or_group == FIGURE]
-        own = self._hydra(tuple(str(one.input_line) for one in fixed if "/" in one.key_or_group or one in figures))
-        # A sweep that is no figure's finds all strategies.
-        shown = own["shown"] or (IN_FIGURES[:1] if figures else IN_FIGURES)
-        launcher = own["launcher"]
         for one in fixed:
             check_hydra_key(one)
-            if one.key_or_group == SHOWN:
-                shown = one.value()
-            elif one.key_or_group.startswith(OF_LAUNCHER):
-                launcher = _set_launcher(launcher, one, parsed)
+        own = self._hydra(tuple(str(one.input_line) for one in fixed))
+        # A sweep that is no figure's finds all strategies.
+        of_figure = any(one.key_or_group == FIGURE for one in fixed)
+        shown = own["shown"] or (IN_FIGURES[:1] if of_figure else IN_FIGURES)
         given = {one.key_or_group for one in parsed}
         kept = [parse(f"{key}={value}") for key, value in own["params"].items() if key not in given]
         kept += [one for one in parsed if one.key_or_group != SHOWN]
@@ -155,7 +146,12 @@ class Composer:
         if not cells:
             why = "the sweep is empty, because a glob(...) matches no choice of its group"
             raise UserError(f"{' '.join(overrides)}: {why}. To list the choices, run entrain-bench --help=GROUP")
-        return Sweep(cells, str(own["choices"]["hydra/launcher"]), _num_processes(launcher), launcher.get("address"))
+        launcher = own["launcher"]
+        # Keys of joblib's launcher and of Ray's.
+        count = launcher.get("n_jobs", launcher.get("num_cpus", 1))
+        fits = isinstance(count, int) and (count >= 1 or count == -1)
+        require(fits, "hydra.launcher: number of processes", count, "an integer of at least 1, or -1 for all CPUs")
+        return Sweep(cells, str(own["choices"]["hydra/launcher"]), count, launcher.get("address"))
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
@@ -263,8 +259,7 @@ class Composer:
 def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
     """Return the run of overrides, as on the command line, with the choices of a user's folder.
 
-    Raises:
-        UserError: for unknown keys, unknown choices, wrong types and values out of range.
+    ``UserError`` for unknown keys, unknown choices, wrong types and values out of range.
     """
     composer = Composer(config_dir)
     config = composer.run(overrides)
@@ -283,17 +278,6 @@ def check_hydra_key(override: Override) -> None:
             "To use a folder of YAML files, pass --config-dir"
         )
     check_targets(override.value(), key)
-
-
-def _set_launcher(launcher: Mapping[str, Any], override: Override, parsed: Sequence[Override]) -> dict[str, Any]:
-    """Return a launcher with one of its keys changed; ``UserError`` for a key of another launcher."""
-    key = override.key_or_group.removeprefix(OF_LAUNCHER)
-    if key not in launcher and override.type is OverrideType.CHANGE:
-        chosen = next((str(one.input_line) for one in parsed if one.key_or_group == LAUNCHER), f"{LAUNCHER}=basic")
-        other = f"{LAUNCHER}={'ray' if key in RAY_KEYS else 'joblib'}"
-        text = override.input_line
-        raise UserError(f"{text}: {chosen} has no such key. Add a launcher that has it, such as {other}")
-    return {**launcher, key: override.value()}
 
 
 def _check_file(workload: Mapping[str, Any], inside: Sequence[Override]) -> None:
@@ -331,7 +315,7 @@ def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
         named = {*INTERPOLATED.findall(text)} & {*values} - {group} if INTERPOLATION in text else set()
         around = json.dumps({name: values[name] for name in sorted(named)}) if named else "{}"
         # A resolver, such as ``oc.env``, may give another value the next time.
-        resolve = _resolved_group.__wrapped__ if RESOLVER in text else _resolved_group
+        resolve = _resolved_group.__wrapped__ if "${oc." in text else _resolved_group
         resolved[group] = resolve(group, text, around)
     return resolved
 
@@ -348,15 +332,6 @@ def _resolved_group(group: str, text: str, around: str) -> Any:
             raise UserError(error_line(error, group)) from error
     check_targets(values, group)
     return values
-
-
-def _num_processes(launcher: Mapping[str, Any]) -> int:
-    """Return how many processes a launcher uses; 1 if it does not say."""
-    key = next((key for key in NUM_PROCESSES if key in launcher), None)
-    value = launcher[key] if key else 1
-    if not isinstance(value, int) or (value < 1 and value != -1):
-        raise UserError(f"{OF_LAUNCHER}{key}={value}: must be an integer of at least 1, or -1 for all CPUs")
-    return value
 
 
 @cache

@@ -1,35 +1,31 @@
 """The key ``constants``: draws of the posterior of a device's constants (``experiments/posterior.csv``).
 
 The file has the columns ``device`` (``DeviceSpec.name``), ``draw`` (from 1) and the fields of ``Speed``: factors on the
-constants of the device and of its links. ``entrain-bench ledger`` writes it.
+constants of the device and of its links, drawn when the constants were fitted (2026-11).
 """
 
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
-from entrain_bench.base.errors import UserError, require
+from entrain_bench.base.errors import UserError
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.tree import config_tree
 from entrain_bench.specs.cluster import Speed
 
 FILE = "posterior.csv"
 COLUMNS = ("device", "draw", *(each.name for each in fields(Speed)))
-# Significant digits of a written factor.
-DIGITS = 4
 Draws = Mapping[str, Mapping[int, Speed]]
 
 
 def speed_of(config: RunConfig) -> Speed:
     """All factors on the constants of a run's cluster: those of ``speed`` times those of the draw.
 
-    Raises:
-        UserError: if the cluster's device has no such draw, or the file of draws is wrong.
+    ``UserError`` if the cluster's device has no such draw, or the file of draws is wrong.
     """
     if not config.constants:
         return config.speed
@@ -47,30 +43,12 @@ def speed_of(config: RunConfig) -> Speed:
 @cache
 def read_draws(path: Path) -> Draws:
     """The draws of a file by device and number; none if there is no file. ``UserError`` names the wrong line."""
-    if not path.exists():
-        return {}
     draws: dict[str, dict[int, Speed]] = {}
-    with path.open(newline="") as lines:
-        reader = csv.DictReader(lines)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise UserError(f"{path.name}: its columns are {reader.fieldnames}; must be {', '.join(COLUMNS)}")
+    reader = csv.DictReader(path.read_text().splitlines() if path.exists() else ())
+    try:
         for row in reader:
-            of_device = draws.setdefault(row["device"], {})
-            try:
-                speed = Speed(**{name: float(row[name]) for name in COLUMNS[2:]})
-                require(row["draw"] == str(len(of_device) + 1), "draw", row["draw"], str(len(of_device) + 1))
-            except (TypeError, ValueError) as error:
-                raise UserError(f"{path.name}:{reader.line_num}: {error}") from error
-            of_device[len(of_device) + 1] = speed
+            speed = Speed(**{name: float(row[name]) for name in COLUMNS[2:]})
+            draws.setdefault(row["device"], {})[int(row["draw"])] = speed
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path.name}:{reader.line_num}: {error}") from error
     return draws
-
-
-def draws_text(draws: Draws) -> str:
-    """Draws as the text of a file that ``read_draws`` reads, factors rounded so that all machines write the same."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for device, of_device in sorted(draws.items()):
-        for draw, speed in sorted(of_device.items()):
-            writer.writerow([device, draw, *(f"{getattr(speed, name):.{DIGITS}g}" for name in COLUMNS[2:])])
-    return text.getvalue()

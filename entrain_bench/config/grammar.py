@@ -108,12 +108,11 @@ class Request[K]:
 def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
     """Parse a command line of a verb.
 
-    Raises:
-        UserError: for unknown options and keys, each with the nearest; for words that it does not take, and for values
-            of its own keys and of ``data`` that do not fit.
+    ``UserError`` for unknown options and keys, each with the nearest; for words that it does not take, and for values
+    of its own keys and of ``data`` that do not fit.
     """
-    for option, value in line.unknown.items():
-        raise UserError(_no_option(option, value, verb))
+    for text in line.unknown:
+        raise UserError(_no_option(text, verb))
     for option in (*line.options, *(line.hydra[:1] if name != RUN else ())):
         if option not in (HELP, *verb.options):
             raise UserError(f"{option}: {name} does not take it; leave it out")
@@ -159,14 +158,12 @@ def _values[K](verb: str, keys: type[K], texts: Sequence[str]) -> K:
     return parse_values(keys, values, verb)
 
 
-def _no_option(option: str, value: str, verb: Verb[Any]) -> str:
+def _no_option(text: str, verb: Verb[Any]) -> str:
     """Return the error for an unknown option: the key that it is, or the nearest option."""
+    option, _, value = text.partition("=")
     name = option.lstrip("-").replace("-", "_")
-    if name == "retry_failed":
-        return f"{option}: is a key. Write retry=failed"
-    kinds = {one.name: one.type for one in verb.fields}
     if name in verb.known:
-        return f"{option}: is a key. Write {name}={value or ('true' if kinds.get(name) == 'bool' else 'VALUE')}"
+        return f"{option}: is a key. Write {name}={value or 'VALUE'}"
     allowed = [HELP, VERSION, *verb.options]
     near = nearest(option, allowed)
     return f"{option}: unknown option" + (f". Did you mean {near}?" if near else f"; choices: {', '.join(allowed)}")

@@ -48,8 +48,7 @@ def top_of(override: Override) -> str:
 def with_value(node: Any, override: Override, done: int = 0) -> Any:
     """Return a copy of nested values with the one exchanged that an override names, ``done`` keys inside of its path.
 
-    Raises:
-        UserError: for a key that is not there, with those that are.
+    ``UserError`` for a key that is not there, with those that are.
     """
     path = override.key_or_group.split(".")
     if done == len(path):

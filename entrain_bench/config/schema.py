@@ -52,9 +52,9 @@ class RunConfig:
     cluster: Mapping[str, Any]
     harness: Mapping[str, Any]
     seed: Seed
-    iterations: Annotated[int, between(1, 10**6, "at least 1, at most 1000000")]
     global_batch: int
     microbatch_size: int | None
+    iterations: Annotated[int, between(1, 10**6, "at least 1, at most 1000000")]
     layout: LayoutRequest
     belief_error: Error
     belief_bias: Error

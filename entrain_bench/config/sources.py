@@ -134,8 +134,7 @@ def compose_values(
 ) -> dict[str, Any]:
     """Return what Hydra composes, with or without its own configuration; interpolations are unresolved.
 
-    Raises:
-        UserError: if Hydra cannot compose them.
+    ``UserError`` if Hydra cannot compose them.
     """
     given = " ".join(overrides)
     try:
@@ -144,14 +143,12 @@ def compose_values(
         values: Any = OmegaConf.to_container(config, resolve=False)
     except MissingConfigException as error:
         raise _missing_choice(error) from error
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(error_line(error, given)) from error
     except yaml.MarkedYAMLError as error:
         raise UserError(f"{error.problem_mark or 'a YAML'}: not YAML: {error.problem}") from error
     except UserError:
         raise
-    except ValueError as error:
-        raise UserError(f"{given}: {error_line(error)}") from error
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise UserError(error_line(error, given)) from error
     return {str(key): value for key, value in values.items()}
 
 

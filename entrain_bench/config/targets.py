@@ -1,4 +1,4 @@
-"""Classes that a configuration may name by ``_target_``: the suite's, and those in folders that the user names."""
+"""Classes that a configuration may name by ``_target_``, of the suite or a folder of the user's, and their objects."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -14,8 +15,10 @@ from types import ModuleType
 from typing import Any
 
 from entrain_bench.base.errors import OWN_PACKAGES, UserError, explain
+from entrain_bench.specs.parse import check_values
 
 TARGET = "_target_"
+COSMETIC = "label"
 CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _trusted: list[str] = []
 
@@ -44,8 +47,7 @@ def is_trusted(target: object) -> bool:
 def check_targets(node: Any, where: str = "") -> None:
     """Refuse what would build anything but trusted classes, nested as deep as it may be; nothing is imported.
 
-    Raises:
-        UserError: for such a target, and for keys that Hydra would act on (``_args_``, ``_partial_``, ...).
+    ``UserError`` for such a target, and for keys that Hydra would act on (``_args_``, ``_partial_``, ...).
     """
     if isinstance(node, list):
         node = {str(index): value for index, value in enumerate(node)}
@@ -62,8 +64,7 @@ def check_targets(node: Any, where: str = "") -> None:
 def import_file(file: Path, name: str) -> ModuleType:
     """The module of a user's file under a name of its own, for something that is installed may be called like the file.
 
-    Raises:
-        UserError: if it cannot be imported.
+    ``UserError`` if it cannot be imported.
     """
     spec = spec_from_file_location(name, file)
     assert spec
@@ -81,8 +82,7 @@ def import_file(file: Path, name: str) -> ModuleType:
 def class_of(target: str) -> type:
     """The class that a target names, ``module.Class``; of the suite's modules one that the suite defines.
 
-    Raises:
-        ImportError: if there is no such class.
+    ``ImportError`` if there is no such class.
     """
     module, _, name = target.rpartition(".")
     found = getattr(importlib.import_module(module), name, None)
@@ -103,3 +103,54 @@ def _is_module(folder: str, *inner: str) -> bool:
 def _place(spec: ModuleSpec | None) -> list[str]:
     """Where a module is: its file, or the folders of a package."""
     return [str(spec.origin), *(spec.submodule_search_locations or ())] if spec else []
+
+
+def instantiate(node: Any, where: str, method: str | tuple[str, ...], **arguments: Any) -> Any:
+    """The object of ``node``, whose keys besides ``_target_`` and ``label`` are constructor arguments.
+
+    Args:
+        node: a mapping with ``_target_``.
+        where: path of the node, for errors.
+        method: what the object must be able to do; of several methods, one.
+        **arguments: further constructor arguments, passed as they are.
+
+    Raises:
+        UserError: for a missing or unknown target, unknown arguments, wrong types, or what the constructor rejects.
+    """
+    if not isinstance(node, Mapping) or not isinstance(node.get(TARGET), str):
+        raise UserError(f"{where}.{TARGET}: missing; it names the class to build")
+    methods = (method,) if isinstance(method, str) else method
+    if not any(callable(getattr(_class(node, where), name, None)) for name in methods):
+        raise UserError(f"{where}.{TARGET}={node[TARGET]}: must be a class with a method {' or '.join(methods)}")
+    return _built({key: value for key, value in node.items() if key != COSMETIC}, where, **arguments)
+
+
+def _class(node: Mapping[str, Any], where: str) -> type:
+    try:
+        return class_of(node[TARGET])
+    except Exception as error:
+        raise UserError(
+            f"{where}.{TARGET}={node[TARGET]}: must be a class that can be imported ({_one_line(error)})"
+        ) from error
+
+
+def _built(value: Any, where: str, **arguments: Any) -> Any:
+    """A copy of a value in which objects are built of nodes with a target."""
+    if isinstance(value, list | tuple):
+        return [_built(each, f"{where}.{index}") for index, each in enumerate(value)]
+    if not isinstance(value, Mapping):
+        return value
+    if TARGET not in value:
+        return {key: _built(each, f"{where}.{key}") for key, each in value.items()}
+    cls = _class(value, where)
+    given = {key: each for key, each in value.items() if key != TARGET}
+    checked = check_values(cls, given, where) if is_dataclass(cls) else given
+    built = {key: _built(each, f"{where}.{key}") for key, each in checked.items()}
+    try:
+        return cls(**built, **arguments)
+    except TypeError as error:
+        raise UserError(f"{where}: cannot build {value[TARGET]}: {_one_line(error)}") from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import MISSING
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.grammar import own
-from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.overrides import is_inside, parse, top_of, with_value
 from entrain_bench.config.sources import add_config_dir, compose_values
-from entrain_bench.config.targets import TARGET, check_targets
+from entrain_bench.config.targets import TARGET, check_targets, instantiate
 
 CONFIG_NAME = "trace"
 # What its YAML has, and keys of a run that change what a summary says.
@@ -41,24 +40,8 @@ class TraceKeys:
     timeout_s: float = own(60.0, "seconds per sample; a sample that takes longer fails its shard")
 
 
-class Scanned(Protocol):
-    """The result of a scan.
-
-    Attributes:
-        samples: rows of the trace.
-        shards: scanned.
-        items: texts, images, sounds and videos, by these names.
-        counts: of what was left out, by reason.
-        listed: the first of them: name, what the data calls it, what is wrong.
-        again: whether nothing had to be scanned.
-    """
-
-    samples: int
-    shards: int
-    items: Mapping[str, int]
-    counts: Mapping[str, int]
-    listed: Sequence[tuple[str, str, str]]
-    again: bool
+# The report of a scan (``ScanReport`` of the workloads, which the suite does not import).
+type Scanned = Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +65,7 @@ class TraceCommand:
 def compose_trace(keys: TraceKeys, overrides: Sequence[str], config_dir: str | None) -> TraceCommand:
     """The scan that keys and overrides describe; overrides of other keys are of the run that its summary is of.
 
-    Raises:
-        UserError: for unknown keys, unknown sources, wrong types and values out of range.
+    ``UserError`` for unknown keys, unknown sources, wrong types and values out of range.
     """
     add_config_dir(config_dir)
     mine = [text for text in overrides if top_of(parse(text)) in CHOSEN]

@@ -12,10 +12,8 @@ from time import perf_counter
 
 import numpy as np
 
-from entrain_bench.balancing.layer_profile import LayerProfile
-from entrain_bench.balancing.profile import Profile, ProfiledSamples, create_profile
-from entrain_bench.balancing.program_times import ProgramTimes
-from entrain_bench.balancing.unit_estimates import UnitEstimates
+from entrain_bench.balancing.estimates import LayerProfile, ProfiledSamples, UnitEstimates
+from entrain_bench.balancing.profile import Profile, ProgramTimes, create_profile
 from entrain_bench.base.errors import OWN_PACKAGES, IncompatibleError, UserError, explain
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig

@@ -13,8 +13,7 @@ from math import inf
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, rows_of
-from entrain_bench.costs.layer_times import chunk_loads
-from entrain_bench.costs.roofline import PassTimes
+from entrain_bench.costs.layer_times import PassTimes, Stages, chunk_loads, placed_stages
 from entrain_bench.costs.steps import ExposedStep
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -25,17 +24,11 @@ from entrain_bench.specs.shapes import SampleShapes
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """GPU time, iteration time and FLOPs that samples need under any layout.
+    """GPU time, iteration time and FLOPs that samples need under any layout."""
 
-    Attributes:
-        gpu_s: GPU time (``least_gpu_s``).
-        bound_s: iteration time (``cluster_bound_s``).
-        flops: model FLOPs of an iteration.
-    """
-
-    gpu_s: float
-    bound_s: float
-    flops: float
+    gpu_s: float  # ``least_gpu_s``
+    bound_s: float  # ``cluster_bound_s``
+    flops: float  # model FLOPs of an iteration
     _bounds: dict[tuple[object, bool], float] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def lower_bound_s(self, truth: CostTruth, layout: Layout, shapes: SampleShapes, split: bool) -> float:
@@ -55,22 +48,22 @@ def find_need(truth: CostTruth, shapes: SampleShapes) -> Need:
 def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes, split: bool = False) -> float:
     """The larger of two bounds, transfers taken as free.
 
-    With split backwards (``split``) gradients of inputs alone must pass through the stages, and gradients of weights
-    may come after them on every stage.
-
     1. Work: for every class of lanes, the time until anything can reach it (fill) or its weights are gathered, its
        share of the total work, and what must follow on the way back (drain) and at the step.
     2. Critical path: the gather of a first stage's weights; the heaviest sample alone, forward and backward through all
        stages and, between them, its slowest item through its generator; and the step.
+
+    With split backwards (``split``) gradients of weights may come after those of inputs on every stage.
     """
-    steps = [_ends(truth, module, placed) for module, placed in zip(truth.model.modules, layout.modules, strict=True)]
+    steps = []
+    alone = []
+    for module, placed in zip(truth.model.modules, layout.modules, strict=True):
+        units = module.units(shapes)
+        lengths = module.lengths(shapes, units)
+        steps.append(_ends(truth, module, placed))
+        alone.append(truth.unit_times(module, placed, lengths, split, module.labelled(shapes, units)))
     first_gather = min(float(step.gather_s[0]) for step in steps)
     first_step = min(float(step.sync_s[0] + step.optimizer_s[0]) for step in steps)
-    alone = [
-        truth.unit_times(module, placed, module.lengths(shapes, units), split, module.labelled(shapes, units))
-        for module, placed in zip(truth.model.modules, layout.modules, strict=True)
-        for units in (module.units(shapes),)
-    ]
     ways = _sample_paths(truth, shapes, alone)
     turn = np.zeros(len(shapes))
     first_generator = truth.model.llm_index + 1
@@ -93,8 +86,8 @@ def _ends(truth: CostTruth, module: ModuleSpec, placed: ModuleLayout) -> Exposed
 def _sample_paths(truth: CostTruth, shapes: SampleShapes, alone: Sequence[PassTimes]) -> tuple[FloatArray, FloatArray]:
     """Seconds from a sample's first action until it leaves each LLM stage, and back ``[llm stages + 1, samples]``.
 
-    Row 0 is the slowest of its items through their encoders, 0 for text alone; items may run side by side. ``alone``
-    has times of every module's units as chunks of their own, each ``[units, stages]``.
+    Row 0 is the slowest of its items through their encoders. ``alone`` has times of every module's units as chunks of
+    their own, each ``[units, stages]``.
     """
     times = alone[truth.model.llm_index]
     num_stages = times.forward_s.shape[1]
@@ -117,26 +110,22 @@ def _paths(
     forward: FloatArray,
     backward: FloatArray,
 ) -> list[tuple[FloatArray, FloatArray]]:
-    """Fill and drain of every module: least times around its stages, over all units that could be first or last there.
-
-    Infinite where a module has no work ``[stages]``.
-    """
+    """Fill and drain of every module ``[stages]``: least times around its stages over all units, infinite for none."""
     paths = []
     for module, placed, times in zip(truth.model.modules, layout.modules, alone, strict=True):
         units = module.units(shapes)
         if not module.per_item:
             paths.append((forward[:-1].min(axis=1), backward[:-1].min(axis=1)))
             continue
-        if not len(units):
-            paths.append((np.full(placed.pp, np.inf), np.full(placed.pp, np.inf)))
-            continue
-        ahead = times.ahead_s.cumsum(axis=1)
-        back = times.back_s.cumsum(axis=1)
-        # An item reaches an encoder at once, a generator through all of the LLM, and goes back the same way.
-        owner = module.owners(shapes, units)
-        first, last = (0.0, 0.0) if module.is_encoder else (forward[-1][owner, None], backward[-1][owner, None])
-        fill, drain = (np.insert(way, 0, 0.0, axis=1)[:, :-1] + end for way, end in ((ahead, first), (back, last)))
-        paths.append((fill.min(axis=0), drain.min(axis=0)))
+        ends = []
+        for stages_s, llm_s in ((times.ahead_s, forward[-1]), (times.back_s, backward[-1])):
+            before = np.zeros((len(units), placed.pp))
+            before[:, 1:] = stages_s.cumsum(axis=1)[:, :-1]
+            if not module.is_encoder:
+                # An item reaches a generator through all of the LLM, and goes back the same way.
+                before += llm_s[module.owners(shapes, units), None]
+            ends.append(before.min(axis=0, initial=np.inf))
+        paths.append((ends[0], ends[1]))
     return paths
 
 
@@ -150,24 +139,23 @@ def _work_bound(
     paths: Sequence[tuple[FloatArray, FloatArray]],
 ) -> float:
     """The work bound over all classes of lanes; a class is the lanes that hold the same stages."""
-    first_stage = np.cumsum([0, *(m.pp for m in layout.modules)])
-    work = []
+    held = stages_held(layout)
     heavy = []
-    for module, placed, first in zip(truth.model.modules, layout.modules, first_stage[:-1], strict=True):
+    work = []
+    first = 0
+    for module, placed in zip(truth.model.modules, layout.modules, strict=True):
         units = module.units(shapes)
         labelled = module.labelled(shapes, units)
         share, heaviest = _busiest_replica_s(truth, module, placed, module.lengths(shapes, units), labelled)
         work.append(share)
-        heavy.append(np.zeros((len(heaviest), first_stage[-1])))
-        heavy[-1][:, first : first + placed.pp] = heaviest
-    held = stages_held(layout)
+        heavy.append(np.pad(heaviest, ((0, 0), (first, held.shape[1] - first - placed.pp))))
+        first += placed.pp
     work_s = np.concatenate(work)
     heavy_s = np.concatenate(heavy)
     fill_s, drain_s = (np.concatenate(parts) for parts in zip(*paths, strict=True))
-    gather_s, sync_s, optimizer_s = (
-        np.concatenate([getattr(step, name) for step in steps]) for name in ("gather_s", "sync_s", "optimizer_s")
-    )
-    fill_s = np.maximum(fill_s, gather_s)
+    sync_s = np.concatenate([step.sync_s for step in steps])
+    optimizer_s = np.concatenate([step.optimizer_s for step in steps])
+    fill_s = np.maximum(fill_s, np.concatenate([step.gather_s for step in steps]))
     classes, lane_class = np.unique(held, axis=0, return_inverse=True)
     best = 0.0
     for index, stages in enumerate(classes):
@@ -203,19 +191,20 @@ def _busiest_replica_s(
     """Least work of the busiest replica: an even share of all ``[stages]``, and its heaviest units ``[sets, stages]``.
 
     Of the k x DP + 1 longest units some replica has k + 1, which are at least as long as the k + 1 shortest of them; a
-    set for every k that is a power of 2. Another replica may have those of another k. Long units may have no label.
+    set for every k that is a power of 2. Long units may have no label.
     """
+    nothing = np.zeros((0, placed.pp))
     if not len(lengths):
-        return np.zeros(placed.pp), np.zeros((0, placed.pp))
+        return np.zeros(placed.pp), nothing
     order = np.argsort(-lengths, kind="stable")
     longest = lengths[order]
     told = None if labelled is None else labelled[order]
-    counts = module.kind_counts(placed.layers_per_stage)
     placed = placed.as_replicas
+    stages = placed_stages(module, placed)
     if placed.widths:
         # Every rank may take part in every unit.
         loads = truth.layer_times.loads(module, longest, np.array([0, len(longest)]), told)
-        return truth.layer_times.gpu_s(module, loads, counts)[0] / placed.plane.shape[1], np.zeros((0, placed.pp))
+        return truth.layer_times.gpu_s(module, loads, stages.counts)[0] / placed.plane.shape[1], nothing
     packs = [longest]
     count = 1
     while count * placed.dp < len(longest):
@@ -225,7 +214,7 @@ def _busiest_replica_s(
     if told is not None:
         told = np.concatenate([told, np.zeros(offsets[-1] - len(lengths), np.int64)])
     loads = truth.layer_times.loads(module, np.concatenate(packs), offsets, told)
-    total_s = truth.layer_times.work_s(module, loads, counts, placed.tp, placed.cp, placed.recompute)
+    total_s = truth.layer_times.work_s(module, loads, stages)
     return total_s[0] / placed.dp, total_s[1:]
 
 
@@ -244,9 +233,8 @@ def least_gpu_s(truth: CostTruth, shapes: SampleShapes) -> float:
 def cluster_bound_s(truth: CostTruth, shapes: SampleShapes, work: float) -> float:
     """A bound on the iteration time under any layout: all work over all GPUs, or the longest sample at its widest.
 
-    A sample passes an item's encoder, the LLM and an item's generator one after the other, each at the tensor and
-    context parallelism that suit it best; those of one role may run side by side. ``work`` is the GPU time of all
-    samples (``least_gpu_s``).
+    A sample passes an item's encoder, the LLM and an item's generator one after the other, each at its best tensor and
+    context parallelism. ``work`` is the GPU time of all samples (``least_gpu_s``).
     """
     modules = truth.model.modules
     ranks = truth.cluster.num_ranks
@@ -272,6 +260,5 @@ def _widest_s(
     longest = mine[[int(np.argmax(module.lengths(shapes, mine)))]]
     loads = chunk_loads(truth.layer_times, module, shapes, longest)
     counts = module.kind_counts([len(module.layers)])
-    known = [(tp, cp) for tp, cp in widths if truth.layer_times.knows(module, tp)]
-    times = (float(truth.layer_times.work_s(module, loads, counts, tp, cp, False).sum()) for tp, cp in known)
-    return min(times, default=inf)
+    known = [Stages(counts, tp, cp) for tp, cp in widths if truth.layer_times.knows(module, tp)]
+    return min((float(truth.layer_times.work_s(module, loads, stages).sum()) for stages in known), default=inf)

@@ -9,37 +9,27 @@ import numpy as np
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, rows_of, take_rows
 from entrain_bench.costs.links import all_gather_s, broadcast_s, collective_bytes_per_s, send_s
 from entrain_bench.program import Pass, Program
-from entrain_bench.program.boundary import are_grids, find_ratio
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, are_grids, find_ratio
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.specs.framework import FrameworkOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Transfers along dependencies ``[dependencies]``.
+    """Transfers along dependencies ``[dependencies]``; blocks are numbered through all modules."""
 
-    Attributes:
-        source, target: blocks that have and need the data, numbered through all modules.
-        tier: the links between them.
-        travels: whether there is anything to move from one set of ranks to another.
-        link_s: how long the links are busy; 0 for what does not travel.
-        fixed_s: what passes besides until the data are there: a latency, and a gather where widths differ.
-    """
-
-    source: IntArray
-    target: IntArray
-    tier: IntArray
-    travels: BoolArray
-    link_s: FloatArray
-    fixed_s: FloatArray
+    source: IntArray  # block that has the data
+    target: IntArray  # block that needs them
+    tier: IntArray  # the links between them
+    travels: BoolArray  # whether there is anything to move from one set of ranks to another
+    link_s: FloatArray  # how long the links are busy; 0 for what does not travel
+    fixed_s: FloatArray  # what passes besides until the data are there: a latency, and a gather where widths differ
 
 
 def derive_edges(program: Program, cluster: ClusterSpec, framework: FrameworkOptions) -> Edges:
     """The transfers of a program; pairs of ranks send at the same time, as many as the narrower block has.
 
-    Inside a module every rank sends the hidden states that it has: without sequence parallelism those of all tokens of
-    its tensor-parallel group, without context parallelism of the encoder those of all its sequences.
+    Inside a module every rank sends all hidden states that it has (``token_parts``).
     """
     layout = program.layout
     action = program.dep_actions
@@ -50,6 +40,8 @@ def derive_edges(program: Program, cluster: ClusterSpec, framework: FrameworkOpt
     )
     latency = np.array([tier.latency_s for tier in cluster.tiers])
     per_byte = np.array([1.0 / tier.bandwidth_bytes_per_s for tier in cluster.tiers])
+    start = np.array([tier.collective_start_s for tier in cluster.tiers])
+    attained = np.array([1.0 / collective_bytes_per_s(tier) for tier in cluster.tiers])
     a = program.blocks(action)
     b = program.blocks(target_action)
     travels = (program.dep_bytes > 0) & (rank_set[a] != rank_set[b])
@@ -57,17 +49,12 @@ def derive_edges(program: Program, cluster: ClusterSpec, framework: FrameworkOpt
     inside = program.module[action] == program.module[target_action]
     parts = np.where(inside, token_parts(program, framework)[a], np.minimum(width[a], width[b]))
     link_s = np.where(travels, program.dep_bytes * per_byte[tier] / parts, 0.0)
-    fixed_s = latency[tier]
     # Different widths need the destination to gather what arrived in other shards.
-    reshard = width[a] != width[b]
-    if reshard.any():
-        inner = cluster.tier_of(low[b], high[b])
-        share = (width[b] - 1) / width[b]
-        attained = np.array([1.0 / collective_bytes_per_s(tier) for tier in cluster.tiers])
-        start = np.array([tier.collective_start_s for tier in cluster.tiers])
-        waited = (width[b] - 1) * latency[inner] + (width[b] > 1) * start[inner]
-        gather = waited + program.dep_bytes * share * attained[inner]
-        fixed_s = fixed_s + np.where(reshard, gather, 0.0)
+    inner = cluster.tier_of(low[b], high[b])
+    share = (width[b] - 1) / width[b]
+    waited = (width[b] - 1) * latency[inner] + (width[b] > 1) * start[inner]
+    gather = waited + program.dep_bytes * share * attained[inner]
+    fixed_s = latency[tier] + np.where(width[a] != width[b], gather, 0.0)
     return Edges(a, b, tier, travels, link_s, np.where(travels, fixed_s, 0.0))
 
 
@@ -83,9 +70,8 @@ def token_parts(program: Program, framework: FrameworkOptions) -> IntArray:
 def held_s(program: Program, sends: FloatArray, receives: FloatArray) -> FloatArray:
     """How long lanes are held after each action by what it sends and what their next one receives ``[actions]``.
 
-    A lane sends an action's results and receives the next one's data at the same time, in one batch, and goes on when
-    both are through (megatron-core 0.19.2, p2p_communication.py: ``send_forward_recv_backward`` and its likes wait for
-    the batch). What one action sends, or receives, shares the lane's links (``moved_s``).
+    Both move at the same time, in one batch, and the lane goes on when both are through (megatron-core 0.19.2,
+    p2p_communication.py: ``send_forward_recv_backward`` and its likes wait for the batch).
     """
     following = np.append(program.lane_actions[1:], -1)
     following[program.lane_offsets[1:] - 1] = -1
@@ -114,12 +100,12 @@ def colocated_transforms(program: Program, cluster: ClusterSpec) -> tuple[IntArr
     """Dependencies that collectives between two grids on the same ranks serve, and the delay of each (seconds).
 
     Forward, an LLM replica fed by k encoder replicas all-gathers over groups of k ranks, one of each; k LLM replicas
-    fed by one encoder replica slice what they hold. Backward is the inverse: a slice, or an all-gather over the k
-    replicas (arXiv:2605.27678, section 1). One collective carries an encoder microbatch of a group. Gradients are on
-    the ranks of the LLM's first stage; with more stages they are broadcast to the others before they are sliced.
+    fed by one encoder replica slice what they hold. Backward is the inverse (arXiv:2605.27678, section 1), after a
+    broadcast of gradients from the LLM's first stage. One collective carries an encoder microbatch of a group.
     """
     source = program.dep_actions
     target = rows_of(program.dep_offsets)
+    to_forward = program.kind[target] == Pass.FORWARD
     llm = program.model.llm_index
     consumer = program.layout.modules[llm].as_replicas
     positions = [np.zeros(0, np.int64)]
@@ -130,16 +116,13 @@ def colocated_transforms(program: Program, cluster: ClusterSpec) -> tuple[IntArr
         ratio = find_ratio(placed, consumer)
         ahead = (program.module[source] == index) & (program.module[target] == llm)
         back = (program.module[source] == llm) & (program.module[target] == index)
-        dependencies = np.flatnonzero(ahead | back)
-        of_encoder = np.where(ahead, source, target)[dependencies]
-        of_llm = np.where(ahead, target, source)[dependencies]
+        of_encoder = np.where(ahead, source, target)
         group = program.replica[of_encoder] // ratio.fan_in
-        inside = group == program.replica[of_llm] // ratio.fan_out
-        dependencies = dependencies[inside]
-        of_encoder = of_encoder[inside]
-        group = group[inside].astype(np.int64)
-        microbatch = program.chunks[index].microbatch[program.chunk[of_encoder]]
-        forward = program.kind[target[dependencies]] == Pass.FORWARD
+        inside = group == program.replica[np.where(ahead, target, source)] // ratio.fan_out
+        dependencies = np.flatnonzero((ahead | back) & inside)
+        group = group[dependencies].astype(np.int64)
+        microbatch = program.chunks[index].microbatch[program.chunk[of_encoder[dependencies]]]
+        forward = to_forward[dependencies]
         call = 2 * (group * (1 + microbatch.max(initial=0)) + microbatch) + forward
         total = np.bincount(call, weights=program.dep_bytes[dependencies])[call]
         ranks = placed.ranks.reshape(min(placed.dp, consumer.dp), -1)
@@ -161,21 +144,13 @@ class LinkTransfers:
     """Transfers, each of which occupies all its links at once; a link serves them in the order they become ready.
 
     A transfer becomes ready when the last source of what it carries is done, or the transfer that it follows.
-
-    Attributes:
-        first: transfer that takes up the data of each dependency ``[dependencies]``; -1 for those that take none.
-        last: transfer that delivers them ``[dependencies]``.
-        follows: the transfer that each one forwards; -1 for those that start from ranks' results ``[transfers]``.
-        link_s: how long each occupies its links ``[transfers]``.
-        link_offsets, links: links of each transfer, CSR.
-        num_links: links in all.
     """
 
-    first: IntArray
-    last: IntArray
-    follows: IntArray
-    link_s: FloatArray
-    link_offsets: IntArray
+    first: IntArray  # transfer that takes up the data of each dependency, -1: none [dependencies]
+    last: IntArray  # transfer that delivers them [dependencies]
+    follows: IntArray  # transfer that each one forwards, -1: it starts from ranks' results [transfers]
+    link_s: FloatArray  # how long each occupies its links [transfers]
+    link_offsets: IntArray  # CSR [transfers + 1]
     links: IntArray
     num_links: int
 
@@ -201,11 +176,10 @@ def both(one: LinkTransfers, other: LinkTransfers) -> LinkTransfers:
 
 
 def relay_between_modules(program: Program, travels: BoolArray, tier: LinkTier) -> LinkTransfers:
-    """Return transfers through one rank, which gathers an LLM microbatch of all replicas, then scatters it.
+    """Return transfers through one rank, which gathers an LLM microbatch of all replicas, then scatters it (DFLOP).
 
-    DFLOP (arXiv:2603.25120, section 4). One transfer in and one out for each LLM microbatch and direction, numbered by
+    arXiv:2603.25120, section 4. One transfer in and one out for each LLM microbatch and direction, numbered by
     microbatch, forward before backward; the rank receives one and sends one at a time.
-    ``travels`` marks dependencies along which bytes go from one set of ranks to another ``[dependencies]``.
     """
     source = program.dep_actions
     target = rows_of(program.dep_offsets)
@@ -238,8 +212,7 @@ def transfers_between_blocks(
 ) -> LinkTransfers:
     """One transfer for each dependency that travels; it takes the sending links of one block, the receiving of another.
 
-    A rank has links of its own in every tier, one in each direction; ranks of a lane act together. Blocks, tiers and
-    seconds are as ``Edges`` has them ``[dependencies]``.
+    A rank has links of its own in every tier, one in each direction. Arguments are as in ``Edges`` ``[dependencies]``.
     """
     travels = np.flatnonzero(link_s > 0)
     number = np.full(len(link_s), -1)

@@ -1,19 +1,102 @@
-"""The interface of layer times, which a roofline or a device profile implements; prices of chunks of several widths."""
+"""Times of layers: their interface, which a roofline or a device profile implements, and chunks of several widths."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
-from typing import Any, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.loads import Loads
-from entrain_bench.costs.roofline import PassTimes
+from entrain_bench.program.columns import remade_kinds
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Times of a chunk's passes, communication inside them apart; arrays of one shape, seconds.
+
+    Attributes:
+        weight_s: of the weight pass, where the backward is split; nothing communicates in it. None: the backward makes
+            the weights' gradients.
+        remade_s, remade_comm_s: of what recomputation runs once more of a layer; None: the forward.
+    """
+
+    forward_s: FloatArray
+    forward_comm_s: FloatArray
+    backward_s: FloatArray
+    backward_comm_s: FloatArray
+    weight_s: FloatArray | None = None
+    remade_s: FloatArray | None = None
+    remade_comm_s: FloatArray | None = None
+
+    @property
+    def ahead_s(self) -> FloatArray:
+        """Seconds of forwards with their communication."""
+        return self.forward_s + self.forward_comm_s
+
+    @property
+    def back_s(self) -> FloatArray:
+        """Seconds of backwards with their communication, without weight passes."""
+        return self.backward_s + self.backward_comm_s
+
+    @property
+    def again(self) -> tuple[FloatArray, FloatArray]:
+        """Seconds and communication that recomputation adds to a backward of the layer."""
+        if self.remade_s is None or self.remade_comm_s is None:
+            return self.forward_s, self.forward_comm_s
+        return self.remade_s, self.remade_comm_s
+
+    @property
+    def again_s(self) -> FloatArray:
+        """Seconds that recomputation adds to a backward of the layer, with its communication."""
+        ahead, comm = self.again
+        return ahead + comm
+
+    @property
+    def columns(self) -> tuple[FloatArray, ...]:
+        """The times of passes, without a weight pass where there is none."""
+        whole = self.forward_s, self.forward_comm_s, self.backward_s, self.backward_comm_s
+        return whole if self.weight_s is None else (*whole, self.weight_s)
+
+    @property
+    def total_s(self) -> FloatArray:
+        """Everything: all passes with their communication."""
+        first, *others = self.columns
+        return sum(others, start=first)
+
+
+class Stages(NamedTuple):
+    """Layers of stages, and the degrees that split them.
+
+    Attributes:
+        counts: layers of each kind on every stage ``[stages, kinds]``.
+        tp, cp: degrees.
+        recompute: whether backward runs what recomputation covers of each layer once more, or of how many layers of
+            each kind it does ``[chunks, stages, kinds]``.
+    """
+
+    counts: FloatArray
+    tp: int = 1
+    cp: int = 1
+    recompute: bool | FloatArray = False
+
+    def remade(self, module: ModuleSpec) -> FloatArray:
+        """Layers of each kind that a backward runs forward once more ``[..., stages, kinds]``."""
+        if isinstance(self.recompute, np.ndarray):
+            return self.recompute
+        return self.counts * [self.recompute and layer.recomputed for layer in module.kinds]
+
+
+def placed_stages(module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None) -> Stages:
+    """The stages of a module; ``remade`` layers of each are recomputed unless the layout recomputes all."""
+    split = placed.layers_per_stage
+    chosen = None if remade is None or placed.recompute else remade_kinds(module, split, remade)
+    return Stages(module.kind_counts(split), placed.tp, placed.cp, placed.recompute if chosen is None else chosen)
 
 
 class LayerTimes(Protocol):
@@ -24,11 +107,7 @@ class LayerTimes(Protocol):
         """The same times, also for what they are only known for by going on as they end."""
 
     def loads(
-        self,
-        module: ModuleSpec,
-        lengths: IntArray,
-        offsets: IntArray | None = None,
-        labelled: IntArray | None = None,
+        self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None, labelled: IntArray | None = None
     ) -> Loads:
         """Return the loads of chunks of sequences with the given lengths; without offsets, each sequence is a chunk.
 
@@ -36,28 +115,15 @@ class LayerTimes(Protocol):
         """
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
-        """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``; see ``stages_s``."""
+        """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``; read-only.
 
-    def stages_s(
-        self,
-        module: ModuleSpec,
-        loads: Loads,
-        counts: FloatArray,
-        tp: int,
-        cp: int,
-        recompute: bool | FloatArray,
-        split: bool = False,
-    ) -> PassTimes:
-        """Times of each chunk on each stage ``[chunks, stages]``.
-
-        ``counts`` are layers of each kind on every stage ``[stages, kinds]``. ``recompute`` says whether backward runs
-        what recomputation covers of each layer once more, or of how many layers of each kind it does ``[chunks, stages,
-        kinds]``. With ``split`` weights' gradients are made in a pass of their own.
+        With ``split`` weights' gradients are made in a pass of their own.
         """
 
-    def work_s(
-        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
-    ) -> FloatArray:
+    def stages_s(self, module: ModuleSpec, loads: Loads, stages: Stages, split: bool = False) -> PassTimes:
+        """Times of each chunk on each stage ``[chunks, stages]``."""
+
+    def work_s(self, module: ModuleSpec, loads: Loads, stages: Stages) -> FloatArray:
         """Least time in which each stage is through with a chunk's sequences, however packed ``[chunks, stages]``."""
 
     def knows(self, module: ModuleSpec, tp: int) -> bool:
@@ -89,15 +155,13 @@ def priced_by_width(placed: ModuleLayout, replica: IntArray, loads: Loads, price
     if not placed.widths:
         return list(priced(placed, loads, slice(None)))
     degree = placed.degree_of_copy[replica]
-    priced_rows = list[tuple[IntArray, Sequence[PassTimes]]]()
-    for place in np.unique(degree).tolist() or [0]:
-        rows = np.flatnonzero(degree == place)
-        priced_rows.append((rows, priced(placed.at(place), loads.take(rows), rows)))
-    if len(priced_rows) == 1:
-        return list(priced_rows[0][1])
-    rows = np.concatenate([chunk_rows for chunk_rows, _ in priced_rows])
-    order = np.argsort(rows, kind="stable")
-    return [_joined([times[index] for _, times in priced_rows], order) for index in range(len(priced_rows[0][1]))]
+    degrees = np.unique(degree).tolist() or [0]
+    rows = [np.flatnonzero(degree == place) for place in degrees]
+    times = [priced(placed.at(place), loads.take(chunks), chunks) for place, chunks in zip(degrees, rows, strict=True)]
+    if len(times) == 1:
+        return list(times[0])
+    order = np.argsort(np.concatenate(rows), kind="stable")
+    return [_joined(parts, order) for parts in zip(*times, strict=True)]
 
 
 def least_times(times: Sequence[PassTimes]) -> PassTimes:

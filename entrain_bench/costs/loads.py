@@ -1,9 +1,8 @@
 """Loads of chunks of packed sequences: the sizes that times of layers depend on, and how uneven they are over ranks.
 
 If context parallelism cuts each sample, as Megatron-Core does, every rank has the same share of its attention. If it
-cuts the pack as one sequence, a rank has whole samples or late parts of them, and how many keys its queries see depends
-on which (WLB-LLM, arXiv:2503.17924: per-document and per-sequence sharding). The labels of a sample are at its end, so
-the rank with its last piece has most of them.
+cuts the pack as one sequence, how many keys a rank's queries see depends on the samples that it has (WLB-LLM,
+arXiv:2503.17924). The labels of a sample are at its end, so the rank with its last piece has most of them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from numpy.typing import ArrayLike
 
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, sum_rows, take_rows
 from entrain_bench.specs.cluster import FLASH2, UNFUSED
-from entrain_bench.specs.context_pieces import pair_by_rank, split_pieces
 from entrain_bench.specs.framework import PACK, FrameworkOptions
 from entrain_bench.specs.layer import Attention, Layer
 from entrain_bench.specs.model import ModuleSpec
@@ -24,20 +22,12 @@ from entrain_bench.specs.model import ModuleSpec
 
 @dataclass(frozen=True, slots=True)
 class Packs:
-    """Sequences of packed chunks in their order, as CSR rows.
+    """Sequences of packed chunks in their order, as CSR rows."""
 
-    Attributes:
-        lengths: tokens of each sequence ``[sequences]``.
-        offsets: sequences of each chunk ``[chunks + 1]``.
-        whole: whether chunks are cut as one sequence each, rather than every sequence by itself.
-        labelled: labelled tokens of each sequence, the last but one and those before it; None if nobody asks
-            ``[sequences]``.
-    """
-
-    lengths: IntArray
-    offsets: IntArray
-    whole: bool = True
-    labelled: IntArray | None = None
+    lengths: IntArray  # tokens of each sequence [sequences]
+    offsets: IntArray  # sequences of each chunk [chunks + 1]
+    whole: bool = True  # chunks are cut as one sequence each, rather than every sequence by itself
+    labelled: IntArray | None = None  # tokens with a label, the last but one and those before it [sequences]
 
     def take(self, rows: IntArray) -> Packs:
         """Those of the given chunks."""
@@ -91,6 +81,47 @@ class Packs:
         return pair_by_rank(np.diff(whole[sequence] + before(sequence, cuts - first[sequence]), axis=1))
 
 
+def split_pieces(tokens: IntArray, cp: int) -> IntArray:
+    """Bounds of the pieces into which sequences are cut, from 0 ``[sequences, 2 * cp + 1]``; training reads them, too.
+
+    A rank takes the r-th piece from the front and from the end: under a causal mask pairs see as many keys for every r
+    (Megatron-LM's ``get_batch_on_this_cp_rank``). Megatron-Core pads each packed sample to a multiple of 2 c tokens
+    (Transformer Engine's ``thd``); here pieces differ by a token, and the rows of the ranks are padded at their end.
+    """
+    return np.asarray(tokens)[:, None] * np.arange(2 * cp + 1) // (2 * cp)
+
+
+def pair_by_rank(pieces: IntArray) -> IntArray:
+    """Add the two pieces of each rank: ``[sequences, 2 * cp]`` to ``[sequences, cp]``."""
+    cp = pieces.shape[1] // 2
+    return np.asarray(pieces[:, :cp] + pieces[:, : cp - 1 : -1])
+
+
+def cut_units(lengths: IntArray, *, whole_pack: bool) -> IntArray:
+    """Tokens of what is cut: of each sequence, or of the pack that they make."""
+    return np.array([np.sum(lengths)]) if whole_pack else np.asarray(lengths)
+
+
+def rank_rows(lengths: IntArray, cp: int, *, whole_pack: bool, parts: int = 1) -> int:
+    """Rows that each of ``cp`` ranks holds of a pack: those of the fullest rank, as a multiple of ``parts``."""
+    held = pair_by_rank(np.diff(split_pieces(cut_units(lengths, whole_pack=whole_pack), cp), axis=1)).sum(axis=0)
+    return int(-(-held.max() // parts) * parts)
+
+
+def rows_of_ranks(lengths: IntArray, cp: int, *, whole_pack: bool, parts: int = 1) -> IntArray:
+    """Rows of a pack that each rank holds, unit by unit, front piece first; -1 for padding ``[cp, rank_rows]``."""
+    units = cut_units(lengths, whole_pack=whole_pack)
+    bounds = (np.cumsum(units) - units)[:, None] + split_pieces(units, cp)
+    rows = np.full((cp, rank_rows(lengths, cp, whole_pack=whole_pack, parts=parts)), -1)
+    for rank, rank_row in enumerate(rows):
+        pair = [rank, 2 * cp - 1 - rank]
+        starts = bounds[:, pair].ravel()
+        counts = np.diff(bounds, axis=1)[:, pair].ravel()
+        ends = np.cumsum(counts)
+        rank_row[: ends[-1]] = np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1])
+    return rows
+
+
 # Rows and columns of a flash-attention tile (FlashAttention-2's forward kernel for head dimensions up to 128,
 # arXiv:2307.08691).
 QUERY_TILE = 128
@@ -102,17 +133,14 @@ class Loads:
     """The work of a module's chunks, as cost models need it.
 
     Attributes:
-        tokens: packed tokens ``[chunks]``.
         areas: score-matrix elements of each layer kind with attention, for the roofline padded; of a head with logits
             of labelled tokens only, those tokens ``[chunks]``.
-        segments: sequences, or windows, that each such kind attends in, for those who ask ``[chunks]``.
-        packs: the sequences, where it matters to context parallelism how it cuts them.
     """
 
-    tokens: FloatArray
+    tokens: FloatArray  # packed [chunks]
     areas: Mapping[str, FloatArray]
-    segments: Mapping[str, FloatArray] = field(default_factory=dict)
-    packs: Packs | None = None
+    segments: Mapping[str, FloatArray] = field(default_factory=dict)  # sequences, or windows, of each kind [chunks]
+    packs: Packs | None = None  # the sequences, where it matters to context parallelism how it cuts them
 
     def take(self, rows: IntArray) -> Loads:
         """Those of the given chunks."""
@@ -121,6 +149,16 @@ class Loads:
             {name: values[rows] for name, values in by_kind.items()} for by_kind in (self.areas, self.segments)
         )
         return Loads(self.tokens[rows], areas, segments, packs)
+
+    def packed_by(self, offsets: IntArray | None) -> Loads:
+        """Those of chunks, of those of their sequences; without offsets themselves."""
+        if offsets is None:
+            return self
+        areas, segments = (
+            {name: sum_rows(offsets, values) for name, values in by_kind.items()}
+            for by_kind in (self.areas, self.segments)
+        )
+        return Loads(sum_rows(offsets, self.tokens), areas, segments)
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -166,10 +204,8 @@ def compute_loads(
     kinds = {kind.kind: kind.attention for kind in module.kinds if kind.attention}
     areas = {name: score_area(attention, lengths, kernel) for name, attention in kinds.items()}
     areas |= count_labelled(module, lengths, labelled)
-    if offsets is None:
-        return Loads(np.asarray(lengths, np.float64), areas)
     # Tiles make areas multiples of 2^12, so sums over all chunks are exact below 2^65: 2^26 sequences of 2^20 tokens.
-    return Loads(sum_rows(offsets, lengths), {name: sum_rows(offsets, area) for name, area in areas.items()})
+    return Loads(np.asarray(lengths, np.float64), areas).packed_by(offsets)
 
 
 def count_labelled(module: ModuleSpec, lengths: IntArray, labelled: IntArray | None) -> dict[str, FloatArray]:
@@ -190,16 +226,14 @@ def packed(
 
     It does for attention if it cuts chunks as a whole, and for a head over labelled tokens.
     """
-    whole = framework.cp_split == PACK and offsets is not None
     told = any(kind.labelled for kind in module.kinds)
-    if not whole and not told:
+    whole = framework.cp_split == PACK
+    if not told and not (whole and offsets is not None):
         return loads
     lengths = np.asarray(lengths)
-    offsets = np.arange(len(lengths) + 1) if offsets is None else np.asarray(offsets)
-    some = None
-    if told:
-        some = lengths if labelled is None else np.asarray(labelled)
-    return replace(loads, packs=Packs(lengths, offsets, framework.cp_split == PACK, some))
+    offsets = np.arange(len(lengths) + 1) if offsets is None else offsets
+    given = lengths if labelled is None else labelled
+    return replace(loads, packs=Packs(lengths, offsets, whole, given if told else None))
 
 
 def busiest_area(layer: Layer, loads: Loads, cp: int) -> FloatArray:

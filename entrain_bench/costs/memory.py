@@ -15,8 +15,8 @@ from entrain_bench.costs.edges import token_parts
 from entrain_bench.costs.loads import score_area
 from entrain_bench.costs.sharding import gathered_bytes
 from entrain_bench.program import Pass, Program
+from entrain_bench.program.columns import remade_kinds
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.program.recomputed_layers import remade_kinds
 from entrain_bench.specs.cluster import UNFUSED, DeviceSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
@@ -38,35 +38,22 @@ class _OffloadWindow(NamedTuple):
     learning: FloatArray
 
 
-@dataclass(frozen=True, slots=True)
-class HandedTensors:
-    """Tensors that actions hand each other, in bytes on a rank ``[actions]``.
+class HandedTensors(NamedTuple):
+    """Tensors that actions hand each other, in bytes on a rank ``[actions]``."""
 
-    Attributes:
-        received: what reaches an action from other ranks.
-        sent: what an action sends to other ranks.
-        held: what a forward has from another module, held until its backward.
-    """
-
-    received: FloatArray
-    sent: FloatArray
-    held: FloatArray
+    received: FloatArray  # from other ranks
+    sent: FloatArray  # to other ranks
+    held: FloatArray  # by a forward from another module, until its backward
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory sizes of a model under the settings of the framework.
-
-    Attributes:
-        element_bytes: of weights and activations; simulated jobs are bf16, training on a CPU may be fp32.
-        device: whose allocator reserves more than tensors need, and whose attention kernels keep scores or do not;
-            None: tensors alone, and no scores.
-    """
+    """Memory sizes of a model under the settings of the framework."""
 
     model: ModelSpec
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
-    element_bytes: int = BF16_BYTES
-    device: DeviceSpec | None = None
+    element_bytes: int = BF16_BYTES  # of weights and activations; training on a CPU may be fp32
+    device: DeviceSpec | None = None  # its allocator and attention kernels; None: tensors alone, and no scores
     # Bytes of a token by what decides them, and states of the layouts that were last asked for, by their identity.
     _tokens: dict[tuple[object, ...], tuple[ModuleSpec, FloatArray, FloatArray]] = field(
         init=False, default_factory=dict, repr=False, compare=False
@@ -102,24 +89,17 @@ class Memory:
 
         On one set of ranks the tied embedding is one tensor.
         """
-        return self._parameters(module, placed, [layer.parameters for layer in module.kinds])
+        return _per_stage(module, placed, [layer.parameters for layer in module.kinds])
 
     def learning_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Those of ``stage_parameters`` that learn."""
-        return self._parameters(module, placed, [layer.parameters * layer.learns for layer in module.kinds])
-
-    def _parameters(self, module: ModuleSpec, placed: ModuleLayout, per_kind: list[int]) -> FloatArray:
-        parameters = matmul(module.kind_counts(placed.layers_per_stage), per_kind)
-        if module.config.tied_embeddings and placed.is_closed:
-            parameters[-1] -= per_kind[0]
-        return parameters
+        return _per_stage(module, placed, [layer.parameters * layer.learns for layer in module.kinds])
 
     def stage_state_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Weights, gradients and optimizer states on one rank of each stage ``[stages]``; of frozen layers weights.
 
-        Sharded weights are fp32, for the optimizer, and cast when they are gathered; so are sharded gradients, in
-        whatever type they are reduced. A head over labelled tokens has a chunk of logits in both passes,
-        which the allocator keeps.
+        Sharded weights and gradients are fp32, and cast when they are gathered or reduced. A head over labelled tokens
+        has a chunk of logits in both passes, which the allocator keeps.
         """
         shards = module.weight_shards(placed.tp)
         sharing = self.sharing(module, placed)
@@ -138,30 +118,36 @@ class Memory:
 
         It is an fp32 copy of each gradient in another type whose states the rank holds; gradients of shards are fp32.
         """
-        framework = self.framework
-        bytes_per_parameter = FP32_BYTES * (self.gradient_bytes < FP32_BYTES and not placed.sharded)
-        shared = self.sharing(module, placed) if framework.distributed_optimizer or placed.sharded else 1
+        casts = self.gradient_bytes < FP32_BYTES and not placed.sharded
+        shared = self.sharing(module, placed) if self.framework.distributed_optimizer or placed.sharded else 1
         learning = self.learning_parameters(module, placed) / module.weight_shards(placed.tp)
-        return np.asarray(learning * (bytes_per_parameter * self.reserved / shared))
+        return np.asarray(learning * (FP32_BYTES * casts * self.reserved / shared))
 
     def token_bytes(
         self, module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None
     ) -> tuple[FloatArray, FloatArray]:
         """Bytes a token adds on one rank of each stage ``[stages]``: kept for backward, and at most while a pass runs.
 
-        ``remade`` are layers of each stage that chunks recompute, for results of each ``[chunks, stages]``; by default
-        all that recomputation covers, or none, as the layout says.
+        ``remade`` are layers that chunks recompute ``[chunks, stages]``, for results of each; by default all that
+        recomputation covers, or none, as the layout says.
         """
-        if remade is None or placed.recompute:
-            asked = id(module), placed.tp, placed.cp, placed.recompute, placed.layers_per_stage
-            return remembered(self._tokens, asked, lambda: (module, *self._token_bytes(module, placed)), MAX_TOKENS)[1:]
-        kept, working = self.layer_bytes(module, placed)
         counts = module.kind_counts(placed.layers_per_stage)
-        less, more = self.layer_bytes(module, replace(placed, recompute=True))
-        again = remade_kinds(module, placed.layers_per_stage, remade)
-        stays = counts - again
-        needed = np.maximum(np.where(stays > 0, working, 0.0), np.where(again > 0, more, 0.0))
-        return matmul(stays, kept) + matmul(again, less), np.max(needed, axis=-1)
+        if remade is not None and not placed.recompute:
+            kept, working = self.layer_bytes(module, placed)
+            less, more = self.layer_bytes(module, replace(placed, recompute=True))
+            again = remade_kinds(module, placed.layers_per_stage, remade)
+            stays = counts - again
+            needed = np.maximum(np.where(stays > 0, working, 0.0), np.where(again > 0, more, 0.0))
+            return matmul(stays, kept) + matmul(again, less), np.max(needed, axis=-1)
+
+        def made() -> tuple[ModuleSpec, FloatArray, FloatArray]:
+            kept, working = self.layer_bytes(module, placed)
+            sizes = matmul(counts, kept), np.max(np.where(counts > 0, working, 0.0), axis=1)
+            freeze(*sizes)
+            return module, *sizes
+
+        asked = id(module), placed.tp, placed.cp, placed.recompute, placed.layers_per_stage
+        return remembered(self._tokens, asked, made, MAX_TOKENS)[1:]
 
     def _chunk_token_bytes(
         self, module: ModuleSpec, placed: ModuleLayout, replica: IntArray, remade: IntArray | None
@@ -170,21 +156,13 @@ class Memory:
         if not placed.widths:
             return self.token_bytes(module, placed, remade)
         degree = placed.degree_of_copy[replica]
-        shape = (len(replica), placed.pp)
-        kept = np.zeros(shape)
-        extra = np.zeros(shape)
+        kept, extra = np.zeros((2, len(replica), placed.pp))
         for index in np.unique(degree).tolist():
             rows = np.flatnonzero(degree == index)
-            token_bytes = self.token_bytes(module, placed.at(index), None if remade is None else remade[rows])
-            kept[rows], extra[rows] = token_bytes
+            kept[rows], extra[rows] = self.token_bytes(
+                module, placed.at(index), None if remade is None else remade[rows]
+            )
         return kept, extra
-
-    def _token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
-        kept, working = self.layer_bytes(module, placed)
-        counts = module.kind_counts(placed.layers_per_stage)
-        sizes = matmul(counts, kept), np.max(np.where(counts > 0, working, 0.0), axis=1)
-        freeze(*sizes)
-        return sizes
 
     def layer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         """Bytes a token adds on a rank by a layer of each kind ``[kinds]``: kept, and while a pass runs.
@@ -207,10 +185,8 @@ class Memory:
     def weight_token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Bytes of a token that a weight pass needs, on one rank of each stage ``[stages]``; 0 where nothing learns."""
         bytes_per_kind = np.array([layer.weight_pass_bytes(placed.tp, self.element_bytes) for layer in module.kinds])
-        return matmul(
-            module.kind_counts(placed.layers_per_stage),
-            bytes_per_kind * (self.reserved / self.framework.sequence_parts(module, placed.cp)),
-        )
+        reserved = self.reserved / self.framework.sequence_parts(module, placed.cp)
+        return matmul(module.kind_counts(placed.layers_per_stage), bytes_per_kind * reserved)
 
     def lane_state_bytes(self, layout: Layout) -> FloatArray:
         """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``; read-only."""
@@ -226,8 +202,7 @@ class Memory:
     def offload_bytes(self, program: Program) -> FloatArray:
         """Bytes each action moves over a rank's host link ``[actions]``: bf16 weights out, and back.
 
-        A module's last forward on a rank ends with the way out, its first backward begins with the way back. Gradient
-        buffers hold nothing in between; they are released, not copied.
+        A module's last forward on a rank ends with the way out, its first backward begins with the way back.
         """
         moved = np.zeros(program.num_actions)
         for window in self._offload_windows(program):
@@ -288,10 +263,9 @@ class Memory:
         return self.framework.receives_ahead * np.maximum.reduceat(received, program.lane_offsets[:-1])
 
     def handed_bytes(self, program: Program) -> tuple[FloatArray, FloatArray]:
-        """Tensors between actions on a rank of each lane ``[lanes]``, in whatever order it runs, at most.
+        """Most tensors between actions on a rank of each lane ``[lanes]``, in whatever order it runs.
 
-        Returns:
-            What a forward keeps of another module's, and what there is besides while any action runs.
+        They are those that a forward keeps of another module, and those besides while any action runs.
         """
         handed = self.transfers(program)
         starts = program.lane_offsets[:-1]
@@ -302,8 +276,7 @@ class Memory:
     def action_bytes(self, program: Program, handed: HandedTensors | None = None) -> tuple[FloatArray, FloatArray]:
         """Bytes each action adds to a rank (forwards) or frees (negative), and needs while it runs.
 
-        A split backward leaves what the weight pass needs, which frees it. That is more than the backward frees where
-        activations are recomputed.
+        A split backward leaves what the weight pass needs, which frees it.
         """
         handed = handed or self.transfers(program)
         change = np.zeros(program.num_actions)
@@ -319,7 +292,8 @@ class Memory:
                 for per_token, more in zip(token_bytes, scores, strict=True)
             )
             forward, backward, weight = program.spans(index)
-            change[forward], change[backward] = kept + handed.held[forward], -kept - handed.held[backward]
+            change[forward] = kept + handed.held[forward]
+            change[backward] = -kept - handed.held[backward]
             if program.splits_backward(index):
                 widths = range(len(placed.degrees))
                 per_token = np.stack([self.weight_token_bytes(module, placed.at(index)) for index in widths])
@@ -375,10 +349,9 @@ class Memory:
     def over_program(self, program: Program) -> FloatArray:
         """Memory of a rank during and after each entry of ``lane_actions``, its states included ``[2, entries]``.
 
-        A forward's activations count from its start, a backward's until its end, so order decides and not time; what a
-        split backward leaves counts while it runs if it is more than what it frees. Weights and gradients of an
-        offloaded module are away between its last forward and its first backward on the rank. Buffers of receives that
-        are posted ahead count as soon as they are posted.
+        A forward's activations count from its start, a backward's until its end; what a split backward leaves counts
+        while it runs if it is more than what it frees. Weights and gradients of an offloaded module are away between
+        its last forward and its first backward on the rank. Buffers of receives count as soon as they are posted.
         """
         handed = self.transfers(program)
         change, working = self.action_bytes(program, handed)
@@ -404,3 +377,10 @@ class Memory:
     def peak_bytes(self, program: Program) -> FloatArray:
         """Highest memory of a rank of each lane ``[lanes]``."""
         return np.maximum.reduceat(self.over_program(program)[0], program.lane_offsets[:-1])
+
+
+def _per_stage(module: ModuleSpec, placed: ModuleLayout, per_kind: list[int]) -> FloatArray:
+    parameters = matmul(module.kind_counts(placed.layers_per_stage), per_kind)
+    if module.config.tied_embeddings and placed.is_closed:
+        parameters[-1] -= per_kind[0]
+    return parameters

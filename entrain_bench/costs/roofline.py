@@ -14,6 +14,7 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze, sum_in_order
 from entrain_bench.base.remembered import remembered
+from entrain_bench.costs.layer_times import PassTimes, Stages
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.loads import Loads, busiest_area, compute_loads, most_labelled, packed, padded
 from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, HEAD_DIM, UNFUSED, ClusterSpec
@@ -45,67 +46,6 @@ MAX_KNOWN_CHUNKS = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class PassTimes:
-    """Times of a chunk's passes, communication inside them apart; arrays of one shape, seconds.
-
-    Attributes:
-        weight_s: of the weight pass, where the backward is split; nothing communicates in it. None: the backward makes
-            the weights' gradients.
-        remade_s, remade_comm_s: of what recomputation runs once more of a layer; None: the forward.
-    """
-
-    forward_s: FloatArray
-    forward_comm_s: FloatArray
-    backward_s: FloatArray
-    backward_comm_s: FloatArray
-    weight_s: FloatArray | None = None
-    remade_s: FloatArray | None = None
-    remade_comm_s: FloatArray | None = None
-
-    @property
-    def ahead_s(self) -> FloatArray:
-        """Seconds of forwards with their communication."""
-        return self.forward_s + self.forward_comm_s
-
-    @property
-    def back_s(self) -> FloatArray:
-        """Seconds of backwards with their communication, without weight passes."""
-        return self.backward_s + self.backward_comm_s
-
-    @property
-    def again(self) -> tuple[FloatArray, FloatArray]:
-        """Seconds and communication that recomputation adds to a backward of the layer."""
-        if self.remade_s is None or self.remade_comm_s is None:
-            return self.forward_s, self.forward_comm_s
-        return self.remade_s, self.remade_comm_s
-
-    @property
-    def again_s(self) -> FloatArray:
-        """Seconds that recomputation adds to a backward of the layer, with its communication."""
-        ahead, comm = self.again
-        return ahead + comm
-
-    @property
-    def columns(self) -> tuple[FloatArray, ...]:
-        """The times of passes, without a weight pass where there is none."""
-        whole = self.forward_s, self.forward_comm_s, self.backward_s, self.backward_comm_s
-        return whole if self.weight_s is None else (*whole, self.weight_s)
-
-    @property
-    def total_s(self) -> FloatArray:
-        """Everything: all passes with their communication."""
-        whole = self.forward_s + self.forward_comm_s + self.backward_s + self.backward_comm_s
-        return whole if self.weight_s is None else whole + self.weight_s
-
-
-def remade_layers(module: ModuleSpec, counts: FloatArray, recompute: bool | FloatArray) -> FloatArray:
-    """Layers of each kind that a backward runs forward once more ``[..., stages, kinds]``; see ``LayerTimes``."""
-    if isinstance(recompute, np.ndarray):
-        return recompute
-    return counts * [recompute and layer.recomputed for layer in module.kinds]
-
-
-@dataclass(frozen=True, slots=True)
 class Roofline:
     """Layer times on one cluster under the settings of the framework."""
 
@@ -121,11 +61,7 @@ class Roofline:
         return self
 
     def loads(
-        self,
-        module: ModuleSpec,
-        lengths: IntArray,
-        offsets: IntArray | None = None,
-        labelled: IntArray | None = None,
+        self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None, labelled: IntArray | None = None
     ) -> Loads:
         """Return the loads of packed sequences (``compute_loads``)."""
         sequence_loads = compute_loads(module, lengths, offsets, labelled, self._kernel)
@@ -239,20 +175,18 @@ class Roofline:
         whole = replace(self, framework=replace(self.framework, sequence_parallel=False))
         split = times.weight_s
         labelled = whole.layer_s(part, Loads(most_labelled(layer, loads, cp), {}), tp, cp, split is not None)
-        again = labelled.forward_s if part.backward_share else np.zeros_like(labelled.forward_s)
+        runs_again = bool(part.backward_share)
+        gather_s = np.zeros_like(loads.tokens)
+        if tp > 1 and self.framework.sequence_parallel:
+            states = (BF16_BYTES * layer.hidden_size / cp) * loads.tokens
+            gather_s = all_gather_s(states, tp, self.cluster.group_tier(np.arange(tp)))
         return PassTimes(
             times.forward_s + labelled.forward_s,
-            self._gather_s(layer, loads.tokens, tp, cp) + labelled.forward_comm_s,
-            times.backward_s + labelled.backward_s + again,
-            labelled.backward_comm_s + (labelled.forward_comm_s if part.backward_share else 0.0),
+            gather_s + labelled.forward_comm_s,
+            times.backward_s + labelled.backward_s + runs_again * labelled.forward_s,
+            labelled.backward_comm_s + runs_again * labelled.forward_comm_s,
             labelled.weight_s,
         )
-
-    def _gather_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
-        """Time to gather a layer's hidden states over tensor-parallel ranks that split them by tokens."""
-        if tp == 1 or not self.framework.sequence_parallel:
-            return np.zeros_like(tokens)
-        return all_gather_s((BF16_BYTES * layer.hidden_size / cp) * tokens, tp, self.cluster.group_tier(np.arange(tp)))
 
     def _issued_s(
         self, layer: Layer, forward: FloatArray, backward: FloatArray, put_off: int
@@ -280,7 +214,7 @@ class Roofline:
         """Exposed communication inside one layer's forward and backward for each chunk ``[chunks]``.
 
         ``compute_s`` is its forward and backward without communication; ``columns_s`` are forwards of its
-        column-parallel products, under which communication hides, none if unknown.
+        column-parallel products, under which communication hides, if known.
         """
         comm = comm_backward = np.zeros_like(tokens)
         if tp > 1 and layer.num_gathers + layer.num_scatters:
@@ -303,22 +237,21 @@ class Roofline:
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
         """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``; read-only."""
         parts = self.framework.sequence_parts(module, cp)
-        if len(loads.tokens) > MAX_KNOWN_CHUNKS:
-            return self._layers_s(module, loads, tp, parts, split)
-        asked = id(module), tp, parts, split, loads.content
-        # With the module, so that no other gets its identity.
-        return remembered(
-            self._known, asked, lambda: (module, self._layers_s(module, loads, tp, parts, split)), MAX_KNOWN
-        )[1]
 
-    def _layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool) -> list[PassTimes]:
-        roofline = self.of(module)
-        times = [roofline.layer_s(layer, loads, tp, cp, split) for layer in module.kinds]
-        for index, layer in enumerate(module.kinds):
-            if layer.remade is not None:
-                again = roofline.layer_s(layer.remade, loads, tp, cp)
-                times[index] = replace(times[index], remade_s=again.forward_s, remade_comm_s=again.forward_comm_s)
-            freeze(*times[index].columns, *times[index].again)
+        def made() -> tuple[ModuleSpec, list[PassTimes]]:
+            # With the module, so that no other gets its identity.
+            return module, [self.of(module)._kind_s(layer, loads, tp, parts, split) for layer in module.kinds]
+
+        if len(loads.tokens) > MAX_KNOWN_CHUNKS:
+            return made()[1]
+        return remembered(self._known, (id(module), tp, parts, split, loads.content), made, MAX_KNOWN)[1]
+
+    def _kind_s(self, layer: Layer, loads: Loads, tp: int, cp: int, split: bool) -> PassTimes:
+        times = self.layer_s(layer, loads, tp, cp, split)
+        if layer.remade is not None:
+            again = self.layer_s(layer.remade, loads, tp, cp)
+            times = replace(times, remade_s=again.forward_s, remade_comm_s=again.forward_comm_s)
+        freeze(*times.columns, *times.again)
         return times
 
     def of(self, module: ModuleSpec) -> Roofline:
@@ -351,7 +284,7 @@ class Roofline:
         ones; backward does the reverse and gathers the inputs again. Without, sums are all-reduced in forward, inputs'
         gradients in backward. megatron-core 0.19 (``LinearWithGradAccumulationAndAsyncCommunication``) overlaps an
         input's gather with the product for its gradient, and that gradient's transfer with the weight's product, unless
-        another pass makes that. ``columns`` are forward times of the products whose inputs are gathered.
+        another pass makes that. ``columns`` are forward times of column-parallel products.
         """
         states = (BF16_BYTES * layer.hidden_size / cp) * tokens
         tier = self.cluster.group_tier(np.arange(tp))
@@ -372,42 +305,27 @@ class Roofline:
     def _exposed_s(self, comm: FloatArray, hidden: FloatArray, compute: FloatArray) -> FloatArray:
         """Seconds that communication adds to compute: its place hides a part, ``tp_overlap`` a share of the rest.
 
-        Each second that hides costs the computation beside it ``overlap_cost`` seconds. No more hides than there is
-        compute.
+        Each second that hides costs computation ``overlap_cost`` seconds. No more hides than there is compute.
         """
         exposed = (1.0 - self.framework.tp_overlap) * (comm - hidden)
         return np.maximum(exposed + self.cluster.device.overlap_cost * (comm - exposed), comm - compute)
 
-    def stages_s(
-        self,
-        module: ModuleSpec,
-        loads: Loads,
-        counts: FloatArray,
-        tp: int,
-        cp: int,
-        recompute: bool | FloatArray,
-        split: bool = False,
-    ) -> PassTimes:
+    def stages_s(self, module: ModuleSpec, loads: Loads, stages: Stages, split: bool = False) -> PassTimes:
         """Times of each chunk on each stage ``[chunks, stages]``; see ``LayerTimes``."""
-        totals = np.zeros((4 + split, len(loads.tokens), len(counts)))
-        again = remade_layers(module, counts, recompute)
-        layers_s = self.layers_s(module, loads, tp, cp, split)
+        totals = np.zeros((4 + split, len(loads.tokens), len(stages.counts)))
+        again = stages.remade(module)
+        layers_s = self.layers_s(module, loads, stages.tp, stages.cp, split)
         for index, (layer, times) in enumerate(zip(module.kinds, layers_s, strict=True)):
             for total, column in zip(totals, times.columns, strict=True):
-                total += column[:, None] * counts[:, index]
+                total += column[:, None] * stages.counts[:, index]
             if layer.backward_share and again[..., index].any():
                 for total, column in zip(totals[2:4], times.again, strict=True):
                     total += column[:, None] * again[..., index]
         return PassTimes(*totals)
 
-    def work_s(
-        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
-    ) -> FloatArray:
-        """Least time in which each stage is through with a chunk's sequences, however packed ``[chunks, stages]``.
-
-        Times are subadditive: packing is never faster than an even share of all that is packed.
-        """
-        return self.stages_s(module, replace(loads, packs=None), counts, tp, cp, recompute).total_s
+    def work_s(self, module: ModuleSpec, loads: Loads, stages: Stages) -> FloatArray:
+        """Least time of each stage, however packed: an even share of all that is packed is never slower."""
+        return self.stages_s(module, replace(loads, packs=None), stages).total_s
 
     def knows(self, module: ModuleSpec, tp: int) -> bool:
         """Whether that tensor-parallel degree splits a module; all times are known."""
@@ -415,7 +333,7 @@ class Roofline:
 
     def gpu_s(self, module: ModuleSpec, loads: Loads, counts: FloatArray) -> FloatArray:
         """Least GPU time of each stage for a chunk's sequences ``[chunks, stages]``: one GPU, no recomputation."""
-        return self.work_s(module, loads, counts, 1, 1, False)
+        return self.work_s(module, loads, Stages(counts))
 
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
         """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""

@@ -3,9 +3,8 @@
 Every rank holds a part of every layer. A layer's weights are gathered before its forward and before its backward, its
 gradients reduce-scattered after its backward. While a layer computes, the next layer's gather and the previous layer's
 scatter run (torch 2.13, ``_fsdp_param_group.py``): it takes the longer of both, and ``overlap_cost`` seconds for each
-second of communication. Layers follow each other through all modules of a micro-step; at its two ends nothing hides
-the first gather and the last scatter. The collectives need all replicas, so a pass starts on all of them at the same
-time (``collective_passes``).
+second of communication. Nothing hides the first gather and the last scatter of a micro-step through all modules. The
+collectives need all replicas, so a pass starts on all of them at the same time (``collective_passes``).
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.costs.layer_times import LayerTimes, chunk_loads, priced_by_width
+from entrain_bench.costs.layer_times import LayerTimes, PassTimes, priced_by_width
 from entrain_bench.costs.links import all_gather_s
+from entrain_bench.costs.loads import Loads
 from entrain_bench.program import Pass, Program
+from entrain_bench.program.columns import covered_layers
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputed_layers import covered_layers
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
@@ -50,9 +50,11 @@ def gathered_bytes(
     gradients of one layer, in the type in which they are reduced.
     """
     shards = module.weight_shards(placed.tp)
-    parameters = layer_parameters(module) / shards
-    kept = float(parameters[0]) if module.config.tied_embeddings else 0.0
-    inner = parameters[1:] if module.config.tied_embeddings else parameters
+    inner = layer_parameters(module) / shards
+    kept = 0.0
+    if module.config.tied_embeddings:
+        kept = float(inner[0])
+        inner = inner[1:]
     ahead = min(LAYERS_GATHERED, len(inner))
     pairs = np.convolve(inner, np.ones(ahead), "valid")
     whole = element_bytes * (kept + float(pairs.max()))
@@ -62,17 +64,11 @@ def gathered_bytes(
 
 @dataclass(frozen=True, slots=True)
 class LayerTraffic:
-    """Seconds of the collectives of each layer of a module ``[layers]``.
+    """Seconds of the collectives of each layer of a module ``[layers]``."""
 
-    Attributes:
-        gather_s: all-gather of bf16 weights before the forward.
-        again_s: the same before the backward; 0 if the weights are still gathered, or the layer has no backward.
-        scatter_s: reduce-scatter of gradients; 0 for frozen layers.
-    """
-
-    gather_s: FloatArray
-    again_s: FloatArray
-    scatter_s: FloatArray
+    gather_s: FloatArray  # all-gather of bf16 weights before the forward
+    again_s: FloatArray  # before the backward; 0 if weights are still gathered, or the layer has no backward
+    scatter_s: FloatArray  # reduce-scatter of gradients; 0 for frozen layers
 
 
 def layer_traffic(
@@ -98,19 +94,12 @@ def layer_traffic(
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """All forwards or all backwards of a module, with layers in execution order.
+    """All forwards or all backwards of a module, with layers in execution order."""
 
-    Attributes:
-        actions: action numbers ``[passes]``.
-        compute_s: seconds of each layer ``[passes, layers]``.
-        ready_s: seconds of the gather that each layer waits for ``[layers]``.
-        left_s: seconds of the scatter that each layer starts ``[layers]``.
-    """
-
-    actions: IntArray
-    compute_s: FloatArray
-    ready_s: FloatArray
-    left_s: FloatArray
+    actions: IntArray  # [passes]
+    compute_s: FloatArray  # seconds of each layer [passes, layers]
+    ready_s: FloatArray  # seconds of the gather that each layer waits for [layers]
+    left_s: FloatArray  # seconds of the scatter that each layer starts [layers]
 
 
 def sharded_modules(program: Program) -> list[int]:
@@ -126,22 +115,17 @@ def exposed_s(
 ) -> FloatArray:
     """Return the seconds that gathers and scatters add to every pass ``[actions]``; 0 for modules that do not shard.
 
-    ``layers_s`` are seconds of the layers of each of ``sharded_modules`` (``price_layers``). Without
-    ``overlap_param_gather`` no gather overlaps computation; without ``overlap_grad_reduce`` no scatter does.
+    ``layers_s`` are seconds of the layers of each of ``sharded_modules`` (``price_layers``).
     """
-    added = np.zeros(program.num_actions)
+    added, first_ready, last_left = np.zeros((3, program.num_actions))
     gradient_bytes = framework.gradient_bytes(BF16_BYTES)
-    sets = [
-        passes
-        for index, layer_s in layers_s.items()
-        for passes in price_passes(program, index, layer_s, cluster, gradient_bytes)
-    ]
+    sets = list[Passes]()
+    for index, layer_s in layers_s.items():
+        sets += price_passes(program, index, layer_s, cluster, gradient_bytes)
     if not sets:
         return added
     hides_gather = framework.overlap_param_gather
     hides_scatter = framework.overlap_grad_reduce
-    first_ready = np.zeros(program.num_actions)
-    last_left = np.zeros(program.num_actions)
     for pass_set in sets:
         first_ready[pass_set.actions] = pass_set.ready_s[0]
         last_left[pass_set.actions] = pass_set.left_s[-1]
@@ -149,13 +133,12 @@ def exposed_s(
     for pass_set in sets:
         row = np.full(program.num_actions, -1)
         row[pass_set.actions] = np.arange(len(pass_set.actions))
-        rows = row[program.lane_actions]
-        previous = before[rows >= 0]
-        following = after[rows >= 0]
-        rows = rows[rows >= 0]
+        entries = np.flatnonzero(row[program.lane_actions] >= 0)
+        rows = row[program.lane_actions[entries]]
+        previous = before[entries]
+        following = after[entries]
         compute_s = pass_set.compute_s[rows]
-        gathers = np.zeros(compute_s.shape)
-        scatters = np.zeros(compute_s.shape)
+        gathers, scatters = np.zeros((2, *compute_s.shape))
         gathers[:, :-1] = pass_set.ready_s[1:]
         scatters[:, 1:] = pass_set.left_s[:-1]
         gathers[:, -1] = np.where(following >= 0, first_ready[following], 0.0)
@@ -172,10 +155,9 @@ def exposed_s(
 
 
 def collective_passes(program: Program) -> IntArray:
-    """Return the group of each pass; passes of a group start together, because collectives need all replicas.
+    """Return the group of each pass ``[actions]``, -1 for none; a group starts together on all replicas.
 
-    A group is one pass of one microbatch (and part) of a sharded module on all its replicas; -1: no group. Ranks
-    without units take part in the collectives while they wait for their next pass. Shape ``[actions]``.
+    It is one pass of one microbatch (and part) of a sharded module. Ranks without units take part while they wait.
     """
     group = np.full(program.num_actions, -1)
     count = 0
@@ -189,22 +171,23 @@ def collective_passes(program: Program) -> IntArray:
     return group
 
 
-def price_layers(program: Program, index: int, layer_times: LayerTimes) -> tuple[FloatArray, FloatArray]:
-    """Return the seconds of each layer in forward, and in backward with recomputation ``[chunks, layers]``."""
-    module = program.model.modules[index]
-    placed = program.layout.modules[index]
-    chunks = program.chunks[index]
-    kind = module.layer_kind
-    loads = chunk_loads(layer_times, module, program.shapes, chunks.members, chunks.offsets)
+def price_layers(program: Program, index: int, layer_times: LayerTimes, loads: Loads) -> tuple[FloatArray, FloatArray]:
+    """Return the seconds of each layer in forward, and in backward with recomputation ``[chunks, layers]``.
 
-    times = priced_by_width(
-        placed, chunks.replica, loads, lambda group, part, _: layer_times.layers_s(module, part, group.tp, group.cp)
-    )
+    Of a split backward, in its weight pass, for which all that is recomputed is there.
+    """
+    module = program.model.modules[index]
+    split = program.splits_backward(index)
+
+    def priced(group: ModuleLayout, part: Loads, _: object) -> list[PassTimes]:
+        return layer_times.layers_s(module, part, group.tp, group.cp, split)
+
+    kinds = priced_by_width(program.layout.modules[index], program.chunks[index].replica, loads, priced)
+    columns = [(kind.ahead_s, kind.back_s if kind.weight_s is None else kind.weight_s, kind.again_s) for kind in kinds]
     forward_s, backward_s, again_s = (
-        np.stack(columns, axis=1)[:, kind]
-        for columns in zip(*((layer.ahead_s, layer.back_s, layer.again_s) for layer in times), strict=True)
+        np.stack(column, axis=1)[:, module.layer_kind] for column in zip(*columns, strict=True)
     )
-    return forward_s, backward_s + again_s * remade_layers(program, index)
+    return forward_s, backward_s if split else backward_s + again_s * remade_layers(program, index)
 
 
 def price_passes(
@@ -234,10 +217,13 @@ def remade_layers(program: Program, index: int) -> BoolArray:
     """Return whether the backward of each chunk recomputes each layer ``[chunks, layers]``."""
     module = program.model.modules[index]
     placed = program.layout.modules[index]
-    covered = covered_layers(module) & [layer.backward_share > 0 for layer in module.layers]
+    covered = covered_layers(module)
+    needed = covered & [layer.backward_share > 0 for layer in module.layers]
     if placed.recompute or not program.remade:
-        return np.repeat((covered & placed.recompute)[None], len(program.chunks[index]), axis=0)
-    return np.asarray(covered & (covered_layers(module).cumsum() <= program.remade[index]))
+        return np.repeat((needed & placed.recompute)[None], len(program.chunks[index]), axis=0)
+    stage = np.repeat(np.arange(placed.pp), placed.layers_per_stage)
+    inside = np.concatenate([part.cumsum() for part in np.split(covered, np.cumsum(placed.layers_per_stage[:-1]))])
+    return np.asarray(needed & (inside <= program.remade[index][:, stage]))
 
 
 def _neighbours(program: Program, sharded: IntArray) -> tuple[IntArray, IntArray]:

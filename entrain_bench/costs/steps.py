@@ -1,50 +1,51 @@
-"""The end of an iteration, and what of it reaches into the next: gradients, optimizer, weights."""
+"""The end of an iteration, and what of it reaches into the next: gradients, optimizer, weights.
+
+Gradients and weights travel in buckets, which parameters fill in the order of a backward; inside a layer they are
+spread evenly over its time. A bucket's reduce-scatter starts when its last gradient is there and the bucket before is
+through (megatron-core 0.19.2, param_and_grad_buffer.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, digest_of, freeze, rows_of
 from entrain_bench.base.remembered import remembered
-from entrain_bench.costs.buckets import bucket_parameters, gather_lead_s, gather_stall_s, sync_lag_s
-from entrain_bench.costs.layer_times import LayerTimes, priced_by_width
+from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
-from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.sharding import layer_parameters
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputed_layers import covered_layers
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 
+# Parameters of a bucket: the larger of a constant and a number for each rank that holds the same weights
+# (megatron-core 0.19.2, distributed_data_parallel.py).
+BUCKET_PARAMETERS = 40_000_000
+BUCKET_PARAMETERS_PER_COPY = 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Times of the step, for every stage of every module in their order ``[stages]`` where nothing else is said.
+    """Times of the step, for every stage of every module in their order ``[stages]``.
 
     Attributes:
-        overlapped: whether gradients are synchronised beside what else ranks do, rather than after it.
-        sync_s: how long the gradients of a stage occupy the links.
-        optimizer_s: optimizer step.
-        gather_s: gather of the weights right after it; 0 if it goes on beside the first forwards.
-        last_backwards: the last pass of each replica on the stage that makes gradients of its weights, one array a
-            stage.
-        lag_s: from the end of each of them to the end of the synchronisation, links free.
         tied: pairs of stages that hold one embedding, and the seconds that reducing it between them takes after both
             are synchronised.
     """
 
-    overlapped: bool
-    sync_s: FloatArray
+    overlapped: bool  # gradients are synchronised beside what else ranks do, rather than after it
+    sync_s: FloatArray  # how long the gradients of a stage occupy the links
     optimizer_s: FloatArray
-    gather_s: FloatArray
-    last_backwards: tuple[IntArray, ...]
-    lag_s: tuple[FloatArray, ...]
+    gather_s: FloatArray  # of the weights right after it; 0 if it goes on beside the first forwards
+    last_backwards: tuple[IntArray, ...]  # last pass of each replica that makes gradients of the stage's weights
+    lag_s: tuple[FloatArray, ...]  # from the end of each of them to the end of the synchronisation, links free
     tied: tuple[tuple[int, int, float], ...]
 
     @property
@@ -64,42 +65,24 @@ class ExposedStep:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Gradient and weight traffic of a stage, in buckets in the order of a backward.
+    """Gradient and weight traffic of a stage, in buckets in the order of a backward."""
 
-    Attributes:
-        kinds: kind of each layer ``[layers]``.
-        layer_parameters: parameters that learn on a rank, of each layer ``[layers]``; one of a pair that is tied on it.
-        parameters: of each bucket ``[buckets]``.
-        sync_s: reduction of its gradients ``[buckets]``.
-        gather_s: all-gather of its bf16 weights ``[buckets]``; 0 if they are not sharded.
-    """
-
-    kinds: IntArray
-    layer_parameters: FloatArray
-    parameters: FloatArray
-    sync_s: FloatArray
-    gather_s: FloatArray
+    layer_parameters: FloatArray  # that learn on a rank; one of a pair that is tied on it [layers]
+    parameters: FloatArray  # of each bucket [buckets]
+    sync_s: FloatArray  # reduction of its gradients [buckets]
+    gather_s: FloatArray  # all-gather of its bf16 weights; 0 if they are not sharded [buckets]
 
 
 @dataclass(frozen=True, slots=True)
 class PassEnds:
-    """Where the passes of a module begin and end on each of its stages; lists of one array a stage.
+    """Where the passes of a module begin and end on each of its stages; lists of one array a stage."""
 
-    Attributes:
-        traffic: what of its weights travels then.
-        exposed: what no overlap hides of it ``[stages]``.
-        firsts: first forward of every lane, those of several lanes once ``[passes]``.
-        lasts: last backward, or weight pass, of every lane ``[passes]``.
-        forward_s: time of each layer in the former, communication included ``[passes, layers]``.
-        backward_s: likewise in the latter.
-    """
-
-    traffic: list[Traffic]
-    exposed: ExposedStep
-    firsts: list[IntArray]
-    lasts: list[IntArray]
-    forward_s: list[FloatArray]
-    backward_s: list[FloatArray]
+    traffic: list[Traffic]  # what of its weights travels then
+    exposed: ExposedStep  # what no overlap hides of it
+    firsts: list[IntArray]  # first forward of every lane, those of several lanes once [passes]
+    lasts: list[IntArray]  # last backward, or weight pass, of every lane [passes]
+    forward_s: list[FloatArray]  # time of each layer in the former, communication included [passes, layers]
+    backward_s: list[FloatArray]  # likewise in the latter
 
 
 # Layouts of a module whose traffic is remembered.
@@ -140,7 +123,7 @@ class StepCosts:
         return float(all_reduce_s(self.memory.gradient_bytes * module.layers[0].parameters / placed.tp, 2, tier))
 
     def exposed(self, module: ModuleSpec, placed: ModuleLayout) -> ExposedStep:
-        """Return the step that no overlap hides: only the bucket with a stage's first layers."""
+        """Return the step that no overlap hides: only the bucket with a stage's first layers; read-only."""
         return self._of(module, placed)[2]
 
     def exposed_beside(
@@ -148,15 +131,14 @@ class StepCosts:
     ) -> ExposedStep:
         """Return the step that the layers of the first forward and the last backward ``[layers]`` do not hide."""
         framework = self.memory.framework
-        least = self.exposed(module, placed)
+        _, traffic, least = self._of(module, placed)
         gather_s = least.gather_s.copy()
         sync_s = least.sync_s.copy()
         bounds = np.cumsum(placed.layers_per_stage[:-1])
-        passes = zip(np.split(forward_s, bounds), np.split(backward_s, bounds), strict=True)
+        layers = np.split(forward_s, bounds), np.split(backward_s, bounds)
         tied_s = np.zeros(placed.pp)
         tied_s[[0, -1]] += self.tied_s(module, placed)
-        traffic = self.traffic(module, placed)
-        for stage, (stage_traffic, (forward, backward)) in enumerate(zip(traffic, passes, strict=True)):
+        for stage, (stage_traffic, forward, backward) in enumerate(zip(traffic, *layers, strict=True)):
             if len(stage_traffic.parameters) < 2:
                 # A single bucket hides nowhere.
                 continue
@@ -196,13 +178,14 @@ class StepCosts:
 
     def _exposed(self, module: ModuleSpec, placed: ModuleLayout, traffic: Sequence[Traffic]) -> ExposedStep:
         framework = self.memory.framework
-        gather_s = np.zeros(placed.pp)
-        sync_s = np.zeros(placed.pp)
-        for stage, stage_traffic in enumerate(traffic):
+
+        def shown(bucket_s: FloatArray, hides: bool, stage: Traffic) -> float:
             # First layers without parameters hide a part of their bucket.
-            last = slice(-1, None) if stage_traffic.layer_parameters[0] else slice(0, 0)
-            gather_s[stage] = stage_traffic.gather_s[last if framework.overlap_param_gather else slice(None)].sum()
-            sync_s[stage] = stage_traffic.sync_s[last if framework.overlap_grad_reduce else slice(None)].sum()
+            last = bucket_s[-1:] if stage.layer_parameters[0] else bucket_s[:0]
+            return float((last if hides else bucket_s).sum())
+
+        gather_s = np.array([shown(stage.gather_s, framework.overlap_param_gather, stage) for stage in traffic])
+        sync_s = np.array([shown(stage.sync_s, framework.overlap_grad_reduce, stage) for stage in traffic])
         sync_s[[0, -1]] += self.tied_s(module, placed)
         exposed = ExposedStep(gather_s, sync_s, self.optimizer_s(module, placed))
         freeze(exposed.gather_s, exposed.sync_s, exposed.optimizer_s)
@@ -219,14 +202,13 @@ class StepCosts:
             rings = rings[:, :sharing]
         learning = layer_parameters(module, learning=True, closed=placed.is_closed) / module.weight_shards(placed.tp)
         bounds = np.cumsum(placed.layers_per_stage[:-1])
-        layers = np.split(module.layer_kind, bounds), np.split(learning, bounds)
         held = self._parameters(module, placed).tolist()
-        stages = zip(*layers, held, self._ring_tiers(rings), across, strict=True)
+        stages = zip(np.split(learning, bounds), held, self._ring_tiers(rings), across, strict=True)
         stages_traffic = list[Traffic]()
         size = self.memory.gradient_bytes
         # What is sharded travels within its passes (``sharding``).
         travels = copies > 1 and not placed.sharded
-        for stage_kinds, stage_learning, total, ring, instances in stages:
+        for stage_learning, total, ring, instances in stages:
             # megatron-core splits the first stage of a pipeline only: later ones have its backwards to hide behind.
             parameters = bucket_parameters(total, copies, framework.overlap_grad_reduce and not stages_traffic)
             sync_s = gather_s = np.zeros(len(parameters))
@@ -237,7 +219,7 @@ class StepCosts:
                 gather_s = all_gather_s(BF16_BYTES * parameters, sharing, ring)
             elif travels:
                 sync_s = all_reduce_s(size * parameters, copies, ring)
-            traffic = stage_kinds, stage_learning, parameters, sync_s, gather_s
+            traffic = stage_learning, parameters, sync_s, gather_s
             freeze(*traffic)
             stages_traffic.append(Traffic(*traffic))
         return stages_traffic
@@ -245,43 +227,16 @@ class StepCosts:
     def _ring_tiers(self, rings: IntArray) -> list[LinkTier]:
         return remembered(self._rings, digest_of(rings), lambda: self.cluster.ring_tiers(rings), MAX_KNOWN)
 
-    def ends(self, program: Program, index: int, loads: Loads) -> PassEnds:
-        """Where the passes of one of a program's modules begin and end, given what its chunks carry."""
-        module = program.model.modules[index]
-        placed = program.layout.modules[index]
-        firsts = first_of_stages(program, index)
-        lasts = last_of_stages(program, index)
-        split = program.splits_backward(index)
-        layers_s = self.layer_times.layers_s
-        kinds = priced_by_width(
-            placed,
-            program.chunks[index].replica,
-            loads,
-            lambda group, part, _: layers_s(module, part, group.tp, group.cp, split),
-        )
-        # [chunks, kinds]
-        forward_s = np.stack([times.ahead_s for times in kinds], axis=1)
-        backward_s = np.stack([times.back_s if times.weight_s is None else times.weight_s for times in kinds], axis=1)
-        _, traffic, exposed = self._of(module, placed)
-        # What is recomputed is there for the weight pass.
-        again_s = np.zeros_like(backward_s)
-        if (placed.recompute or program.remade) and not split:
-            again_s = np.stack([times.again_s for times in kinds], axis=1)
-            again_s *= [kind.recomputed and kind.backward_share > 0 for kind in module.kinds]
-        if placed.recompute:
-            backward_s = backward_s + again_s
-
-        def of_stages(seconds: FloatArray, actions: list[IntArray]) -> list[FloatArray]:
-            pairs = zip(actions, traffic, strict=True)
-            return [seconds[program.chunk[stage_actions]].take(stage.kinds, axis=1) for stage_actions, stage in pairs]
-
-        layer_s = of_stages(backward_s, lasts)
-        if program.remade and again_s.any():
-            covered = np.split(covered_layers(module), np.cumsum(placed.layers_per_stage[:-1]))
-            for stage, (total, once_more) in enumerate(zip(layer_s, of_stages(again_s, lasts), strict=True)):
-                remade = program.remade[index][program.chunk[lasts[stage]], stage]
-                total += once_more * (covered[stage] & (covered[stage].cumsum() <= remade[:, None]))
-        return PassEnds(traffic, exposed, firsts, lasts, of_stages(forward_s, firsts), layer_s)
+    def ends(self, program: Program, index: int, layer_s: tuple[FloatArray, FloatArray]) -> PassEnds:
+        """Where the passes of one of a program's modules begin and end, given its layers' times (``price_layers``)."""
+        _, traffic, exposed = self._of(program.model.modules[index], program.layout.modules[index])
+        passes = first_of_stages(program, index), last_of_stages(program, index)
+        bounds = np.cumsum(program.layout.modules[index].layers_per_stage[:-1])
+        sides = []
+        for stage_actions, seconds in zip(passes, layer_s, strict=True):
+            stages = zip(stage_actions, np.split(seconds, bounds, axis=1), strict=True)
+            sides.append([np.ascontiguousarray(part[program.chunk[actions]]) for actions, part in stages])
+        return PassEnds(traffic, exposed, *passes, *sides)
 
     def ends_of_passes(
         self, program: Program, duration_s: FloatArray, layer_s: Sequence[tuple[FloatArray, FloatArray]]
@@ -289,34 +244,27 @@ class StepCosts:
         """As ``ends``, given seconds of whole passes ``[actions]``; layers share them in proportion to ``layer_s``."""
         module_ends = []
         for index, (placed, module_layer_s) in enumerate(zip(program.layout.modules, layer_s, strict=True)):
+            _, traffic, exposed = self._of(program.model.modules[index], placed)
+            passes = first_of_stages(program, index), last_of_stages(program, index)
             bounds = np.cumsum(placed.layers_per_stage[:-1])
             sides = []
-            firsts = first_of_stages(program, index)
-            lasts = last_of_stages(program, index)
-            for stage_actions, seconds in zip((firsts, lasts), module_layer_s, strict=True):
-                shares = [part / part.sum() for part in np.split(np.maximum(seconds, 1e-12), bounds)]
-                sides.append(
-                    [duration_s[one][:, None] * share for one, share in zip(stage_actions, shares, strict=True)]
-                )
-            _, traffic, exposed = self._of(program.model.modules[index], placed)
-            module_ends.append(PassEnds(traffic, exposed, firsts, lasts, *sides))
+            for stage_actions, seconds in zip(passes, module_layer_s, strict=True):
+                stages = zip(stage_actions, np.split(np.maximum(seconds, 1e-12), bounds), strict=True)
+                sides.append([duration_s[actions][:, None] * (part / part.sum()) for actions, part in stages])
+            module_ends.append(PassEnds(traffic, exposed, *passes, *sides))
         return module_ends
 
     def steps(self, program: Program, ends: Sequence[PassEnds]) -> Steps:
         """Times of a program's step."""
         framework = self.memory.framework
-        modules = [*zip(program.model.modules, program.layout.modules, strict=True)]
         lags = []
         tied = []
-        first_stage = 0
-        for (module, placed), module_ends in zip(modules, ends, strict=True):
-            for traffic, layer_s in zip(module_ends.traffic, module_ends.backward_s, strict=True):
-                lags.append(np.zeros(len(layer_s)))
-                if framework.overlap_grad_reduce and traffic.sync_s.any():
-                    lags[-1] = self._lag_s(layer_s, traffic)
+        for module, placed, module_ends in zip(program.model.modules, program.layout.modules, ends, strict=True):
             if seconds := self.tied_s(module, placed):
-                tied.append((first_stage, first_stage + placed.pp - 1, seconds))
-            first_stage += placed.pp
+                tied.append((len(lags), len(lags) + placed.pp - 1, seconds))
+            for traffic, layer_s in zip(module_ends.traffic, module_ends.backward_s, strict=True):
+                hides = framework.overlap_grad_reduce and traffic.sync_s.any()
+                lags.append(self._lag_s(layer_s, traffic) if hides else np.zeros(len(layer_s)))
         stages = [traffic for module_ends in ends for traffic in module_ends.traffic]
         gather_s = np.array([traffic.gather_s.sum() for traffic in stages])
         return Steps(
@@ -383,3 +331,118 @@ def _last(program: Program, index: int, kind: Pass, order: slice) -> list[IntArr
     # Of several values for one place the last is kept.
     extremes[program.stage[actions], lanes] = actions
     return [np.unique(row[row >= 0]) for row in extremes]
+
+
+def bucket_parameters(parameters: float, copies: int, overlapped: bool) -> FloatArray:
+    """Parameters of each bucket in the order of a backward ``[buckets]``; all in one without overlap."""
+    size = max(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_COPY * copies) if overlapped else parameters
+    if not parameters:
+        return np.zeros(0)
+    full = int(parameters // size)
+    rest = parameters - full * size
+    return np.array([float(size)] * full + [rest] * (rest > 0))
+
+
+def _reached_s(
+    layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, begins: bool = False
+) -> FloatArray:
+    """When a pass is through with the given ascending numbers of parameters ``[passes, points]``.
+
+    With ``begins``, when the next parameter begins instead, which layers without any (frozen ones) may precede.
+    """
+    layer, inside = _points(layer_parameters.tobytes(), parameters.tobytes(), begins)
+    before = np.cumsum(layer_s, axis=1) - layer_s
+    return np.asarray(before[:, layer] + inside * layer_s[:, layer])
+
+
+# Every price of a program asks for the points of each of its stages.
+@lru_cache(maxsize=1024)
+def _points(layer_parameters: bytes, parameters: bytes, begins: bool) -> tuple[IntArray, FloatArray]:
+    """The layer in which each number of parameters is reached, and the share of it that is through by then."""
+    held = np.frombuffer(layer_parameters)
+    wanted = np.frombuffer(parameters)
+    ends = np.cumsum(held)
+    layer = np.minimum(np.searchsorted(ends, wanted, side="right" if begins else "left"), len(ends) - 1)
+    return layer, (wanted - (ends[layer] - held[layer])) / np.maximum(held[layer], 1.0)
+
+
+def sync_lag_s(
+    layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, bucket_s: FloatArray
+) -> FloatArray:
+    """From the end of a backward to the end of the synchronisation of its gradients, links free ``[passes]``.
+
+    ``layer_s`` are backward times, first layer first ``[passes, layers]``, with ``layer_parameters`` ``[layers]``;
+    ``bucket_s`` are times of the reductions of buckets with ``parameters`` ``[buckets]``.
+    """
+    ready = _reached_s(layer_s[:, ::-1], layer_parameters[::-1], np.cumsum(parameters))
+    remaining = np.cumsum(bucket_s[::-1])[::-1]
+    return np.asarray((ready + remaining).max(axis=1) - layer_s.sum(axis=1))
+
+
+def gather_stall_s(
+    layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, bucket_s: FloatArray
+) -> FloatArray:
+    """How long a forward waits in all if each gather is launched when the one before is through ``[passes]``.
+
+    So does megatron-core without ``align_param_gather``. Arguments as for ``sync_lag_s``, of forwards and gathers;
+    buckets are in the order of a backward here as well.
+    """
+    needed = _needed_s(layer_s, layer_parameters, parameters)
+    bucket_s = bucket_s[::-1]
+    stalls = np.maximum(bucket_s[1:] - np.diff(needed, axis=1), 0.0)
+    return np.asarray(bucket_s[0] + stalls.sum(axis=1))
+
+
+def gather_lead_s(
+    layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, bucket_s: FloatArray
+) -> FloatArray:
+    """From the launch of a stage's gathers to the earliest start of a forward that then never waits ``[passes]``."""
+    needed = _needed_s(layer_s, layer_parameters, parameters)
+    return np.asarray((np.cumsum(bucket_s[::-1]) - needed).max(axis=1))
+
+
+def _needed_s(layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray) -> FloatArray:
+    """When a forward first needs each bucket, the first layers' bucket first ``[passes, buckets]``."""
+    parameters = parameters[::-1]
+    return _reached_s(layer_s, layer_parameters, np.cumsum(parameters) - parameters, begins=True)
+
+
+def delayed_s(
+    lanes: Sequence[IntArray], num_lanes: int, lead_s: FloatArray, link_s: FloatArray, forward_s: FloatArray
+) -> FloatArray:
+    """How long gathers that follow each other delay the first forwards of each lane ``[lanes]``.
+
+    ``lanes`` are those of every stage, in the order of a forward. ``lead_s`` goes from the start of a stage's gather to
+    the earliest start of its first forward (``forward_s``); ``link_s`` of it occupies the links ``[stages]``.
+    """
+    launched, free, passed = np.zeros((3, num_lanes))
+    for stage_lanes, lead, link, forward in zip(lanes, lead_s, link_s, forward_s, strict=True):
+        begin = launched[stage_lanes].max()
+        free[stage_lanes] = np.maximum(free[stage_lanes], begin + lead * (link > 0)) + forward
+        launched[stage_lanes] = begin + link
+        passed[stage_lanes] += forward
+    return np.asarray(free - passed)
+
+
+def trailing_s(
+    lanes: Sequence[IntArray], num_lanes: int, lag_s: FloatArray, link_s: FloatArray, backward_s: FloatArray
+) -> FloatArray:
+    """How long synchronisations go on after the last backward of each lane ``[lanes]``; as ``place_steps`` queues them.
+
+    ``lag_s`` goes from the end of a stage's last backward (``backward_s``) to the end of its synchronisation, links
+    free; ``link_s`` of it occupies the links ``[stages]``. ``lanes`` as for ``delayed_s``.
+    """
+    left = np.zeros(num_lanes)
+    ends_s = []
+    for stage_lanes, backward in zip(lanes, backward_s, strict=True):
+        ends_s.append(-float(left[stage_lanes].min()))
+        left[stage_lanes] += backward
+    links_free = np.full(num_lanes, -np.inf)
+    trailing = np.zeros(num_lanes)
+    for stage_lanes, end, lag, link in zip(lanes[::-1], ends_s[::-1], lag_s[::-1], link_s[::-1], strict=True):
+        ready = end + lag
+        if link:
+            ready = max(ready, float(links_free[stage_lanes].max()) + link)
+            links_free[stage_lanes] = ready
+        trailing[stage_lanes] = np.maximum(trailing[stage_lanes], ready)
+    return trailing

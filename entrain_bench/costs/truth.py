@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from zlib import crc32
 
 import numpy as np
 
+from entrain_bench.base.arithmetic import GOLDEN, mix, uniform
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.edges import (
     Edges,
@@ -18,84 +20,89 @@ from entrain_bench.costs.edges import (
     relay_between_modules,
     transfers_between_blocks,
 )
-from entrain_bench.costs.layer_times import LayerTimes, chunk_loads, least_times, priced_by_width
+from entrain_bench.costs.layer_times import (
+    LayerTimes,
+    PassTimes,
+    chunk_loads,
+    least_times,
+    placed_stages,
+    priced_by_width,
+)
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
-from entrain_bench.costs.noise import ActionNoise
-from entrain_bench.costs.roofline import PassTimes, Roofline
+from entrain_bench.costs.roofline import Roofline
 from entrain_bench.costs.sharding import collective_passes, exposed_s, price_layers, sharded_modules
 from entrain_bench.costs.steps import StepCosts, Steps
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.program.recomputed_layers import remade_kinds
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
+# Half of the width of a uniform distribution in its standard deviations.
+HALF_WIDTH = 3.0**0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ActionNoise:
+    """Independent factors on the durations of forwards and backwards, uniform around 1."""
+
+    relative_std: float = 0.0  # in [0, 0.5]
+    seed: int = 0  # with what an action is, and the samples of its batch, it fixes the action's factor
+
+    def factors(self, program: Program) -> FloatArray:
+        """The factor of every action; 1 for steps at the end of the iteration ``[actions]``."""
+        factors = np.ones(program.num_actions)
+        if not self.relative_std:
+            return factors
+        batch = int(program.shapes.sample_ids[0])
+        for index, (module, chunks) in enumerate(zip(program.model.modules, program.chunks, strict=True)):
+            mine = slice(int(program.first_action[index]), int(program.first_action[index + 1]))
+            chunk = program.chunk[mine]
+            # The batch makes it another one in every iteration.
+            bits = np.full(len(chunk), np.uint64((crc32(module.name.encode()) << 31) ^ self.seed))
+            labels = (np.full(len(chunk), batch), chunks.replica[chunk], chunks.microbatch[chunk], chunks.part[chunk])
+            for label in (*labels, program.stage[mine], program.kind[mine]):
+                bits = mix(bits ^ (label.astype(np.uint64) + np.uint64(1)) * GOLDEN)
+            factors[mine] = 1.0 + self.relative_std * HALF_WIDTH * (2.0 * uniform(bits) - 1.0)
+        return factors
+
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Seconds that an executor charges for the parts of a program.
+    """Seconds that an executor charges for the parts of a program."""
 
-    Attributes:
-        duration_s: duration of each pass including its communication; 0 for steps ``[actions]``.
-        comm_s: communication inside each pass or step ``[actions]``.
-        hold_s: time after an action during which transfers occupy its lanes ``[actions]``.
-        release_s: earliest start of an action whose weights are gathered in the background ``[actions]``.
-        stall_s: time that an action waits for its weights after everything else is ready ``[actions]``.
-        delay_s: time from the end of the source action, or of its transfer, until the data arrive ``[dependencies]``.
-        transfers: transfers that queue for links; None if there are none.
-        steps: gradient synchronization and optimizer.
-        together: group of passes that start at the same time, -1 for passes without a group ``[actions]``; None if
-            there are no groups.
-    """
-
-    duration_s: FloatArray
-    comm_s: FloatArray
-    hold_s: FloatArray
-    release_s: FloatArray
-    stall_s: FloatArray
-    delay_s: FloatArray
-    transfers: LinkTransfers | None
+    duration_s: FloatArray  # of each pass with its communication; 0 for steps [actions]
+    comm_s: FloatArray  # communication inside each pass or step [actions]
+    hold_s: FloatArray  # after an action, during which transfers occupy its lanes [actions]
+    release_s: FloatArray  # earliest start of an action whose weights are gathered in the background [actions]
+    stall_s: FloatArray  # that an action waits for its weights after everything else is ready [actions]
+    delay_s: FloatArray  # from the end of the source, or of its transfer, until the data arrive [dependencies]
+    transfers: LinkTransfers | None  # that queue for links
     steps: Steps
-    together: IntArray | None = None
+    together: IntArray | None = None  # group of passes that start at the same time, -1: none [actions]
 
 
 @dataclass(frozen=True, slots=True)
 class Handovers:
-    """Transfer times of a program on idle links (no contention), in seconds.
+    """Transfer times of a program on idle links (no contention), in seconds."""
 
-    Attributes:
-        send_s: time that sends occupy an action's lanes after it ``[actions]``; 0 unless transfers block.
-        receive_s: time that receives occupy an action's lanes before it ``[actions]``; 0 unless transfers block.
-        delay_s: time from an action's end until its data have arrived for a dependency ``[dependencies]``.
-    """
-
-    send_s: FloatArray
-    receive_s: FloatArray
-    delay_s: FloatArray
+    send_s: FloatArray  # that sends occupy an action's lanes after it; 0 unless transfers block [actions]
+    receive_s: FloatArray  # that receives occupy an action's lanes before it; 0 unless transfers block [actions]
+    delay_s: FloatArray  # from an action's end until its data have arrived for a dependency [dependencies]
 
 
 @dataclass(frozen=True, slots=True)
 class CostTruth:
-    """The cost model of a model on a cluster. Executors charge it; strategies see only estimates (``Profile``).
-
-    Attributes:
-        framework: framework settings of the job.
-        noise: random factors on executed passes.
-        measured: layer times from a device profile; None: roofline.
-        layer_times: layer times in use.
-        memory: memory sizes under the same settings.
-        step_costs: times of gradient synchronization, optimizer and weight gathering.
-    """
+    """The cost model of a model on a cluster. Executors charge it; strategies see only estimates (``Profile``)."""
 
     model: ModelSpec
     cluster: ClusterSpec
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     noise: ActionNoise = field(default_factory=ActionNoise)
-    measured: LayerTimes | None = None
+    measured: LayerTimes | None = None  # from a device profile; None: roofline
     layer_times: LayerTimes = field(init=False, repr=False, compare=False)
     memory: Memory = field(init=False, repr=False, compare=False)
     step_costs: StepCosts = field(init=False, repr=False, compare=False)
@@ -123,8 +130,8 @@ class CostTruth:
         If groups have several widths, each time is the least over them.
         """
         loads = self.layer_times.loads(module, lengths, None, labelled)
-        placements = range(len(placed.degrees))
-        return least_times([self._stages_s(module, placed.at(degree), loads, None, split) for degree in placements])
+        placements = [placed_stages(module, placed.at(degree)) for degree in range(len(placed.degrees))]
+        return least_times([self.layer_times.stages_s(module, loads, stages, split) for stages in placements])
 
     def chunk_times(
         self,
@@ -135,10 +142,9 @@ class CostTruth:
         remade: IntArray | None = None,
         split: bool = False,
     ) -> PassTimes:
-        """Return the times of packed chunks ``[chunks, stages]``.
+        """Return the times of packed chunks ``[chunks, stages]``, of which ``remade`` layers of each are recomputed.
 
-        ``remade`` is the number of recomputed layers of each chunk on each stage; by default the layout decides between
-        all layers that recomputation covers and none. With ``split`` a separate pass computes weight gradients.
+        By default the layout decides (``placed_stages``). With ``split`` a separate pass computes weight gradients.
         """
         loads = chunk_loads(self.layer_times, module, shapes, chunks.members, chunks.offsets)
         return self._times(module, placed, chunks.replica, loads, remade, split)
@@ -154,18 +160,10 @@ class CostTruth:
     ) -> PassTimes:
 
         def priced(group: ModuleLayout, part: Loads, rows: IntArray | slice) -> list[PassTimes]:
-            return [self._stages_s(module, group, part, None if remade is None else remade[rows], split)]
+            stages = placed_stages(module, group, None if remade is None else remade[rows])
+            return [self.layer_times.stages_s(module, part, stages, split)]
 
         return priced_by_width(placed, replica, loads, priced)[0]
-
-    def _stages_s(
-        self, module: ModuleSpec, placed: ModuleLayout, loads: Loads, remade: IntArray | None, split: bool
-    ) -> PassTimes:
-        counts = module.kind_counts(placed.layers_per_stage)
-        recompute: bool | FloatArray = placed.recompute
-        if remade is not None and not recompute:
-            recompute = remade_kinds(module, placed.layers_per_stage, remade)
-        return self.layer_times.stages_s(module, loads, counts, placed.tp, placed.cp, recompute, split)
 
     def charge(self, program: Program) -> Prices:
         """Return the costs of one execution: the program's prices with noise on its passes."""
@@ -186,19 +184,21 @@ class CostTruth:
             loads.append(chunk_loads(self.layer_times, module, program.shapes, chunks.members, chunks.offsets))
             times = self._times(module, placed, chunks.replica, loads[index], remade, split)
             forward, backward, weight = program.spans(index)
-            comm[forward], comm[backward] = times.forward_comm_s.ravel(), times.backward_comm_s.ravel()
-            duration[forward], duration[backward] = times.forward_s.ravel(), times.backward_s.ravel()
+            comm[forward] = times.forward_comm_s.ravel()
+            comm[backward] = times.backward_comm_s.ravel()
+            duration[forward] = times.forward_s.ravel()
+            duration[backward] = times.backward_s.ravel()
             if times.weight_s is not None:
                 duration[weight] = times.weight_s.ravel()
         comm += self.memory.offload_bytes(program) / self.cluster.device.host_bandwidth_bytes_per_s
         together = None
+        layers_s = [price_layers(program, index, self.layer_times, part) for index, part in enumerate(loads)]
         if sharded := sharded_modules(program):
-            layers_s = {index: price_layers(program, index, self.layer_times) for index in sharded}
-            comm += exposed_s(program, layers_s, self.cluster, self.framework)
+            comm += exposed_s(program, {index: layers_s[index] for index in sharded}, self.cluster, self.framework)
             together = collective_passes(program)
         hold, delay, transfers = self._transfers(program)
         costs = self.step_costs
-        ends = [costs.ends(program, index, module_loads) for index, module_loads in enumerate(loads)]
+        ends = [costs.ends(program, index, module_s) for index, module_s in enumerate(layers_s)]
         release, stall = costs.gathers(program, ends)
         steps = costs.steps(program, ends)
         duration += comm

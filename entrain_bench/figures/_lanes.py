@@ -1,26 +1,72 @@
-"""Passes of a pipeline's ranks over time: which replica is shown, its lanes, their bars and colours."""
+"""Passes of a pipeline's ranks over time: panels of schedules, the replica that each shows, its lanes and bars."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
 
 from entrain_bench.answers.labels import spell
-from entrain_bench.figures._style import Colour, darker, lighter, palette
+from entrain_bench.figures import _style as style
 from entrain_bench.specs.module_layers import Role
 
+# Heights: of a lane, of a replica of few lanes, of a title, of all around the panels.
+LANE_IN = 0.16
+REPLICA_IN = 0.28
+TITLE_IN = 0.17
+AROUND_IN = 0.9
+# Shorter iterations have an axis in milliseconds.
+SHORT_S = 0.1
 # Bars of groups have their degrees in them where a letter has this part of a panel.
 LETTER = 0.01
 SMALLEST_PT = 5.0
 STEP = "Gradient sync and optimizer"
-STEP_COLOUR: Colour = (0.6, 0.6, 0.6)
+STEP_COLOUR: style.Colour = (0.6, 0.6, 0.6)
 PASSES = {"forward": "forward", "backward": "backward", "weight": "weights"}
 MICROBATCH = ["replica", "module", "microbatch"]
 PASS = ["module", "stage", "replica", "microbatch", "part", "pass"]
+
+
+def gantt(
+    bars: Mapping[str, pd.DataFrame],
+    labels: Mapping[str, str],
+    reasons: Mapping[str, str],
+    axes_of: Mapping[str, str],
+    lane_in: float = LANE_IN,
+) -> Figure:
+    """A panel a schedule (``slowest_replica``), from top to bottom, by the order of ``labels``.
+
+    Where a panel has no bars it has its reason; ``axes_of`` names the schedule whose time a panel has as its axis.
+    """
+    colours = colours_of(pd.concat(bars.values()))
+    ends_s = {name: float(rows["end_s"].max()) for name, rows in bars.items()}
+    heights = [max(REPLICA_IN, lane_in * bars[name]["lane"].nunique()) if name in bars else 0.5 for name in labels]
+    height_in = AROUND_IN + sum(heights) + TITLE_IN * len(heights)
+    figure, panels_of = style.panels(len(labels), 1, style.DOUBLE_COLUMN_IN, height_in, height_ratios=heights)
+    following = [*[axes_of.get(name) for name in labels][1:], None]
+    for panel, (name, label), after in zip(panels_of, labels.items(), following, strict=True):
+        panel.set_title(label, loc="left")
+        if name not in bars:
+            style.show_reason(panel, reasons[name])
+            continue
+        end_s = ends_s[axes_of[name]]
+        unit, scale = ("ms", 1e3) if end_s < SHORT_S else ("s", 1.0)
+        draw_lanes(panel, bars[name], colours, 1.01 * end_s)
+        panel.set_title(f"{scale * ends_s[name]:.4g} {unit}", loc="right")
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda time_s, _, scale=scale: f"{scale * time_s:g}"))
+        if after == axes_of[name]:
+            panel.tick_params(labelbottom=False)
+        else:
+            panel.set_xlabel(f"Time ({unit})")
+    style.legend_above(figure, [Patch(facecolor=colour, label=kind) for kind, colour in colours.items()], columns=4)
+    return figure
 
 
 def slowest_replica(actions: pd.DataFrame) -> pd.DataFrame:
@@ -35,22 +81,22 @@ def slowest_replica(actions: pd.DataFrame) -> pd.DataFrame:
     return mine.assign(deferred=deferred, kind=kinds)
 
 
-def colours_of(actions: pd.DataFrame) -> dict[str, Colour]:
+def colours_of(actions: pd.DataFrame) -> dict[str, style.Colour]:
     """A hue for each module, and one for deferred parts: light is forward, full backward, dark weights, grey steps."""
     modules = [spell(name) for name in actions.sort_values("side")["module"].unique()]
-    hues = palette([*modules, "deferred"])
+    hues = style.palette([*modules, "deferred"])
     colours = {}
     for module in modules:
         for suffix, hue in (("", hues[module]), (", deferred", hues["deferred"])):
-            colours[f"{module} forward{suffix}"] = lighter(hue)
+            colours[f"{module} forward{suffix}"] = style.lighter(hue)
             colours[f"{module} backward{suffix}"] = hue
-            colours[f"{module} weights{suffix}"] = darker(hue)
+            colours[f"{module} weights{suffix}"] = style.darker(hue)
     colours[STEP] = STEP_COLOUR
     present = set(actions["kind"])
     return {kind: colour for kind, colour in colours.items() if kind in present}
 
 
-def draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, Colour], end_s: float) -> None:
+def draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, style.Colour], end_s: float) -> None:
     """A bar a pass and a row a lane, from 0 to ``end_s``."""
     top = rows["lane"]
     bottom = rows["lane"]
@@ -78,8 +124,8 @@ def _write_degrees(panel: Axes, rows: pd.DataFrame, middle: pd.Series, end_s: fl
     for row in rows.assign(middle=middle).drop_duplicates(PASS).to_dict("records"):
         text = degrees_of(row["group"])
         if row["end_s"] - row["start_s"] > LETTER * len(text) * end_s:
-            style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALLEST_PT, "clip_on": True}
-            panel.text((row["start_s"] + row["end_s"]) / 2, row["middle"], text, **style)
+            look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALLEST_PT, "clip_on": True}
+            panel.text((row["start_s"] + row["end_s"]) / 2, row["middle"], text, **look)
 
 
 def lane_names(rows: pd.DataFrame) -> dict[float, str]:

@@ -17,9 +17,8 @@ from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.text import consecutive
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.base.files import write_atomically
-from entrain_bench.figures._discover import discover, module_of
-from entrain_bench.figures._rows import Sweeps, cells_of, sweeps_of
 from entrain_bench.figures._style import MODEL_ERROR, Picture, empty_figure, styled
+from entrain_bench.figures._sweeps import Sweeps, cells_of, discover, module_of, sweeps_of
 from entrain_bench.records.cells import Cell
 from entrain_bench.run.study import Output, Study, by_strategy
 

@@ -9,17 +9,13 @@ where its 95% interval includes 1. White combinations do not fit together, as th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import LogNorm
 
 from entrain_bench.answers.labels import names
-from entrain_bench.answers.tables import run_table
-from entrain_bench.figures._forms import heatmap
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Picture, panels
-from entrain_bench.figures._tables import JOB, gain_text, speedup_table
+from entrain_bench.answers.tables import JOB, gain_text, run_table, speedup_table
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Picture, heatmap_of, panels, speedup_shades
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -47,17 +43,16 @@ def draw(data: pd.DataFrame) -> Picture:
     traces = names(data, "workload")
     models = names(data, "model")
     jobs = [(model, trace) for model in models for trace in traces]
-    planners, assigners, schedulers = ([*map(str, data[part].unique())] for part in PARTS)
+    planners, assigners, schedulers = ({name: str(name) for name in data[part].unique()} for part in PARTS)
     height_in = 0.75 + (0.25 + 0.15 * len(planners)) * len(schedulers)
     figure, axes = panels(len(schedulers), len(jobs), DOUBLE_COLUMN_IN, height_in, sharex=True, sharey=True)
-    shades: dict[str, Any] = {"norm": LogNorm(1 / EXTREME, EXTREME), "cmap": "vlag_r"}
+    shown = table.assign(text=[gain_text(row, WORDS) for row in table.to_dict("records")])
+    shown = shown.set_index(["scheduler", *JOB, "planner", "assigner"]).sort_index()
     places = [(scheduler, job) for scheduler in schedulers for job in jobs]
     for panel, (scheduler, (model, trace)) in zip(axes, places, strict=True):
-        one = (table["model"] == model) & (table["workload"] == trace) & (table["scheduler"] == scheduler)
-        rows = table[one].assign(text=[gain_text(row, WORDS) for row in table[one].to_dict("records")])
-        values, texts = (rows.pivot(index="planner", columns="assigner", values=name) for name in ("speedup", "text"))
-        heatmap(panel, values.loc[planners, assigners], texts.loc[planners, assigners], **shades)
-        if scheduler == schedulers[0]:
+        one = shown.loc[scheduler, model, trace]
+        heatmap_of(panel, one, planners, assigners, "speedup", **speedup_shades(EXTREME))
+        if panel in axes[: len(jobs)]:
             panel.set_title(f"{models[model]}, {traces[trace]}" if len(models) > 1 else traces[trace])
         if (model, trace) == jobs[0]:
             panel.set_ylabel(f"scheduler\n{scheduler}")

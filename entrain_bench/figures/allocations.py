@@ -15,8 +15,7 @@ from seaborn import light_palette
 
 from entrain_bench.answers.analysis import allocation_shares, analyse
 from entrain_bench.answers.labels import names
-from entrain_bench.figures._forms import ROW_IN, heatmap
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Picture, panels
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, ROW_IN, Picture, heatmap_of, panels
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -40,18 +39,14 @@ def draw(data: pd.DataFrame) -> Picture:
     models = names(data, "model")
     traces = names(data, "workload")
     figure, axes = panels(1, len(models), DOUBLE_COLUMN_IN, 0.75 + ROW_IN * len(traces), sharey=True)
-    most = data.sort_values("share", ascending=False, kind="stable").drop_duplicates(
-        ["model", "workload", "batch_size"]
-    )
-    shares = [f"{gpus}: {share:.0%}" for gpus, share in zip(most["encoder_gpus"], most["share"], strict=True)]
-    most = most.assign(text=shares)
+    case = ["model", "workload", "batch_size"]
+    most = data.sort_values("share", ascending=False, kind="stable").drop_duplicates(case)
+    texts = [f"{gpus}: {share:.0%}" for gpus, share in zip(most["encoder_gpus"], most["share"], strict=True)]
+    shown = most.assign(text=texts).set_index(case).sort_index()
+    sizes = {size: str(size) for size in sorted(most["batch_size"].unique())}
     for panel, (model, label) in zip(axes, models.items(), strict=True):
-        mine = most[most["model"] == model]
-        values, texts = (
-            mine.pivot(index="workload", columns="batch_size", values=name).reindex([*traces]).rename(index=traces)
-            for name in ("share", "text")
-        )
-        heatmap(panel, values, texts, cmap=light_palette("#0173b2", as_cmap=True), vmin=0, vmax=1.3)
+        cmap = light_palette("#0173b2", as_cmap=True)
+        heatmap_of(panel, shown.loc[model], traces, sizes, "share", cmap=cmap, vmin=0, vmax=1.3)
         panel.set(title=label, xlabel="Batch size (samples)")
     gpus = data["encoder_gpus"].iloc[0] + data["llm_gpus"].iloc[0]
     figure.supxlabel(f"Encoder GPUs (of {gpus}): share of draws")

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from entrain_bench.answers.tables import interval_over_seeds, run_table
-from entrain_bench.figures._forms import ranking_by
-from entrain_bench.figures._style import Picture
-from entrain_bench.figures._tables import range_of
+from entrain_bench.answers.tables import interval_over_seeds, range_of, run_table
+from entrain_bench.figures._style import Picture, ranking_by
 
 EXPERIMENT = "bubble_ratio"
 RUNS = True

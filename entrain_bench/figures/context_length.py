@@ -12,10 +12,8 @@ import pandas as pd
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from entrain_bench.answers.labels import names
-from entrain_bench.answers.tables import interval_over_seeds, run_table
-from entrain_bench.figures._forms import draw_lines, line_handles
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Picture, legend_above, panels, system_colours
-from entrain_bench.figures._tables import lacking
+from entrain_bench.answers.tables import interval_over_seeds, lacking, run_table
+from entrain_bench.figures import _style as style
 
 EXPERIMENT = "context_length"
 RUNS = True
@@ -25,19 +23,19 @@ KIBI = 1024
 load = partial(run_table, settings=SETTINGS)
 
 
-def draw(data: pd.DataFrame) -> Picture:
+def draw(data: pd.DataFrame) -> style.Picture:
     """A panel a model and vision share, a line a strategy, context length along x."""
     strategies = names(data, "strategy")
     models = names(data, "model")
-    colours = system_colours(data)
+    colours = style.system_colours(data)
     table = interval_over_seeds(data, ["model", "strategy", *SETTINGS], "tflops_per_gpu")
     places = [(model, share) for model in models for share in sorted(table["vision_share"].unique())]
     columns = len(places) // len(models)
     height_in = 0.4 + 1.7 * len(models)
-    figure, axes = panels(len(models), columns, DOUBLE_COLUMN_IN, height_in, sharey="row")
+    figure, axes = style.panels(len(models), columns, style.DOUBLE_COLUMN_IN, height_in, sharey="row")
     for panel, (model, share) in zip(axes, places, strict=True):
         rows = table[(table["model"] == model) & (table["vision_share"] == share)]
-        draw_lines(panel, rows, "sequence_tokens", "tflops_per_gpu", "strategy", colours, strategies)
+        style.draw_lines(panel, rows, "sequence_tokens", "tflops_per_gpu", "strategy", colours, strategies)
         panel.set_title(f"{models[model]}, {100 * share:g}% vision tokens")
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_locator(FixedLocator(sorted(table["sequence_tokens"].unique())))
@@ -46,8 +44,8 @@ def draw(data: pd.DataFrame) -> Picture:
         panel.set_ylim(bottom=0)
     figure.supylabel("TFLOP/s of a GPU")
     figure.supxlabel("Context length (tokens)")
-    legend_above(figure, line_handles(colours, strategies))
-    return Picture(figure, table, _message(strategies, table) + lacking(table, strategies))
+    style.legend_above(figure, style.line_handles(colours, strategies))
+    return style.Picture(figure, table, _message(strategies, table) + lacking(table, strategies))
 
 
 def _message(labels: dict[str, str], table: pd.DataFrame) -> str:

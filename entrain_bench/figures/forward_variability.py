@@ -13,17 +13,8 @@ import pandas as pd
 import seaborn as sns
 
 from entrain_bench.answers.labels import names
-from entrain_bench.answers.tables import interval_over_seeds, run_table
-from entrain_bench.figures._forms import line_handles, marker_of
-from entrain_bench.figures._style import (
-    DOUBLE_COLUMN_IN,
-    NUMBER_FORMAT,
-    Picture,
-    legend_above,
-    panels,
-    system_colours,
-)
-from entrain_bench.figures._tables import CASE, range_of
+from entrain_bench.answers.tables import CASE, interval_over_seeds, range_of, run_table
+from entrain_bench.figures import _style as style
 
 EXPERIMENT = "systems"
 RUNS = True
@@ -31,37 +22,28 @@ load = run_table
 SIDES = {"encoder": "Encoder", "llm": "LLM"}
 
 
-def draw(data: pd.DataFrame) -> Picture:
+def draw(data: pd.DataFrame) -> style.Picture:
     """A row of panels a model, a column a side; traces along x, a mark a strategy."""
     strategies, traces, models = (names(data, column) for column in ("strategy", "workload", "model"))
-    colours = system_colours(data)
+    colours = style.system_colours(data)
     table = forward_std(data)
-    figure, axes = panels(len(models), len(SIDES), DOUBLE_COLUMN_IN, 0.5 + 1.75 * len(models), sharex=True)
+    figure, axes = style.panels(len(models), len(SIDES), style.DOUBLE_COLUMN_IN, 0.5 + 1.75 * len(models), sharex=True)
     shown = table[table["std_ms"] > 0].assign(trace=table["workload"].map(traces))
     places = [(model, side) for model in models for side in SIDES]
     for panel, (model, side) in zip(axes, places, strict=True):
         rows = shown[(shown["model"] == model) & (shown["side"] == side)]
-        look: dict[str, Any] = {
-            "hue_order": [*strategies],
-            "palette": colours,
-            "markers": [*marker_of(strategies).values()],
-        }
-        look |= {
-            "order": [*traces.values()],
-            "dodge": 0.6 if len(strategies) > 1 else False,
-            "linestyle": "none",
-            "errorbar": None,
-            "legend": False,
-        }
+        look: dict[str, Any] = {"palette": colours, "markers": [*style.marker_of(strategies).values()]}
+        look |= {"hue_order": [*strategies], "order": [*traces.values()], "linestyle": "none", "errorbar": None}
+        look |= {"dodge": 0.6 if len(strategies) > 1 else False, "legend": False}
         sns.pointplot(rows, x="trace", y="std_ms", hue="strategy", ax=panel, markersize=3.5, **look)
         panel.set(yscale="log", xlabel="", ylabel="")
-        panel.yaxis.set_major_formatter(NUMBER_FORMAT)
+        panel.yaxis.set_major_formatter(style.NUMBER_FORMAT)
         panel.set_title(f"{SIDES[side]}, {models[model]}" if len(models) > 1 else SIDES[side])
         panel.grid(visible=True, axis="y")
     figure.supylabel("Standard deviation of forward time (ms)")
-    legend_above(figure, line_handles(colours, strategies, line=""))
+    style.legend_above(figure, style.line_handles(colours, strategies, line=""))
     llm = range_of(data, table[table["side"] == "llm"], "std_ms", "{:.3g} ms")
-    return Picture(figure, table, f"Standard deviation of the LLM's forward time: {llm}.")
+    return style.Picture(figure, table, f"Standard deviation of the LLM's forward time: {llm}.")
 
 
 def forward_std(data: pd.DataFrame) -> pd.DataFrame:

@@ -12,19 +12,17 @@ from typing import Any
 import pandas as pd
 from matplotlib.colors import LogNorm
 
+from entrain_bench.answers import tables
 from entrain_bench.answers.labels import OURS, families, names
 from entrain_bench.answers.posterior import chances_by_job
 from entrain_bench.answers.sentences import posterior_sentences
-from entrain_bench.answers.tables import ALL, compared, run_table
-from entrain_bench.figures._forms import by_job, ranking
-from entrain_bench.figures._style import Picture, family_colours, family_handles
-from entrain_bench.figures._tables import JOB, TIMES, lacking, summarise, time_over_fastest, with_all
+from entrain_bench.figures._style import Picture, by_job, family_colours, family_handles, ranking
 
 EXPERIMENT = "iteration_time"
 RUNS = True
 # ``draw`` also takes the posterior runs of its jobs.
 DRAWS = True
-load = run_table
+load = tables.run_table
 # Where the shades of times over the fastest's end.
 DARKEST = 4.0
 
@@ -32,13 +30,13 @@ DARKEST = 4.0
 def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> Picture:
     """A row a strategy, a column a job; ``drawn`` are the runs under posterior draws."""
     # Columns of runs without a result are absent.
-    data = data.reindex(columns=data.columns.union(TIMES, sort=False))
+    data = data.reindex(columns=data.columns.union(tables.TIMES, sort=False))
     labels = names(data, "strategy")
-    table = summarise(with_all(data))
-    jobs = table[table["workload"] != ALL]
+    table = tables.summarise(tables.with_all(data))
+    jobs = table[table["workload"] != tables.ALL]
     relative = jobs["behind"].where(jobs["verdict"] != "fastest", 1.0)
     wide, shown = by_job(data, jobs.assign(relative=relative), "relative")
-    overall = time_over_fastest(data)
+    overall = tables.time_over_fastest(data)
     look: dict[str, Any] = {"label": "time / fastest", "norm": LogNorm(1, DARKEST), "start": 1.0}
     figure = ranking(overall, wide, shown, family_colours(data), family_handles(data), **look)
     odds = chances_by_job(drawn) if drawn is not None else {}
@@ -50,12 +48,14 @@ def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> Picture:
         table["lead_high"] = [lead.high if lead else None for lead in leads]
     ours = [name for name, family in families(data).items() if family == OURS]
     posterior = posterior_sentences([*odds.values()], labels, ours)
-    return Picture(figure, table, " ".join([_message(data, overall, labels) + lacking(jobs, labels), *posterior]))
+    return Picture(
+        figure, table, " ".join([_message(data, overall, labels) + tables.lacking(jobs, labels), *posterior])
+    )
 
 
 def _message(data: pd.DataFrame, overall: pd.DataFrame, labels: dict[str, str]) -> str:
     """How often which strategy is the fastest, and the two fastest over all jobs."""
-    winners = [next(iter(comparison.best), "") for comparison in compared(data, JOB).values()]
+    winners = [next(iter(comparison.best), "") for comparison in tables.compared(data, tables.JOB).values()]
     often = sorted({*winners} - {""}, key=lambda name: -winners.count(name))
     said = ", ".join(f"{labels[name]} in {winners.count(name)}" for name in often) or "none is decided"
     first = f"Fastest of {len(winners)} job{'s' if len(winners) > 1 else ''}: {said}."

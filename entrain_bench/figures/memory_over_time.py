@@ -15,11 +15,10 @@ import seaborn as sns
 from matplotlib.lines import Line2D
 
 from entrain_bench.answers.labels import in_order, names, spell
-from entrain_bench.answers.tables import Runs, run_actions, run_table
+from entrain_bench.answers.tables import Runs, range_of, run_actions, run_table
 from entrain_bench.base.errors import UserError
 from entrain_bench.figures._lanes import extreme_replica
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Picture, legend_above, palette, panels, show_reason
-from entrain_bench.figures._tables import range_of
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 

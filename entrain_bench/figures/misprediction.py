@@ -15,8 +15,7 @@ import pandas as pd
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import interval_over_seeds, relative_over_seeds, run_table
 from entrain_bench.answers.text import count, listing
-from entrain_bench.figures._forms import ranking_by
-from entrain_bench.figures._style import Picture
+from entrain_bench.figures._style import Picture, ranking_by
 
 EXPERIMENT = "misprediction"
 RUNS = True

@@ -8,16 +8,11 @@ seeds, a question mark 95% intervals that include 1. White cells have no result,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pandas as pd
-from matplotlib.colors import LogNorm
 
 from entrain_bench.answers.labels import names
-from entrain_bench.figures._forms import ROW_IN, heatmap
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Picture, panels, show_reason
-from entrain_bench.figures._tables import gain_text, run_tables, speedup_table
+from entrain_bench.answers.tables import gain_text, run_tables, speedup_table
+from entrain_bench.figures import _style as style
 
 EXPERIMENT = "out_of_the_box"
 RUNS = True
@@ -29,53 +24,39 @@ EXTREME = 1.6
 load = run_tables
 
 
-def draw(data: pd.DataFrame) -> Picture:
+def draw(data: pd.DataFrame) -> style.Picture:
     """A panel a stack and model; balancers from top to bottom, traces side by side."""
     strategies, traces, models = (names(data, column) for column in ("strategy", "workload", "model"))
     table = gains(data)
-    balancers = [*strategies][1:]
-    table["text"] = [gain_text(row, WORDS) for row in table.to_dict("records")]
+    first, *balancers = strategies
+    shown = table.assign(text=[gain_text(row, WORDS) for row in table.to_dict("records")]).set_index(CASE).sort_index()
     places = [(model, stack) for model in models for stack in data["row"].unique()]
     columns = len(places) // len(models)
-    height_in = 0.65 + len(models) * (0.3 + ROW_IN * max(3, len(balancers)))
-    figure, axes = panels(len(models), columns, DOUBLE_COLUMN_IN, height_in, sharey=True)
-    shades: dict[str, Any] = {"norm": LogNorm(1 / EXTREME, EXTREME), "cmap": "vlag_r"}
+    height_in = 0.65 + len(models) * (0.3 + style.ROW_IN * max(3, len(balancers)))
+    figure, axes = style.panels(len(models), columns, style.DOUBLE_COLUMN_IN, height_in, sharey=True)
     for panel, (model, stack) in zip(axes, places, strict=True):
-        mine = table[(table["row"] == stack) & (table["model"] == model)]
-        values, texts = (
-            mine.pivot(index="strategy", columns="workload", values=name)
-            .reindex(index=balancers, columns=[*traces])
-            .rename(index=strategies, columns=traces)
-            for name in ("speedup", "text")
-        )
-        if values.empty:
-            show_reason(panel, "nothing to compare")
+        if balancers:
+            one = shown.loc[stack, model].swaplevel()
+            rows = {name: strategies[name] for name in balancers}
+            style.heatmap_of(panel, one, rows, traces, "speedup", **style.speedup_shades(EXTREME))
         else:
-            heatmap(panel, values, texts.fillna(""), **shades)
+            style.show_reason(panel, "nothing to compare")
         panel.set_title(f"{models[model]}, {stack}" if len(models) > 1 else stack)
-    first = next(iter(strategies.values()))
-    figure.supxlabel(f"Speedup over {first}")
-    return Picture(figure, table.drop(columns="text"), _message(table, balancers, strategies, traces))
+    figure.supxlabel(f"Speedup over {strategies[first]}")
+    mine = table[(table["strategy"] != first) & table["speedup"].notna()]
+    if mine.empty:
+        return style.Picture(figure, table, "No balancer has a result that can be compared.")
+    best = mine.sort_values("speedup", ascending=False, kind="stable").to_dict("records")[0]
+    several = mine["num_ok"] > 1
+    message = (
+        f"Of {len(mine)} combinations of balancer, trace and stack, {(several & (mine['speedup_low'] > 1)).sum()} are "
+        f"significantly faster and {(several & (mine['speedup_high'] < 1)).sum()} slower than {strategies[first]}; at "
+        f"most {best['speedup']:.2f}x ({strategies[best['strategy']]}, {traces[best['workload']]}, {best['row']})."
+    )
+    return style.Picture(figure, table, message)
 
 
 def gains(data: pd.DataFrame) -> pd.DataFrame:
     """Mean iteration times with ``speedup`` over the first strategy on the same stack."""
     first = data[data["strategy"] == data["strategy"].iloc[0]]
     return speedup_table(data, first, CASE, CASE[:-1])
-
-
-def _message(
-    table: pd.DataFrame, balancers: list[str], strategies: Mapping[str, str], traces: Mapping[str, str]
-) -> str:
-    mine = table[table["strategy"].isin(balancers) & table["speedup"].notna()]
-    if mine.empty:
-        return "No balancer has a result that can be compared."
-    best = mine.sort_values("speedup", ascending=False, kind="stable").to_dict("records")[0]
-    several = mine["num_ok"] > 1
-    faster = (several & (mine["speedup_low"] > 1)).sum()
-    slower = (several & (mine["speedup_high"] < 1)).sum()
-    return (
-        f"Of {len(mine)} combinations of balancer, trace and stack, {faster} are significantly faster and {slower} "
-        f"slower than {next(iter(strategies.values()))}; at most {best['speedup']:.2f}x "
-        f"({strategies[best['strategy']]}, {traces[best['workload']]}, {best['row']})."
-    )

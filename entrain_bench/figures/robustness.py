@@ -15,10 +15,8 @@ import pandas as pd
 from seaborn import light_palette
 
 from entrain_bench.answers.labels import names
-from entrain_bench.answers.tables import ALL, rankings
-from entrain_bench.figures._forms import ROW_IN, heatmap
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Picture, panels
-from entrain_bench.figures._tables import JOB, run_tables
+from entrain_bench.answers.tables import ALL, JOB, rankings, run_tables
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, ROW_IN, Picture, heatmap, panels
 
 EXPERIMENT = "robustness"
 RUNS = True

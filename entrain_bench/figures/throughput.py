@@ -9,10 +9,8 @@ from __future__ import annotations
 import pandas as pd
 
 from entrain_bench.answers.labels import names
-from entrain_bench.answers.tables import interval_over_seeds, run_table
-from entrain_bench.figures._forms import ranking_by
-from entrain_bench.figures._style import Picture
-from entrain_bench.figures._tables import lacking, range_of
+from entrain_bench.answers.tables import interval_over_seeds, lacking, range_of, run_table
+from entrain_bench.figures._style import Picture, ranking_by
 
 EXPERIMENT = "systems"
 RUNS = True

@@ -16,11 +16,9 @@ from matplotlib.colors import Normalize
 from seaborn import light_palette
 
 from entrain_bench.answers.labels import names
-from entrain_bench.answers.tables import interval_over_seeds, relative_over_seeds, run_table
+from entrain_bench.answers.tables import interval_over_seeds, lacking, relative_over_seeds, run_table
 from entrain_bench.answers.text import listing
-from entrain_bench.figures._forms import ROW_IN, SHADE, heatmap
-from entrain_bench.figures._style import SINGLE_COLUMN_IN, Picture, panels
-from entrain_bench.figures._tables import lacking
+from entrain_bench.figures._style import ROW_IN, SHADE, SINGLE_COLUMN_IN, Picture, heatmap, panels
 
 EXPERIMENT = "tuning_budget"
 RUNS = True

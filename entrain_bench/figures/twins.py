@@ -20,8 +20,7 @@ from entrain_bench.answers.statistics import kendall_tau
 from entrain_bench.answers.tables import run_table
 from entrain_bench.answers.text import count
 from entrain_bench.config.tree import choices, config_tree
-from entrain_bench.figures._forms import line_handles, marker_of
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, Picture, legend_above, panels, system_colours
+from entrain_bench.figures import _style as style
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -39,31 +38,31 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
     return table.assign(trace=[PurePath(str(path)).stem for path in table["path"]], side=sides)
 
 
-def draw(data: pd.DataFrame) -> Picture:
+def draw(data: pd.DataFrame) -> style.Picture:
     """A panel a trace, a point a strategy; on the dashed line a strategy gains the same on both."""
     table = speedups(data)
     traces = labels_of_traces([*data["trace"].unique()])
     strategies = {name: label for name, label in names(data, "strategy").items() if name in set(table["strategy"])}
-    colours = {name: colour for name, colour in system_colours(data).items() if name in strategies}
-    figure, axes = panels(1, len(traces), DOUBLE_COLUMN_IN, 2.1)
+    colours = {name: colour for name, colour in style.system_colours(data).items() if name in strategies}
+    figure, axes = style.panels(1, len(traces), style.DOUBLE_COLUMN_IN, 2.1)
     for panel, (trace, label) in zip(axes, traces.items(), strict=True):
         rows = table[table["trace"] == trace]
         both = rows[["trace_speedup", "twin_speedup"]].to_numpy()
         margin = 0.08 * (both.max() - both.min() or 1.0)
         ends = (both.min() - margin, both.max() + margin)
-        panel.axline((1, 1), slope=1, color=INK, linewidth=0.7, linestyle="--", zorder=1)
-        look: dict[str, Any] = {"palette": colours, "markers": marker_of(strategies), "legend": False, "s": 24}
+        panel.axline((1, 1), slope=1, color=style.INK, linewidth=0.7, linestyle="--", zorder=1)
+        look: dict[str, Any] = {"palette": colours, "markers": style.marker_of(strategies), "legend": False, "s": 24}
         sns.scatterplot(rows, x="trace_speedup", y="twin_speedup", hue="strategy", style="strategy", ax=panel, **look)
         panel.set(xlim=ends, ylim=ends, xlabel="Speedup on the trace", ylabel="")
         panel.set_title(f"{label} (tau {rows['tau'].iloc[0]:.2f})")
     axes[0].set_ylabel("Speedup on its twin")
-    legend_above(figure, line_handles(colours, strategies, line=""))
+    style.legend_above(figure, style.line_handles(colours, strategies, line=""))
     taus = table.groupby(["model", "trace"])["tau"].first()
     extremes = dict.fromkeys(f"{tau:.2f}" for tau in (taus.min(), taus.max()))
     said = f"rank correlation {' to '.join(extremes)} on {count(len(taus), 'trace')}"
     sides = [table.assign(side=side, speedup=table[f"{side}_speedup"]) for side in SIDES]
     shown = pd.concat(sides, ignore_index=True)[COLUMNS]
-    return Picture(figure, shown, f"Synthetic twins and their traces rank strategies similarly: {said}.")
+    return style.Picture(figure, shown, f"Synthetic twins and their traces rank strategies similarly: {said}.")
 
 
 def labels_of_traces(traces: Sequence[str]) -> dict[str, str]:

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 import pandas as pd
 
 from entrain_bench.answers.labels import names
-from entrain_bench.answers.tables import over_seeds, run_table
+from entrain_bench.answers.tables import JOB, lacking, over_seeds, run_table
 from entrain_bench.answers.text import listing
-from entrain_bench.figures._forms import draw_lines, line_handles
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Picture, legend_above, panels, system_colours
-from entrain_bench.figures._tables import JOB, lacking
+from entrain_bench.figures import _style as style
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -35,7 +33,7 @@ def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
     return table.assign(max_extra_forwards=most)
 
 
-def draw(data: pd.DataFrame) -> Picture:
+def draw(data: pd.DataFrame) -> style.Picture:
     """Left: times over those with the fewest forwards ahead. Right: memory. A line a strategy."""
     # Columns of runs without result are absent.
     data = data.assign(peak_memory_gib=data.get("peak_memory_bytes", pd.Series(float("nan"), data.index)) / GIB)
@@ -48,18 +46,18 @@ def draw(data: pd.DataFrame) -> Picture:
     relative = relative.assign(relative=relative["iteration_time_s"] / relative["first_s"])
     means = relative.groupby(KEYS[2:], sort=False)[[*PANELS]].mean().reset_index().assign(reason="")
     means["place"] = means["max_extra_forwards"].map(ticks.index)
-    colours = system_colours(data)
-    figure, axes = panels(1, len(PANELS), DOUBLE_COLUMN_IN, 2.1)
+    colours = style.system_colours(data)
+    figure, axes = style.panels(1, len(PANELS), style.DOUBLE_COLUMN_IN, 2.1)
     for panel, (column, title) in zip(axes, PANELS.items(), strict=True):
-        draw_lines(panel, means, "place", column, "strategy", colours, strategies)
+        style.draw_lines(panel, means, "place", column, "strategy", colours, strategies)
         panel.set_xticks(range(len(ticks)), ticks)
         panel.set_title(title)
     axes[-1].set_ylim(bottom=0)
     figure.supxlabel(f"Forwards ahead of 1F1B, at most; mean over {len(table[JOB].drop_duplicates())} jobs")
-    legend_above(figure, line_handles(colours, strategies))
+    style.legend_above(figure, style.line_handles(colours, strategies))
     said = []
     for name, rows in means.set_index("place").groupby("strategy", sort=False):
         change = rows.loc[len(ticks) - 1, [*PANELS]] - rows.loc[0, [*PANELS]]
         said.append(f"{strategies[str(name)]} {100 * change.iloc[0]:+.0f}% time, {change.iloc[1]:+.1f} GiB")
     message = f"{ticks[-1].capitalize()} instead of {ticks[0]} forwards ahead: {listing(said)}."
-    return Picture(figure, table, message + lacking(table, strategies))
+    return style.Picture(figure, table, message + lacking(table, strategies))

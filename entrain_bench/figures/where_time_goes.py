@@ -10,10 +10,9 @@ from __future__ import annotations
 import pandas as pd
 
 from entrain_bench.answers.labels import names
-from entrain_bench.answers.tables import over_seeds, run_table
+from entrain_bench.answers.tables import CASE, JOB, lacking, over_seeds, range_of, run_table
 from entrain_bench.answers.text import TIME_WORDS
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Picture, panels
-from entrain_bench.figures._tables import CASE, JOB, lacking, range_of
 from entrain_bench.records.time_shares import TIME_SHARES
 
 EXPERIMENT = "iteration_time"

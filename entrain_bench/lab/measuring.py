@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from entrain_bench.base.files import write_atomically
 from entrain_bench.base.hosttime import processor_name
-from entrain_bench.records.environment import versions
+from entrain_bench.records.code import versions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,10 +112,9 @@ def allowed_cores() -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine that trains: properties of each GPU that torch sees, host facts (``host_facts``, CUDA, NCCL).
+    """A machine that trains: GPUs that torch sees, facts on the host, and environment variables that matter.
 
-    ``variables`` are environment variables that matter. ``nvidia_smi`` lists the GPUs and ``topology`` is the output of
-    ``nvidia-smi topo -m``; both are empty without that tool.
+    ``nvidia_smi`` lists the GPUs, ``topology`` is that of ``nvidia-smi topo -m``; both are empty without that tool.
     """
 
     gpus: list[dict[str, Any]]

@@ -142,13 +142,6 @@ DECAY = 0.62
 # What sensors add to each colour, of 255.
 NOISE = 8.0
 
-_SCHEMA = pa.schema(
-    [
-        ("images", pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))),
-        ("texts", pa.list_(pa.struct([("user", pa.string()), ("assistant", pa.string())]))),
-    ]
-)
-
 # Pictures that are returned, to be decoded.
 KEPT = 16
 
@@ -157,28 +150,20 @@ def write_pictures(path: Path, num: int, width: int, height: int, seed: int) -> 
     """Write rows of a picture (pixels) and a caption; returns all pictures' bytes, and the first ``KEPT`` pictures."""
     rng = np.random.default_rng(seed)
     texture = _texture(rng, width, height)
-    total = 0
-    first = list[bytes]()
-    images = []
+    contents = list[bytes]()
     texts = []
-    with pq.ParquetWriter(path, _SCHEMA) as file:
-        for number in range(1, num + 1):
-            top = rng.integers(height)
-            left = rng.integers(width)
-            cut = texture[top : top + height, left : left + width]
-            buffer = io.BytesIO()
-            Image.fromarray(cut[:, :: rng.choice((-1, 1))]).save(buffer, "JPEG", quality=QUALITY)
-            content = buffer.getvalue()
-            total += len(content)
-            first += [content] if number <= KEPT else []
-            images.append([{"bytes": content, "path": None}])
-            letters = rng.integers(ord("a"), ord("z") + 1, CAPTION_CHARS, np.uint8)
-            texts.append([{"user": "", "assistant": letters.tobytes().decode()}])
-            if number % ROW_GROUP == 0 or number == num:
-                file.write_table(pa.table({"images": images, "texts": texts}, _SCHEMA))
-                images = []
-                texts = []
-    return total, first
+    for _ in range(num):
+        top = rng.integers(height)
+        left = rng.integers(width)
+        cut = texture[top : top + height, left : left + width]
+        buffer = io.BytesIO()
+        Image.fromarray(cut[:, :: rng.choice((-1, 1))]).save(buffer, "JPEG", quality=QUALITY)
+        contents.append(buffer.getvalue())
+        letters = rng.integers(ord("a"), ord("z") + 1, CAPTION_CHARS, np.uint8)
+        texts.append([{"user": "", "assistant": letters.tobytes().decode()}])
+    images = [[{"bytes": content, "path": f"{number}.jpg"}] for number, content in enumerate(contents)]
+    pq.write_table(pa.table({"images": images, "texts": texts}), path, row_group_size=ROW_GROUP)
+    return sum(map(len, contents)), contents[:KEPT]
 
 
 def _texture(rng: np.random.Generator, width: int, height: int) -> NDArray[np.uint8]:

@@ -1,7 +1,6 @@
 """Programs: for every lane an ordered list of actions, with dependencies derived from samples."""
 
 from entrain_bench.program.build import Slots, build_program, reorder
-from entrain_bench.program.columns import ActionView, Pass, Program
-from entrain_bench.program.recomputed_layers import recompute_chunks
+from entrain_bench.program.columns import ActionView, Pass, Program, recompute_chunks
 
 __all__ = ["ActionView", "Pass", "Program", "Slots", "build_program", "recompute_chunks", "reorder"]

@@ -47,15 +47,13 @@ class Chunks:
     """Sets of units that share one autograd graph, ordered by replica, microbatch and part.
 
     A chunk is a microbatch, or one part of it when its backward is split.
-
-    Attributes:
-        replica, microbatch, part: labels ``[chunks]``.
-        offsets, members: the units of each chunk, CSR.
     """
 
+    # Labels ``[chunks]``.
     replica: IntArray
     microbatch: IntArray
     part: IntArray
+    # The units of each chunk, CSR.
     offsets: IntArray
     members: IntArray
 
@@ -76,10 +74,9 @@ def same_microbatches(
     encoder_replica: IntArray | None = None,
     generator_replica: IntArray | None = None,
 ) -> Assignment:
-    """Return an assignment of whole samples: the items of a sample go where the sample goes.
+    """Return an assignment of whole samples, whose items go where the sample goes; all labels are ``[samples]``.
 
-    Generators share the LLM's microbatches. Replicas and microbatches are ``[samples]``; encoders and generators with a
-    DP of their own have replicas of their own.
+    Generators share the LLM's microbatches; encoders and generators with a DP of their own have replicas of their own.
     """
     labels = {
         Role.ENCODER: (replica if encoder_replica is None else encoder_replica, encoder),

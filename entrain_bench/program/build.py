@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from entrain_bench.base.arrays import IntArray, freeze, offsets_from_counts, rows_of, take_rows
-from entrain_bench.base.remembered import remembered
+from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of, take_rows
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.columns import Pass, Program
-from entrain_bench.program.lanes import Blocks
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModelSpec
@@ -26,15 +24,12 @@ class Slots:
     part. Backwards that share a slot follow its forwards, in the reverse order of modules, then by microbatch, the part
     that waited longest first; weight passes follow its backwards, in the same order. Two stages of a module on the same
     ranks never share a slot.
-
-    Attributes:
-        forward, backward: slots ``[chunks, stages]``, non-negative integers.
-        weight: likewise of weight passes; None where backwards are whole.
     """
 
+    # Slots ``[chunks, stages]``, non-negative integers.
     forward: IntArray
     backward: IntArray
-    weight: IntArray | None = None
+    weight: IntArray | None = None  # likewise of weight passes; None where backwards are whole
 
     @property
     def passes(self) -> tuple[IntArray, ...]:
@@ -99,34 +94,10 @@ def _module_columns(index: int, num_passes: int, chunks: Chunks, pp: int) -> Int
     return columns.reshape(5, -1)
 
 
-# The orders of lanes that were last asked for, by blocks and chunks: batches often differ in what chunks hold alone.
-_orders: dict[tuple[object, ...], tuple[tuple[Blocks, ...], tuple[IntArray, IntArray, IntArray]]] = {}
-MAX_ORDERS = 64
-MAX_ORDERED = 2**14
-
-
 def _lane_order(
     layout: Layout, chunks: Sequence[Chunks], slots: Sequence[Slots], first_action: IntArray
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Lanes per action, and every lane's actions in order (CSR); read-only."""
-    if first_action[-1] > MAX_ORDERED:
-        return _ordered(layout, chunks, slots, first_action)
-    key: list[object] = [id(layout.blocks)]
-    for rows, slot in zip(chunks, slots, strict=True):
-        for column in (rows.replica, rows.microbatch, rows.part, *slot.passes):
-            key += column.dtype.char, column.shape, column.tobytes()
-
-    def made() -> tuple[tuple[Blocks, ...], tuple[IntArray, IntArray, IntArray]]:
-        order = _ordered(layout, chunks, slots, first_action)
-        freeze(*order)
-        return layout.blocks, order
-
-    return remembered(_orders, tuple(key), made, MAX_ORDERS)[1]
-
-
-def _ordered(
-    layout: Layout, chunks: Sequence[Chunks], slots: Sequence[Slots], first_action: IntArray
-) -> tuple[IntArray, IntArray, IntArray]:
+    """Lanes per action, and every lane's actions in order (CSR)."""
     num_groups = 3 * len(chunks)
     num_ties = max(1, *(max(len(rows), blocks.num_stages) for rows, blocks in zip(chunks, layout.blocks, strict=True)))
     last_slot = max(int(times.max(initial=0)) for module_slots in slots for times in module_slots.passes)

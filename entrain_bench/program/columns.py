@@ -1,16 +1,18 @@
-"""The columns of a program, and a view of one action for people, tests and the training runtime."""
+"""The columns of a program, a view of one action, and which layers its chunks recompute."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
 
-from entrain_bench.base.arrays import BoolArray, IntArray
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.base.errors import require
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
 
@@ -144,18 +146,10 @@ class Program:
         chunk = int(self.chunk[action])
         chunks = self.chunks[module]
         labels = (-1, 0) if chunk < 0 else (int(chunks.microbatch[chunk]), int(chunks.part[chunk]))
-        members = () if chunk < 0 else tuple(chunks.members[chunks.offsets[chunk] : chunks.offsets[chunk + 1]].tolist())
-        return ActionView(
-            int(action),
-            self.model.modules[module].name,
-            int(self.stage[action]),
-            int(self.replica[action]),
-            labels[0],
-            labels[1],
-            Pass(int(self.kind[action])),
-            members,
-            self.group_name(action),
-        )
+        members = () if chunk < 0 else tuple(chunks.units(chunk).tolist())
+        place = self.model.modules[module].name, int(self.stage[action]), int(self.replica[action])
+        kind = Pass(int(self.kind[action]))
+        return ActionView(int(action), *place, *labels, kind, members, self.group_name(action))
 
     def group_name(self, action: int) -> str:
         """Name the ranks and degrees that run a pass, such as ``ranks 4-7 cp4``; empty if groups are replicas."""
@@ -174,3 +168,47 @@ class Program:
     def lane(self, lane: int) -> list[ActionView]:
         """The ordered actions of one lane."""
         return [self.view(a) for a in self.lane_actions[self.lane_offsets[lane] : self.lane_offsets[lane + 1]]]
+
+
+def covered_layers(module: ModuleSpec) -> BoolArray:
+    """Layers that recomputation covers ``[layers]``: megatron-core recomputes blocks, not the ends."""
+    return np.array([layer.recomputed for layer in module.layers])
+
+
+def covered_per_stage(module: ModuleSpec, layers_per_stage: Sequence[int]) -> IntArray:
+    """How many layers of each stage recomputation covers ``[stages]``: what a chunk can recompute there at most."""
+    return np.add.reduceat(covered_layers(module).astype(np.int64), np.cumsum([0, *layers_per_stage[:-1]]))
+
+
+def remade_kinds(module: ModuleSpec, layers_per_stage: Sequence[int], remade: IntArray) -> FloatArray:
+    """Layers of each kind that chunks recompute, of ``remade`` each on a stage ``[chunks, stages, kinds]``.
+
+    The first covered layers of a stage, as with megatron-core's ``recompute_method=block``.
+    """
+    covered = covered_layers(module)
+    first = 0
+    counts = np.zeros((*remade.shape, len(module.kinds)))
+    for stage, count in enumerate(layers_per_stage):
+        held = np.arange(first, first + count)[covered[first : first + count]]
+        of_kind = np.eye(len(module.kinds))[module.layer_kind[held]]
+        # Row n: of the first n covered layers.
+        counts[:, stage] = np.concatenate([np.zeros((1, len(module.kinds))), of_kind.cumsum(axis=0)])[remade[:, stage]]
+        first += count
+    return counts
+
+
+def recompute_chunks(program: Program, remade: Sequence[IntArray]) -> Program:
+    """The program with chunks that recompute so many covered layers of each stage ``[chunks, stages]``, by module.
+
+    ``UserError`` for more than a stage has, and for a module that the layout recomputes as a whole.
+    """
+    for module, placed, rows, layers in zip(
+        program.model.modules, program.layout.modules, program.chunks, remade, strict=True
+    ):
+        where = f"program.remade.{module.name}"
+        require(layers.shape == (len(rows), placed.pp), where, layers.shape, f"of shape {(len(rows), placed.pp)}")
+        most = covered_per_stage(module, placed.layers_per_stage)
+        fits = bool(np.all((layers >= 0) & (layers <= most)))
+        require(fits, where, layers.max(initial=0), f"in [0, n], n = {most.tolist()} on its stages")
+        require(not (placed.recompute and layers.any()), where, "given", "0 where the layout recomputes the module")
+    return replace(program, remade=tuple(remade) if any(layers.any() for layers in remade) else ())

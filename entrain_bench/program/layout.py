@@ -1,54 +1,171 @@
-"""Layouts: which ranks hold which layers of which module, and the lanes that follow from it."""
+"""Layouts: which ranks hold which layers of which module, and the lanes that follow: ranks that always act together."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, digest_of, freeze, rows_of
-from entrain_bench.base.errors import UserError, require
-from entrain_bench.program.lanes import Blocks, find_lanes, stage_planes
+from entrain_bench.base.arrays import FloatArray, IntArray, digest_of, freeze, offsets_from_counts, rows_of, take_rows
+from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.parse import Count
 
 
-@dataclass(frozen=True)
-class ModuleLayout:
-    """Parallel layout of one module.
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Lanes of each block (replica or group, stage) of one module, as CSR rows in replica-major order.
 
-    Attributes:
-        module: name of the module.
-        tp: tensor-parallel degree.
-        cp: context-parallel degree.
-        layers_per_stage: consecutive layers of each pipeline stage, embedding and head included ``[pp]``.
-        ranks: ranks of each block, TP innermost ``[dp, pp, tp * cp]``. Stages s and s + P on the same ranks are virtual
-            stages of an interleaved pipeline over P ranks (arXiv:2104.04473, section 2.2); stages that go back over the
-            ranks that the stages before came along are those of a V (arXiv:2401.10241, section 6).
-        recompute: whether backward recomputes each layer from its input.
-        offload: whether weights and gradient buffers leave the device between a rank's last forward and first backward.
-        sharded: whether weights and gradients are sharded over data and context parallelism as well as optimizer
-            states, and gathered layer by layer (FSDP, ZeRO-3); one stage only.
-        widths: (TP, CP) of the groups of ranks that may process a unit, narrow to wide; empty: each replica is the only
-            group of its ranks. A group of w = TP x CP ranks holds w consecutive ranks of every stage, from a multiple
-            of w among the stage's ranks, so narrow groups lie inside wide ones. Weights stay where ``ranks`` says; a
-            group whose TP is wider than ``tp`` computes with slices of them. Assignments number groups as replicas:
-            those of the first width by position, then those of the next (``copies``).
+    Blocks of any module with equal ``rank_set`` hold the same ranks, ``low`` to ``high``; ``width`` are their ranks.
     """
 
-    module: str
-    tp: Count
-    cp: Count
-    layers_per_stage: tuple[int, ...]
+    offsets: IntArray
+    lanes: IntArray
+    num_stages: int
+    rank_set: IntArray
+    low: IntArray
+    high: IntArray
+    width: IntArray
+    # Lanes that hold the weights of each stage: ``offsets`` and ``lanes`` where groups are replicas, otherwise one CSR
+    # row a stage.
+    held_offsets: IntArray
+    held_lanes: IntArray
+
+    def first_lane(self) -> IntArray:
+        """One lane of every block ``[replicas, stages]``."""
+        return self.lanes[self.offsets[:-1]].reshape(-1, self.num_stages)
+
+    def of_stage(self, stage: int) -> IntArray:
+        """Lanes of all replicas of a stage: those that hold its weights."""
+        _, entries = take_rows(self.held_offsets, np.arange(stage, len(self.held_offsets) - 1, self.num_stages))
+        return self.held_lanes[entries]
+
+
+@lru_cache(maxsize=64)
+def find_lanes(
+    shapes: tuple[tuple[int, int, int, tuple[tuple[int, int], ...]], ...], contents: tuple[bytes, ...]
+) -> tuple[IntArray, IntArray, tuple[Blocks, ...]]:
+    """Width, lowest rank and blocks of the lanes of modules; ``shapes`` are those of the ranks, with group widths."""
+    modules = [
+        np.frombuffer(content, np.int64).reshape(shape[:3]) for shape, content in zip(shapes, contents, strict=True)
+    ]
+    num_ranks = 1 + max(int(ranks.max()) for ranks in modules)
+    block_of_rank = np.full((len(modules), num_ranks), -1)
+    sets = [
+        _group_ranks(ranks, [tp * cp for tp, cp in widths]) if widths else _block_ranks(ranks)
+        for ranks, (*_, widths) in zip(modules, shapes, strict=True)
+    ]
+    # Virtual stages hold the same ranks: number blocks by the first one that does.
+    numbers = _numbered(sets)
+    for row, ranks, number, (*_, widths) in zip(block_of_rank, modules, numbers, shapes, strict=True):
+        if widths:
+            # Groups are nested: ranks that share a narrowest one share all. Replicas hold the weights.
+            plane = stage_planes(ranks)
+            row[plane] = np.arange(plane.size).reshape(plane.shape) // min(tp * cp for tp, cp in widths)
+        else:
+            row[ranks.reshape(len(number), -1)] = number[:, None]
+    used = np.flatnonzero((block_of_rank >= 0).any(axis=0))
+    # Ranks with the same blocks in every module are one lane: number the combinations.
+    combination = np.ravel_multi_index(tuple(1 + block_of_rank[:, used]), tuple(2 + block_of_rank.max(axis=1)))
+    _, first, lane, width = np.unique(combination, return_index=True, return_inverse=True, return_counts=True)
+    # Number lanes by their lowest rank, so that neighbours in a figure are neighbours in the cluster.
+    order = np.argsort(first, kind="stable")
+    lane_of_rank = np.full(num_ranks, -1)
+    lane_of_rank[used] = np.argsort(order, kind="stable")[lane]
+    blocks = []
+    for ranks, number, own_sets, (*_, widths) in zip(modules, numbers, sets, shapes, strict=True):
+        block_lanes = _block_lanes(*own_sets, lane_of_rank, len(order))
+        held = block_lanes
+        if widths:
+            plane = stage_planes(ranks)
+            held = _block_lanes(plane.ravel(), np.full(len(plane), plane.shape[1]), lane_of_rank, len(order))
+        flat, size = own_sets
+        starts = offsets_from_counts(size)[:-1]
+        low = np.minimum.reduceat(flat, starts)
+        high = np.maximum.reduceat(flat, starts)
+        blocks.append(Blocks(*block_lanes, ranks.shape[1], number, low, high, size, *held))
+        freeze(*block_lanes, number, low, high, size, *held)
+    lanes = width[order], used[first[order]]
+    freeze(*lanes)
+    return *lanes, tuple(blocks)
+
+
+def stage_planes(ranks: IntArray) -> IntArray:
+    """Ranks of each stage, ascending ``[pp, dp * tp * cp]``, of ranks ``[dp, pp, tp * cp]``."""
+    return np.sort(ranks.swapaxes(0, 1).reshape(ranks.shape[1], -1), axis=1)
+
+
+def _block_ranks(ranks: IntArray) -> tuple[IntArray, IntArray]:
+    """Ranks of every block, one block after the other, rising, and their number in each."""
+    flat = np.sort(ranks.reshape(ranks.shape[0] * ranks.shape[1], -1), axis=1)
+    return flat.ravel(), np.full(len(flat), flat.shape[1])
+
+
+def _group_ranks(ranks: IntArray, widths: Sequence[int]) -> tuple[IntArray, IntArray]:
+    """The same of every group and stage, group-major, groups as ``ModuleLayout.widths`` numbers them."""
+    plane = stage_planes(ranks)
+    counts = [plane.shape[1] // width for width in widths]
+    group_ranks = [
+        plane[:, : count * width].reshape(len(plane), count, width).swapaxes(0, 1).ravel()
+        for count, width in zip(counts, widths, strict=True)
+    ]
+    return np.concatenate(group_ranks), np.repeat(widths, [count * len(plane) for count in counts])
+
+
+def _numbered(sets: Sequence[tuple[IntArray, IntArray]]) -> list[IntArray]:
+    """Number of every set of ranks by its first place among those of all modules; equal sets have one number."""
+    flat, size = (np.concatenate(columns) for columns in zip(*sets, strict=True))
+    ends = offsets_from_counts(size)
+    low = flat[ends[:-1]]
+    high = flat[ends[1:] - 1]
+    # A run of consecutive ranks is told by its lowest rank and its length; any other set by its first place.
+    key = (1 + low) * (1 + max(len(size), int(size.max()))) + size
+    known: dict[bytes, int] = {}
+    for index in np.flatnonzero(high - low != size - 1).tolist():
+        key[index] = known.setdefault(flat[ends[index] : ends[index + 1]].tobytes(), index)
+    _, first, number = np.unique(key, return_index=True, return_inverse=True)
+    of_first = np.argsort(np.argsort(first, kind="stable"), kind="stable")[number]
+    return np.split(of_first, np.cumsum([len(flat_ranks) for _, flat_ranks in sets])[:-1])
+
+
+def _block_lanes(flat: IntArray, size: IntArray, lane_of_rank: IntArray, num_lanes: int) -> tuple[IntArray, IntArray]:
+    """Lanes of the ranks of each block, ascending, as CSR."""
+    block = np.repeat(np.arange(len(size)), size)
+    # Neighbours in a block mostly are neighbours among lanes, which a stable sort is quick with; a hash is not.
+    entry = np.sort(block * num_lanes + lane_of_rank[flat], kind="stable")
+    is_first = np.diff(entry, prepend=-1) > 0
+    block, lanes = np.divmod(entry[is_first], num_lanes)
+    return offsets_from_counts(np.bincount(block, minlength=len(size))), lanes
+
+
+@dataclass(frozen=True)
+class ModuleLayout:
+    """Parallel layout of one module."""
+
+    module: str  # name of the module
+    tp: Count  # tensor-parallel degree
+    cp: Count  # context-parallel degree
+    layers_per_stage: tuple[int, ...]  # consecutive layers of each pipeline stage, embedding and head included ``[pp]``
+    # Ranks of each block, TP innermost ``[dp, pp, tp * cp]``. Stages s and s + P on the same ranks are virtual stages
+    # of an interleaved pipeline over P ranks (arXiv:2104.04473, section 2.2); stages that go back over the ranks that
+    # the stages before came along are those of a V (arXiv:2401.10241, section 6).
     ranks: IntArray
-    recompute: bool = False
+    recompute: bool = False  # whether backward recomputes each layer from its input
+    # Whether weights and gradient buffers leave the device between a rank's last forward and first backward.
     offload: bool = False
+    # Whether weights and gradients are sharded over data and context parallelism as well as optimizer states, and
+    # gathered layer by layer (FSDP, ZeRO-3); one stage only.
     sharded: bool = False
+    # (TP, CP) of the groups of ranks that may process a unit, narrow to wide; empty: each replica is the only group of
+    # its ranks. A group of w = TP x CP ranks holds w consecutive ranks of every stage, from a multiple of w among the
+    # stage's ranks, so narrow groups lie inside wide ones. Weights stay where ``ranks`` says; a group whose TP is wider
+    # than ``tp`` computes with slices of them. Assignments number groups as replicas: those of the first width by
+    # position, then those of the next (``copies``).
     widths: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -164,19 +281,9 @@ class Layout:
     @property
     def content(self) -> tuple[object, ...]:
         """The parts in which layouts of one model differ, without the planner's assumptions."""
+        names = ("tp", "cp", "layers_per_stage", "recompute", "offload", "sharded", "widths")
         return self.single_rank_boundary, *(
-            (
-                m.tp,
-                m.cp,
-                m.layers_per_stage,
-                m.recompute,
-                m.offload,
-                m.sharded,
-                m.widths,
-                m.ranks.shape,
-                m.ranks.tobytes(),
-            )
-            for m in self.modules
+            (*(getattr(m, name) for name in names), m.ranks.shape, m.ranks.tobytes()) for m in self.modules
         )
 
     @property
@@ -259,7 +366,6 @@ def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None
 
 
 def _check_widths(placed: ModuleLayout, module: ModuleSpec, cluster: ClusterSpec) -> None:
-    """Raise ``UserError`` for groups that are no aligned, nested sets of a stage's ranks with slices of its weights."""
     if not placed.widths:
         return
     where = f"layout.{placed.module}.widths"
@@ -325,3 +431,53 @@ def layout_from_json(text: str) -> Layout:
         module["ranks"] = np.array(module["ranks"])
         module["widths"] = tuple(map(tuple, module.get("widths", ())))
     return Layout(**{**values, "modules": tuple(ModuleLayout(**module) for module in values["modules"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How replicas meet at the boundary; at least one of the two is 1.
+
+    Encoder replica u and LLM replica v are of one group if ``u // fan_in == v // fan_out``.
+    """
+
+    fan_in: int  # encoder replicas whose shards one LLM replica concatenates
+    fan_out: int  # LLM replicas among which one encoder replica's shard is sliced
+
+
+def is_integer_ratio(encoder_dp: int, llm_dp: int) -> bool:
+    """Whether one degree is a multiple of the other."""
+    return encoder_dp % llm_dp == 0 or llm_dp % encoder_dp == 0
+
+
+def find_ratio(encoder: ModuleLayout, llm: ModuleLayout) -> Ratio:
+    """The ratio of two layouts; ``IncompatibleError`` if it is no integer."""
+    if not is_integer_ratio(encoder.dp, llm.dp):
+        raise IncompatibleError(
+            f"layout: {encoder.module} has dp={encoder.dp}, {llm.module} has dp={llm.dp}: "
+            "the batch-dimension transform needs one to be a multiple of the other"
+        )
+    return Ratio(max(1, encoder.dp // llm.dp), max(1, llm.dp // encoder.dp))
+
+
+def is_colocated(encoder: ModuleLayout, llm: ModuleLayout) -> bool:
+    """Whether both modules occupy exactly the same ranks."""
+    return np.array_equal(np.unique(encoder.ranks), np.unique(llm.ranks))
+
+
+def is_disjoint(encoder: ModuleLayout, llm: ModuleLayout) -> bool:
+    """Whether the modules share no rank."""
+    return not np.intersect1d(encoder.ranks, llm.ranks).size
+
+
+def are_grids(encoder: ModuleLayout, llm: ModuleLayout) -> bool:
+    """Whether both are grids over the same ranks whose groups hold the same ranks; the encoder in one stage.
+
+    Colocated collectives then stay inside a group (arXiv:2605.27678, section 1).
+    """
+    if encoder.widths or llm.widths:
+        return False
+    if encoder.pp > 1 or not is_integer_ratio(encoder.dp, llm.dp) or not is_colocated(encoder, llm):
+        return False
+    groups = min(encoder.dp, llm.dp)
+    ours, theirs = (np.sort(module.ranks.reshape(groups, -1), axis=1) for module in (encoder, llm))
+    return np.array_equal(ours, theirs)

@@ -6,7 +6,6 @@ a training loop by it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +16,7 @@ import yaml
 
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.layout import Layout, ModuleLayout, layout_values
-from entrain_bench.specs.parse import Count, Rate, between, check_keys, parse
+from entrain_bench.specs.parse import Count, Rate, between, check_keys, check_mapping, parse
 
 VERSION = 1
 # A plan of 200,000 ranks has less.
@@ -31,70 +30,38 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """The training job of a plan; names are choices of the configuration.
+    """The training job of a plan; names are choices of the configuration."""
 
-    Attributes:
-        model, workload, cluster: the choices.
-        global_batch: samples of an iteration.
-        microbatch_size: samples of a microbatch.
-        seed: of the samples that were planned with.
-        overrides: all else that was asked for, ``key=value``.
-    """
-
+    # The choices.
     model: str
     workload: str
     cluster: str
-    global_batch: Count
-    microbatch_size: Count
-    seed: Annotated[int, between(0, 2**32 - 1, "in 0..2^32-1")]
-    overrides: tuple[str, ...] = ()
+    global_batch: Count  # samples of an iteration
+    microbatch_size: Count  # samples of a microbatch
+    seed: Annotated[int, between(0, 2**32 - 1, "in 0..2^32-1")]  # of the samples that were planned with
+    overrides: tuple[str, ...] = ()  # all else that was asked for, ``key=value``
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Simulated iteration time of a plan, in seconds.
+    """Simulated iteration time of a plan, in seconds."""
 
-    Attributes:
-        iteration_time_s: mean over seeds.
-        low_s, high_s: ends of its 95% interval; the mean of a single seed.
-        num_seeds: how many.
-    """
-
-    iteration_time_s: Rate
+    iteration_time_s: Rate  # mean over seeds
+    # Ends of its 95% interval; the mean of a single seed.
     low_s: Rate
     high_s: Rate
-    num_seeds: int
+    num_seeds: int  # how many
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """A plan.
+    """A plan."""
 
-    Attributes:
-        strategy: the choice.
-        options: what is changed in it, ``key=value``; of its planner nothing, for the layout is there.
-        job: what the plan is for.
-        layout: where everything is.
-        expected: what to expect.
-    """
-
-    strategy: str
-    options: tuple[str, ...]
-    job: PlannedJob
-    layout: Layout
-    expected: Expected
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """The top level of the file; as ``TrainingPlan``."""
-
-    version: int
-    strategy: str
-    job: PlannedJob
-    expected: Expected
-    layout: Mapping[str, Any]
-    options: tuple[str, ...] = ()
+    strategy: str  # the choice
+    options: tuple[str, ...]  # what is changed in it, ``key=value``; of its planner nothing, for the layout is there
+    job: PlannedJob  # what the plan is for
+    layout: Layout  # where everything is
+    expected: Expected  # what to expect
 
 
 class _Loader(yaml.SafeLoader):
@@ -140,12 +107,7 @@ def plan_text(plan: TrainingPlan) -> str:
 
 
 def read_plan(path: str | Path) -> TrainingPlan:
-    """The plan of a file.
-
-    Raises:
-        UserError: naming the file and the field that is wrong. Whether the layout fits a model and a cluster is left to
-            ``check_layout``.
-    """
+    """The plan of a file; ``UserError`` names the file and the field that is wrong, but for ``check_layout``."""
     where = f"plan={path}"
     try:
         size = Path(path).stat().st_size
@@ -191,22 +153,20 @@ def plan_overrides(plan: TrainingPlan, path: str | Path) -> tuple[str, ...]:
 
 
 def _parsed(values: Any) -> TrainingPlan:
-    version = values.get("version") if isinstance(values, Mapping) else None
-    if isinstance(values, Mapping) and "version" in values:
-        require(version == VERSION, "version", version, f"{VERSION}, which this entrain-bench reads")
-    file = parse(_File, values, "plan")
-    for where, texts in (("options", file.options), ("job.overrides", file.job.overrides)):
+    given = {"options": (), **check_mapping(values, "plan")}
+    version = given.pop("version", None)
+    require(version == VERSION, "version", version, f"{VERSION}, which this entrain-bench reads")
+    if "layout" in given:
+        check_keys(Layout, layout := given["layout"], "layout")
+        modules = layout["modules"]
+        require(isinstance(modules, list) and bool(modules), "layout.modules", modules, "at least one")
+        placed = [_module(module, f"layout.modules[{index}]") for index, module in enumerate(modules)]
+        given["layout"] = parse(Layout, {**layout, "modules": placed}, "layout")
+    plan = parse(TrainingPlan, given, "plan")
+    for where, texts in (("options", plan.options), ("job.overrides", plan.job.overrides)):
         for text in texts:
             require("=" in text, where, text, "key=value")
-    return TrainingPlan(file.strategy, file.options, file.job, _layout(file.layout), file.expected)
-
-
-def _layout(values: Mapping[str, Any]) -> Layout:
-    check_keys(Layout, values, "layout")
-    modules = values["modules"]
-    require(isinstance(modules, list) and bool(modules), "layout.modules", modules, "at least one")
-    placed = [_module(module, f"layout.modules[{index}]") for index, module in enumerate(modules)]
-    return parse(Layout, {**values, "modules": placed}, "layout")
+    return plan
 
 
 def _module(values: Any, where: str) -> ModuleLayout:

@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 def timeline_frame(timeline: Timeline) -> pd.DataFrame:
     """A timeline as a table, one row for each action and lane it occupies, for figures and files.
 
-    ``parent`` is the microbatch that an encoder's sub-microbatch is a part of, else ``microbatch`` itself.
-    ``group`` names the ranks and degrees that run a pass (``Program.group_name``), if groups have several widths.
-    ``memory_bytes`` and ``memory_after_bytes``, of a rank of the lane while the action runs and after it, are there if
-    the executor can tell.
+    ``parent`` is the microbatch that an encoder's sub-microbatch is a part of, else ``microbatch``; ``group`` names
+    ranks and degrees of a pass if groups have several widths; memory is of a rank of the lane while an action runs and
+    after it, if the executor can tell.
     """
     # A run starts before pandas is imported.
     import pandas as pd
@@ -66,8 +65,7 @@ def timeline_frame(timeline: Timeline) -> pd.DataFrame:
 def chrome_trace(frame: pd.DataFrame) -> dict[str, object]:
     """A timeline table in the Chrome trace format (chrome://tracing, Perfetto), times in microseconds.
 
-    Processes are replicas, threads are lanes named by their first rank. Groups of several widths are one process, and
-    events name them.
+    Processes are replicas, or one for groups of several widths; threads are lanes named by their first rank.
     """
     lanes = frame[frame["replica"] >= 0].drop_duplicates("lane").set_index("lane")["replica"]
     if "group" in frame:
@@ -98,8 +96,7 @@ def chrome_trace(frame: pd.DataFrame) -> dict[str, object]:
 def parent_microbatches(program: Program, module: int) -> IntArray:
     """The microbatch that each chunk of a module counts as ``[chunks]``: its own, or its parent where it is a part.
 
-    An encoder's microbatches are parts of the LLM's (DIP, arXiv:2504.14145) where each feeds exactly one, of its own
-    replica. Where any feeds several (deferral, windows of the batch) they are microbatches in their own right.
+    An encoder's microbatches are parts of the LLM's (DIP, arXiv:2504.14145) where each feeds one of its own replica.
     """
     model = program.model
     shapes = program.shapes

@@ -12,13 +12,8 @@ from entrain_bench.program.columns import Program
 def check_program(program: Program) -> None:
     """Check that every unit is processed exactly once and every lane runs exactly its own actions.
 
-    Where weights are sharded, gradients are scattered as a backward makes them, so it makes those of weights, too.
-
-    Whether the lane orders agree with the dependencies is found out by executing them (``DeadlockError``).
-
-    Raises:
-        UserError: naming the sample, microbatch or rank.
-        IncompatibleError: for a split backward of a module whose weights are sharded.
+    ``UserError`` names the sample, microbatch or rank; ``IncompatibleError`` a module of sharded weights whose backward
+    is split. Whether orders agree with the dependencies is found out by executing them (``DeadlockError``).
     """
     for index, placed in enumerate(program.layout.modules):
         if placed.sharded and program.splits_backward(index):

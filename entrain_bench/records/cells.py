@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.records.keys import Identifier
+from entrain_bench.records.keys import identify
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,20 @@ class Cell:
     timeline: bool = True
 
     @classmethod
-    def composed(cls, overrides: Sequence[str], composer: Composer, identifier: Identifier | None = None) -> Cell:
+    def composed(cls, overrides: Sequence[str], composer: Composer) -> Cell:
         """The cell that overrides describe; ``UserError`` for bad ones, and for data that cannot be read."""
-        return cls.of(overrides, composer.run(overrides), composer.config_dir or "", identifier)
+        return cls.of(overrides, composer.run(overrides), composer.config_dir or "", composer.fingerprints)
 
     @classmethod
     def of(
-        cls, overrides: Sequence[str], config: RunConfig, config_dir: str = "", identifier: Identifier | None = None
+        cls,
+        overrides: Sequence[str],
+        config: RunConfig,
+        config_dir: str = "",
+        fingerprints: dict[str, list[str]] | None = None,
     ) -> Cell:
-        """The cell of a configuration; ``UserError`` for data that cannot be read."""
+        """The cell of a configuration, its last argument as in ``identify``; ``UserError`` for unreadable data."""
         try:
-            return cls(tuple(overrides), config, *(identifier or Identifier())(config), config_dir)
+            return cls(tuple(overrides), config, *identify(config, fingerprints), config_dir)
         except UserError as error:
             raise UserError(f"{error} (in {' '.join(overrides) or 'defaults'})") from error

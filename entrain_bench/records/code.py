@@ -1,4 +1,6 @@
-"""The code that decides a run's timeline: modules that its targets import, without comments and docstrings.
+"""The code that decides a run's timeline, and what made a record: versions, commit, time.
+
+The code is that of modules that a run's targets import, without comments and docstrings.
 
 Of this suite's core only the rooms in ``DECISIVE`` count. Metrics, records, figures and the rest of ``base`` read a
 timeline or carry it, so a change of them keeps every record. Of an installed library that the modules import its
@@ -9,22 +11,39 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import platform
+import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
+from typing import Any
 
 from entrain_bench.base.errors import OWN_PACKAGES, UserError
 from entrain_bench.base.store import Store
-from entrain_bench.records.environment import releases_of
+
+# Libraries that a record names: their arithmetic, solvers, random numbers, compilers or parsers decide results.
+LIBRARIES = ("numba", "llvmlite", "numpy", "ortools", "pandas", "pyarrow", "scipy", "torch", "megatron-core")
+# What modules belong to, where it is not called as they are; a compiler decides with what it compiles by.
+DISTRIBUTIONS = {
+    "PIL": ("pillow",),
+    "matplotlib": ("matplotlib", "pillow"),
+    "megatron": ("megatron-core",),
+    "numba": ("numba", "llvmlite"),
+}
+# Resolve configurations, which keys hold resolved, or start processes: they decide no result.
+INDIFFERENT = frozenset({"hydra", "omegaconf", "ray", "yaml"})
+GIT_TIMEOUT_S = 10.0
+
 
 # Makes the program of every iteration and lets the executor run it.
 DRIVER = "entrain_bench.run.experiment"
-# Interface of strategies' parts.
-PLANNING = "entrain_bench.balancing.interface"
 # Packages and modules of this suite whose code decides a timeline.
 DECISIVE = {
     *(f"entrain_bench.{room}" for room in ("specs", "program", "costs", "simulate", "balancing", "train")),
@@ -65,12 +84,7 @@ def metrics_version() -> str:
 def code_version(targets: frozenset[str], folder: str = "") -> str:
     """Hash of all code, and of library versions, that decide the timeline of a run with these ``_target_``s.
 
-    Args:
-        targets: of the run.
-        folder: looked into before ``sys.path`` is; nothing of it is imported. Empty for none.
-
-    Raises:
-        UserError: for a target whose module does not exist, and a file that is not Python.
+    ``folder`` and errors are those of ``sources_of``.
     """
     modules = {target.rpartition(".")[0] for target in targets}
     return hash_of(sources_of(modules | {DRIVER}, folder, decides_timeline))
@@ -78,13 +92,9 @@ def code_version(targets: frozenset[str], folder: str = "") -> str:
 
 @cache
 def planning_version(targets: frozenset[str]) -> str:
-    """Hash of the code that planning with these ``_target_``s uses; what executes is left out.
-
-    Raises:
-        UserError: as for ``code_version``.
-    """
+    """Hash of the code that planning with these ``_target_``s uses; what executes is left out."""
     modules = {target.rpartition(".")[0] for target in targets}
-    planning = sources_of(modules | {PLANNING}, counts=decides_timeline)
+    planning = sources_of(modules | {"entrain_bench.balancing.interface"}, counts=decides_timeline)
     # The driver prepares a run, but what it imports beside that is not planning.
     return hash_of(planning | sources_of({DRIVER}, counts=lambda module: module == DRIVER))
 
@@ -96,28 +106,22 @@ def sources_of(
 
     Args:
         modules: names to begin with.
-        folder: searched before ``sys.path``; empty for none.
+        folder: searched before ``sys.path``, nothing of it is imported; empty for none.
         counts: whether a module counts, and with it what it imports.
 
     Raises:
         UserError: for a module that does not exist, and a file that is not Python.
     """
     roots = {name: root for name in OWN_PACKAGES if (root := _root_of(name))}
-    for module in sorted(modules):
-        top = module.partition(".")[0]
-        root = roots.get(top) or _root_of(top, folder)
+    for top in sorted({module.partition(".")[0] for module in modules} - roots.keys()):
+        root = _root_of(top, folder)
         if root is None:
-            raise UserError(f"_target_: no module named {top or repr(module)}")
+            raise UserError(f"_target_: no module named {top or repr(top)}")
         # A lone module may import its neighbours; a package holds all it needs.
         roots |= {top: root} if root.is_dir() else {place.stem: place for place in root.parent.iterdir()}
     sources = import_closure(modules, roots, counts)
     _store().save()
     return sources
-
-
-@cache
-def _store() -> Store:
-    return Store("code", PYTHON)
 
 
 def hash_of(sources: Mapping[str, Source]) -> str:
@@ -136,58 +140,51 @@ def import_closure(
         module = waiting.pop()
         if module in sources or not counts(module):
             continue
-        top = module.partition(".")[0]
+        top, *inner = module.split(".")
         if top not in roots:
             if releases := releases_of(top):
                 sources[top] = Source(None, releases)
             continue
-        read = _read_own_module if top in OWN_PACKAGES else _read_module
-        if known := read(module, roots[top]):
-            sources[module] = known[0]
-            waiting += known[1] - sources.keys()
+        root = roots[top]
+        place = root.joinpath(*inner)
+        lone = [root] if root.suffix == ".py" and not inner else []
+        files = (place / INIT, place.with_suffix(".py")) if root.is_dir() else lone
+        if path := next((file for file in files if file.is_file()), None):
+            # Strategies share most of what they import, and no process sees the suite's own modules change.
+            meaning, imported = (_read_own if top in OWN_PACKAGES else _read)(path, module)
+            sources[module] = Source(path, meaning)
+            waiting += imported - sources.keys()
     return sources
 
 
-def _read_module(module: str, root: Path) -> tuple[Source, frozenset[str]] | None:
-    """The source of a module and all that it imports, with the packages that those are in; None if it has no file."""
-    path = _file(root, *module.split(".")[1:])
-    if path is None:
-        return None
+def _read(path: Path, module: str) -> tuple[str, frozenset[str]]:
+    """Hash of what a module's file does, and the modules that it imports with the packages that those are in."""
+    content = path.read_bytes()
+    key = [hashlib.sha256(content).hexdigest()]
     package = module if path.name == INIT else module.rpartition(".")[0]
     try:
-        meaning, imported = _read(path.read_bytes())
-        names = frozenset(name for one in imported for name in _with_parents(absolute(one, package)))
+        known = _store().get(key)
+        if known is None:
+            tree = ast.parse(content)
+            imported = sorted({name for node in import_statements(tree) for name in _imported_names(node)})
+            for node in ast.walk(tree):
+                if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+                    node.body = node.body[1:]
+            known = [hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16], imported]
+            _store().put(key, known)
+        return known[0], frozenset(name for one in known[1] for name in _with_parents(absolute(one, package)))
     except SyntaxError as error:
         raise UserError(f"{path}: line {error.lineno}: {error.msg}") from error
     except ImportError as error:
         raise UserError(f"{path}: {error}") from error
-    return Source(path, meaning), names
 
 
-# Strategies share most of what they import, and no process sees the suite's own modules change.
-_read_own_module = cache(_read_module)
+_read_own = cache(_read)
 
 
-def _file(root: Path, *inner: str) -> Path | None:
-    if not root.is_dir():
-        return root if root.suffix == ".py" and not inner else None
-    place = root.joinpath(*inner)
-    return next((file for file in (place / INIT, place.with_suffix(".py")) if file.is_file()), None)
-
-
-def _read(content: bytes) -> tuple[str, list[str]]:
-    """Hash of what a file does, and ``imported_names`` of it."""
-    key = [hashlib.sha256(content).hexdigest()]
-    known = _store().get(key)
-    if known is None:
-        tree = ast.parse(content)
-        imported = sorted({name for node in import_statements(tree) for name in imported_names(node)})
-        for node in ast.walk(tree):
-            if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-                node.body = node.body[1:]
-        known = [hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16], imported]
-        _store().put(key, known)
-    return known[0], known[1]
+@cache
+def _store() -> Store:
+    return Store("code", PYTHON)
 
 
 def import_statements(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
@@ -201,7 +198,7 @@ def import_statements(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
             yield from import_statements(node)
 
 
-def imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
+def _imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
     """Names of modules, and of what may be modules, that a statement imports; relative ones begin with dots."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
@@ -222,12 +219,54 @@ def _with_parents(module: str) -> list[str]:
 
 def _root_of(top: str, folder: str = "") -> Path | None:
     """The folder of a package, or the file of a lone module."""
-    try:
+    with suppress(ImportError, ValueError):
         spec = (PathFinder.find_spec(top, [folder]) if folder else None) or find_spec(top)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None:
-        return None
-    if spec.submodule_search_locations:
-        return Path(spec.submodule_search_locations[0])
-    return Path(spec.origin) if spec.origin else None
+        if spec and (places := [*(spec.submodule_search_locations or ()), spec.origin]) and places[0]:
+            return Path(places[0])
+    return None
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Versions of Python, of the suite and of the decisive libraries, by name; a library that is absent is left out."""
+    return {"python": platform.python_version()} | _installed(("entrain-bench", *LIBRARIES))
+
+
+@cache
+def releases_of(module: str) -> str:
+    """Versions of a top-level module's library for keys; empty if it is Python's, decides nothing, or is absent."""
+    if module in INDIFFERENT or module in sys.stdlib_module_names:
+        return ""
+    return " ".join(f"{name}=={one}" for name, one in _installed(DISTRIBUTIONS.get(module, (module,))).items())
+
+
+def _installed(names: Sequence[str]) -> dict[str, str]:
+    installed = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            installed[name] = version(name)
+    return installed
+
+
+def made_by() -> dict[str, Any]:
+    """Return what a file says of its making: ``versions``, ``commit`` and ``made_at``."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"versions": versions(), "commit": current_commit(), "made_at": now}
+
+
+@cache
+def current_commit() -> str:
+    """The commit of the suite's repository, marked if tracked files differ from it; empty where there is none."""
+    here = Path(__file__)
+    if not _git("ls-files", "--error-unmatch", here.name):
+        return ""
+    dirty = _git("status", "--porcelain", "--untracked-files=no")
+    return _git("rev-parse", "HEAD") + ("+changes" if dirty else "")
+
+
+def _git(*arguments: str) -> str:
+    """Return git's output; empty if git fails or is not installed."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True).stdout.strip()
+    return ""

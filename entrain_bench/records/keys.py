@@ -10,9 +10,9 @@ from functools import lru_cache
 from typing import Any
 
 from entrain_bench.config.constants import speed_of
-from entrain_bench.config.instantiate import COSMETIC, instantiate
 from entrain_bench.config.schema import GROUP_KEYS, RunConfig
-from entrain_bench.costs.profiled.profiled_cluster import ProfiledDevice
+from entrain_bench.config.targets import COSMETIC, instantiate
+from entrain_bench.costs.profiled.times import ProfiledDevice
 from entrain_bench.records.code import code_version, planning_version
 from entrain_bench.specs.workload import Workload
 
@@ -24,29 +24,22 @@ PLAN_FILE = "path"
 BEYOND_PLANS = frozenset({"iterations", "harness", "seed", "action_noise"})
 
 
-def identify(config: RunConfig) -> tuple[str, str]:
-    """Key of a run (configuration, workload data, device profile, code) and the code version in it."""
-    return Identifier()(config)
+def identify(config: RunConfig, fingerprints: dict[str, list[str]] | None = None) -> tuple[str, str]:
+    """Key of a run (configuration, workload data, device profile, code) and the code version in it.
 
-
-class Identifier:
-    """``identify`` for the runs of a sweep, with the files behind equal groups read and hashed once."""
-
-    def __init__(self) -> None:
-        self._fingerprints: dict[str, list[str]] = {}
-
-    def __call__(self, config: RunConfig) -> tuple[str, str]:
-        """Key and code version of a run."""
-        content = _content(config)
-        groups = [json.dumps(content.pop(group), sort_keys=True) for group in GROUP_KEYS]
-        decisive = [_group(text) for text in groups]
-        version = code_version(frozenset[str]().union(*(targets for _, targets in decisive)))
-        files = "\n".join(groups)
-        if files not in self._fingerprints:
-            self._fingerprints[files] = _data(config)
-        rest = json.dumps([content, self._fingerprints[files], version], sort_keys=True)
-        text = "\n".join([rest, *(text for text, _ in decisive)])
-        return hashlib.sha256(text.encode()).hexdigest()[:16], version
+    ``fingerprints`` keeps those of the files behind equal groups, which a sweep reads and hashes once.
+    """
+    content = _content(config)
+    groups = [json.dumps(content.pop(group), sort_keys=True) for group in GROUP_KEYS]
+    decisive = [_group(text) for text in groups]
+    version = code_version(frozenset[str]().union(*(targets for _, targets in decisive)))
+    files = "\n".join(groups)
+    known = {} if fingerprints is None else fingerprints
+    if files not in known:
+        known[files] = _data(config)
+    rest = json.dumps([content, known[files], version], sort_keys=True)
+    text = "\n".join([rest, *(text for text, _ in decisive)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16], version
 
 
 @lru_cache(maxsize=256)

@@ -167,8 +167,7 @@ KNOWN = {one.name: one for one in (*SUITE, *TRAINING)}
 def metrics_in(config_dir: str) -> tuple[Metric, ...]:
     """The metrics that a folder of the user's defines in ``metrics/*.py``; none for an empty name.
 
-    Raises:
-        UserError: for a file that cannot be imported, and a name that another metric has.
+    ``UserError`` for a file that cannot be imported, and a name that another metric has.
     """
     files = sorted(Path(config_dir, FOLDER).glob("[!_]*.py")) if config_dir else []
     return _metrics_of_files(tuple((file, file.stat().st_mtime_ns) for file in files))

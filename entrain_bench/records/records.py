@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING, Any
 from entrain_bench.base.errors import UnwritableError, UserError
 from entrain_bench.base.files import remove_partial, write_atomically
 from entrain_bench.base.hosttime import host_name
-from entrain_bench.config.schema import RunConfig
+from entrain_bench.config.schema import ASIDE, GROUP_KEYS, ConfigSchema, RunConfig
 from entrain_bench.program.table import chrome_trace
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.code import metrics_version
-from entrain_bench.records.environment import made_by
+from entrain_bench.records.code import made_by, metrics_version
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.leaves import parameters_text, setting_text
 from entrain_bench.records.metrics import KNOWN, SUITE, check_results
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.records.sealed import log_warning, say_nothing, sealed, unsealed
-from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.workload import Counts
 
 if TYPE_CHECKING:
@@ -45,20 +43,9 @@ METRICS = tuple(one.name for one in SUITE)
 MEASURED = tuple(one.name for one in SUITE if one.wall_time)
 # What an iteration has of its own.
 PER_ITERATION = tuple(one.name for one in SUITE if one.per_iteration)
-SETTINGS = (
-    "global_batch",
-    "microbatch_size",
-    "iterations",
-    "belief_error",
-    "belief_bias",
-    "tuning",
-    "tuning_budget",
-    "planning_seed",
-    "action_noise",
-    "speed",
-    "constants",
-    "memory_fraction",
-    *FrameworkOptions.__dataclass_fields__,
+# Plain keys of a run, in the order of the columns.
+SETTINGS = tuple(
+    key for key in ConfigSchema.__dataclass_fields__ if key not in {*GROUP_KEYS, *ASIDE, "seed", "layout", "figure"}
 )
 DEGREES = ("layout_tp", "layout_cp", "layout_pp", "layout_dp")
 RECOMPUTE = "layout_recompute"
@@ -326,8 +313,7 @@ class Results:
     def write(self, record: Record, timeline: pd.DataFrame | None) -> Record:
         """Store a run, its timeline first; returns the record with its hash.
 
-        Raises:
-            UnwritableError: if the folder cannot be written to.
+        ``UnwritableError`` if the folder cannot be written to.
         """
         try:
             if timeline is not None:

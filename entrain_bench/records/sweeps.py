@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrain_bench.base.files import write_atomically
-from entrain_bench.records.environment import made_by
+from entrain_bench.records.code import made_by
 from entrain_bench.records.records import Results
 from entrain_bench.records.sealed import sealed, unsealed
 

@@ -11,6 +11,8 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from entrain_bench.base.errors import (
     TRACEBACK_VARIABLE,
     ExecutionError,
@@ -23,17 +25,24 @@ from entrain_bench.base.errors import (
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.targets import class_of
-from entrain_bench.records.cached_layouts import CachedLayouts
+from entrain_bench.program import Program
+from entrain_bench.program.table import timeline_frame
+from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.keys import Identifier
-from entrain_bench.records.metrics import metrics_in
+from entrain_bench.records.metrics import ExecutedIteration, metrics_in
 from entrain_bench.records.records import Record, Results, new_record
-from entrain_bench.run.added import with_added_metrics
-from entrain_bench.run.experiment import run_experiment
+from entrain_bench.records.sealed import CachedLayouts
+from entrain_bench.run.experiment import Feed, plan_of, prepare, run_experiment
 from entrain_bench.run.parallel import Died, RayCluster, run_parallel
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# Columns of a kept timeline that say which action a row is.
+LABELS = ["lane", "module", "stage", "replica", "microbatch", "part", "pass"]
+TIMES = ("start_s", "end_s", "comm_s", "transfer_wait_s")
+MEMORY = ("memory_bytes", "memory_after_bytes")
+OTHER_PROGRAM = "timeline: recorded for a different program than this configuration gives. Delete it to run it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +54,22 @@ class Done:
         record: its record; None if it could not be written.
         problem: why it could not be written.
         seconds: wall time; None if the record was there before.
-        ends: whether no other record could be written either.
     """
 
     cell: Cell
     record: Record | None
     problem: str = ""
     seconds: float | None = None
-    ends: bool = False
 
 
 def compose_cells(overrides: Sequence[str], config_dir: str | None = None, multirun: bool = False) -> list[Cell]:
     """Every cell that the overrides describe, in the sweeper's order; without ``multirun`` exactly one.
 
-    Raises:
-        UserError: for bad overrides, and data that cannot be read.
+    ``UserError`` for bad overrides, and data that cannot be read.
     """
     composer = Composer(config_dir)
-    identifier = Identifier()
     cells = composer.sweep(overrides).cells if multirun else (tuple(overrides),)
-    composed = [Cell.composed(each, composer, identifier) for each in cells]
+    composed = [Cell.composed(each, composer) for each in cells]
     composer.save()
     return composed
 
@@ -102,7 +107,7 @@ def run_cells(
         retry_failed: whether every failed cell is run again.
 
     Raises:
-        UnwritableError: once the folder takes no more files; the cell that met it is yielded before.
+        UnwritableError: once the folder takes no more files.
     """
     kept = deque[Done]()
 
@@ -125,25 +130,20 @@ def run_cells(
             yield kept.popleft()
         done = _record_death(cell, result, results) if isinstance(result, Died) else result
         yield done
-        if done.ends:
-            raise UnwritableError(done.problem)
     yield from kept
 
 
 def _record_death(cell: Cell, died: Died, results: Results) -> Done:
     """Return a cell whose process died: with its record if it was written before, else with one of the death."""
-    try:
-        record = results.read(cell.key)
-        if record is None or record.status == "failed":
-            deaths = 1 + (record.deaths if record else 0)
-            record = results.write(new_record(cell, "failed", str(died), deaths=deaths), None)
-        return Done(cell, record, seconds=0.0)
-    except UnwritableError as error:
-        return Done(cell, None, str(error), 0.0, ends=True)
+    record = results.read(cell.key)
+    if record is None or record.status == "failed":
+        deaths = 1 + (record.deaths if record else 0)
+        record = results.write(new_record(cell, "failed", str(died), deaths=deaths), None)
+    return Done(cell, record, seconds=0.0)
 
 
 def attempt(cell: Cell, results: Results) -> Done:
-    """Run a cell and write down what came out: ok, skipped or failed. Never raises."""
+    """Run a cell and write down what came out: ok, skipped or failed; raises ``UnwritableError`` alone."""
     started = perf_counter()
     try:
         known = results.read(cell.key)
@@ -152,9 +152,10 @@ def attempt(cell: Cell, results: Results) -> Done:
             return Done(cell, None, f"its timeline cannot be made: {record.reason}", perf_counter() - started)
         record = _merged(known, record)
         return Done(cell, results.write(record, timeline), "", perf_counter() - started)
+    except UnwritableError:
+        raise
     except Exception as error:
-        ends = isinstance(error, UnwritableError)
-        return Done(cell, None, str(error) if ends else explain(error), perf_counter() - started, ends)
+        return Done(cell, None, explain(error), perf_counter() - started)
 
 
 def run_or_explain(cell: Cell, plans: CachedLayouts | None) -> tuple[Record, pd.DataFrame | None]:
@@ -188,3 +189,58 @@ def is_beside(config: RunConfig, other: RunConfig) -> bool:
     """Return whether two runs do the same job at the same seed, as far as the choices of the groups say."""
     names = ("workload", "model", "cluster", "harness", "seed")
     return all(getattr(config, name) == getattr(other, name) for name in names)
+
+
+def with_added_metrics(cell: Cell, record: Record, results: Results) -> Record:
+    """Add the metrics of the cell's folder to a record, as far as its kept timeline has them, and store it.
+
+    ``UserError`` for metrics that cannot be imported or computed, and a timeline of another program.
+    """
+    missing = [one for one in metrics_in(cell.config_dir) if one.compute and one.name not in record.metrics]
+    frame = results.timeline(record) if missing and record.status == "ok" else None
+    if frame is None:
+        return record
+    setting = prepare(cell.config)
+    layout = plan_of(setting, cell.config, CachedLayouts(results.root)).layout
+    feed = Feed(setting, layout, cell.config.seed)
+    program, host_time = feed.program(feed.batch(0))
+    need = setting.shared.need(0, cell.config.seed)
+    run = ExecutedIteration(_timeline(program, frame), setting.truth, host_time, need)
+    values = {one.name: float(one.compute(run)) for one in missing if one.compute}
+    # NaN: it needs memory, which not every executor states.
+    values = {name: value for name, value in values.items() if np.isfinite(value)}
+    first, *others = record.iterations
+    remark = [f"{', '.join(values)}: of the first iteration, whose timeline was kept"] if others and values else []
+    completed = replace(
+        record,
+        metrics={**record.metrics, **values},
+        iterations=({**first, **values}, *others),
+        remarks=(*record.remarks, *remark),
+        # Whose code makes this record again.
+        config_dir=cell.config_dir,
+    )
+    return results.write(completed, None)
+
+
+def lacking(records: Iterable[Record], config_dir: str) -> dict[str, int]:
+    """Return how many of the good runs have no value of each metric of a folder, for those that some run lacks."""
+    good = [record for record in records if record.status == "ok"]
+    counts = {one.name: sum(one.name not in record.metrics for record in good) for one in metrics_in(config_dir)}
+    return {name: number for name, number in counts.items() if number}
+
+
+def _timeline(program: Program, frame: pd.DataFrame) -> Timeline:
+    """Return a kept timeline as the executor returned it; peaks of memory are NaN if the executor cannot tell."""
+    if len(frame) != len(program.lane_actions):
+        raise UserError(OTHER_PROGRAM)
+    times = {name: np.zeros(program.num_actions) for name in TIMES}
+    for name, values in times.items():
+        values[program.lane_actions] = frame[name]
+    memory = frame[[*MEMORY]].to_numpy().T if {*MEMORY} <= {*frame} else None
+    peak = np.full(program.layout.num_lanes, np.nan)
+    if memory is not None:
+        np.fmax.at(peak, frame["lane"].to_numpy(), memory[0])
+    timeline = Timeline(program, **times, peak_memory_bytes=peak, memory_bytes=memory)
+    if not timeline_frame(timeline)[LABELS].equals(frame[LABELS]):
+        raise UserError(OTHER_PROGRAM)
+    return timeline

@@ -19,24 +19,23 @@ from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.base.hosttime import HostTime, stopwatch
 from entrain_bench.base.remembered import remembered
 from entrain_bench.config.constants import speed_of
-from entrain_bench.config.instantiate import instantiate
 from entrain_bench.config.schema import RunConfig
+from entrain_bench.config.targets import instantiate
 from entrain_bench.costs.bound import Need, find_need
-from entrain_bench.costs.noise import ActionNoise
-from entrain_bench.costs.profiled.profiled_cluster import ProfiledDevice, cluster_with_times
-from entrain_bench.costs.truth import CostTruth
+from entrain_bench.costs.profiled.times import ProfiledDevice, cluster_with_times
+from entrain_bench.costs.truth import ActionNoise, CostTruth
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
-from entrain_bench.records.cached_layouts import CachedLayout, CachedLayouts
 from entrain_bench.records.keys import plan_key, workload_of
 from entrain_bench.records.metrics import BELIEVED, Metric, check_results, measure
 from entrain_bench.records.run_result import RunResult
+from entrain_bench.records.sealed import CachedLayout, CachedLayouts
+from entrain_bench.specs.framework import with_options
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.variants import with_options
 from entrain_bench.specs.workload import ShapeSource, Workload, counts_of
 
 # Timelines of larger programs are not kept: they would take longer to write than to simulate.
@@ -45,10 +44,8 @@ MAX_KEPT_ACTIONS = 200_000
 MAX_JOBS = 2
 # Batches that a job remembers: those of a usual run.
 MAX_BATCHES = 8
-# Keys that only planning sees; they are among the following.
-PLANNING_KEYS = frozenset({"tuning", "tuning_budget", "planning_seed"})
-# Keys of a configuration that are a strategy's, or say how a run is executed.
-OWN = frozenset({"strategy", "harness", "iterations", "belief_error", "belief_bias", *PLANNING_KEYS})
+# Keys of a configuration that are a strategy's, or say how a run is executed; the last three only planning sees.
+OWN = {"strategy", "harness", "iterations", "belief_error", "belief_bias", "tuning", "tuning_budget", "planning_seed"}
 
 
 class Executor(Protocol):
@@ -108,6 +105,10 @@ class RunContext:
     """
 
     shared: SharedJob
+    job: Job
+    truth: CostTruth
+    workload: Workload
+    source: ShapeSource
     strategy: Strategy
     executor: Executor | Trainer
     profile: Profile
@@ -116,37 +117,15 @@ class RunContext:
     def plan(self) -> Layout:
         """The strategy's layout for the job, planned from the samples of ``planning_seed``.
 
-        Raises:
-            UserError: if no layout meets the request, fits the layers or fits memory; says what is missing.
+        ``UserError`` if no layout meets the request, fits the layers or fits memory; says what is missing.
         """
         return self.strategy.plan(self.planning)
-
-    @property
-    def job(self) -> Job:
-        """The job."""
-        return self.shared.job
-
-    @property
-    def truth(self) -> CostTruth:
-        """The hidden cost model."""
-        return self.shared.truth
-
-    @property
-    def workload(self) -> Workload:
-        """Where its samples are from."""
-        return self.shared.workload
-
-    @property
-    def source(self) -> ShapeSource:
-        """Its samples."""
-        return self.shared.source
 
 
 def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
     """Build the objects of a run; ``source``: samples to use instead of the configured workload's.
 
-    Raises:
-        UserError: if the configuration or the data is invalid; the error names the field.
+    ``UserError`` if the configuration or the data is invalid; the error names the field.
     """
     shared = shared_job(config, source)
     truth = shared.truth
@@ -162,7 +141,9 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
     wrong = config.belief_error, config.belief_bias
     profile = create_profile(*known, config.seed, *wrong)
     planning = create_profile(*known, config.planning_seed, *wrong, config.simulated_batches)
-    return RunContext(shared, Strategy(str(config.strategy["name"]), **parts), executor, profile, planning)
+    strategy = Strategy(str(config.strategy["name"]), **parts)
+    known_job = shared.job, truth, shared.workload, shared.source
+    return RunContext(shared, *known_job, strategy, executor, profile, planning)
 
 
 _jobs: dict[str, SharedJob] = {}

@@ -1,4 +1,4 @@
-"""Run tasks in parallel, in processes of this machine (joblib's loky) or on Ray; a task that dies costs only itself."""
+"""Run tasks in parallel, in processes of this machine (joblib's loky) or in Ray's pool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
+from functools import partial
+from itertools import islice
 from multiprocessing import parent_process, resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +29,6 @@ MAX_PROCESSES = 8
 IDLE_S = 60.0
 # How often a process looks whether the process that started it is alive.
 WATCH_S = 0.5
-# Ray's own address for a new cluster on this machine.
-NEW_CLUSTER = "local"
-# Results are small; Ray's default is a third of the memory.
-OBJECT_STORE_BYTES = 80 * 2**20
 
 # Executors with one process each, so that a process that dies costs only its task. They stay from one call to the next.
 _idle: list[ProcessPoolExecutor] = []
@@ -41,10 +38,8 @@ _idle: list[ProcessPoolExecutor] = []
 class Died:
     """Returned instead of a result if the worker process died during a task."""
 
-    reason: str = "the process that ran it died"
-
     def __str__(self) -> str:
-        return self.reason
+        return "the process that ran it died"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,66 +64,45 @@ def run_parallel[Task, Result](
         function: called in the processes; function, tasks and results are pickled.
         tasks: taken one by one, as processes become free.
         processes: most tasks at a time; on Ray -1: as many as the cluster has CPUs.
-        cluster: run on Ray; None: in processes of this machine.
+        cluster: run on Ray, where the first worker that dies ends the call; None: in processes of this machine.
 
     Raises:
-        UserError: if Ray is not installed, no cluster answers, or its workers cannot call the function.
+        UserError: if Ray is not installed, no cluster answers, or one of its workers dies.
     """
-    return _on_ray(function, tasks, processes, cluster) if cluster else _on_this_machine(function, tasks, processes)
-
-
-def _on_this_machine[Task, Result](
-    function: Callable[[Task], Result], tasks: Iterable[Task], processes: int
-) -> Iterator[tuple[Task, Result | Died]]:
-    used: dict[Future[Result], ProcessPoolExecutor] = {}
-
-    def submit(task: Task) -> Future[Result]:
-        executor = _idle.pop() if _idle else _one_process()
-        call = _pack(function, task)
-        with uninterrupted():
-            try:
-                future: Future[Result] = executor.submit(*call)
-            except BrokenExecutor:  # Its process died while it was idle.
-                executor = _one_process()
-                future = executor.submit(*call)
-            # Known before Ctrl-C can end this call.
-            used[future] = executor
-        return future
-
+    if cluster:
+        yield from _on_ray(function, tasks, processes, cluster)
+        return
+    waiting = iter(tasks)
+    running: dict[Future[Result], tuple[Task, ProcessPoolExecutor]] = {}
     try:
-        for task, future in _as_completed(submit, tasks, processes):
-            executor = used.pop(future)
-            try:
-                result = future.result()
-            except BrokenExecutor:
-                yield task, Died()
-            else:
-                _idle.append(executor)
-                yield task, result
+        while True:
+            for task in islice(waiting, processes - len(running)):
+                call = partial(_call_in_folder, *_packed(function, task))
+                executor = _idle.pop() if _idle else _one_process()
+                with uninterrupted():
+                    try:
+                        future = executor.submit(call)
+                    except BrokenExecutor:  # Its process died while it was idle.
+                        executor = _one_process()
+                        future = executor.submit(call)
+                    # Known before Ctrl-C can end this call.
+                    running[future] = task, executor
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                task, executor = running.pop(future)
+                died = isinstance(future.exception(), BrokenExecutor)
+                if not died:
+                    _idle.append(executor)
+                yield task, Died() if died else future.result()
     finally:
-        for executor in used.values():
+        for _, executor in running.values():
             executor.shutdown(kill_workers=True)
 
 
-def _as_completed[Task, Result](
-    submit: Callable[[Task], Future[Result]], tasks: Iterable[Task], limit: int
-) -> Iterator[tuple[Task, Future[Result]]]:
-    """Submit tasks, at most ``limit`` at a time; yield each with its future once that is done."""
-    waiting = iter(tasks)
-    running: dict[Future[Result], Task] = {}
-    while True:
-        for task in islice(waiting, limit - len(running)):
-            running[submit(task)] = task
-        if not running:
-            return
-        done, _ = wait(running, return_when=FIRST_COMPLETED)
-        for future in done:
-            yield running.pop(future), future
-
-
-def _pack(function: Callable[..., Any], task: object) -> tuple[Callable[..., Any], bytes, tuple[str, ...], Path]:
-    """Return ``_call_in_folder`` and its arguments, for a process that may have started in another folder."""
-    return _call_in_folder, pickle.dumps((function, task)), tuple(sys.path), Path.cwd()
+def _packed(function: Callable[..., Any], task: object) -> tuple[bytes, tuple[str, ...], Path]:
+    """Return the arguments of ``_call_in_folder``, for a process that may have started in another folder."""
+    return pickle.dumps((function, task)), tuple(sys.path), Path.cwd()
 
 
 def _call_in_folder(pickled: bytes, search: tuple[str, ...], folder: Path) -> Any:
@@ -188,60 +162,38 @@ def uninterrupted() -> Iterator[None]:
 
 def _on_ray[Task, Result](
     function: Callable[[Task], Result], tasks: Iterable[Task], processes: int, cluster: RayCluster
-) -> Iterator[tuple[Task, Result | Died]]:
-    # joblib's backend of Ray returns no result before the last one, so these are Ray's own tasks and futures.
+) -> Iterator[tuple[Task, Result]]:
     # It reads its environment when it is imported.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
+        from ray.util.multiprocessing import Pool
     except ImportError as error:
         raise UserError(f"{cluster.field}: not installed. Run pip install -e '.[ray]'") from error
-    waiting = iter(tasks)
+    listed = [*tasks]
     # Ray takes seconds to start, so it starts only if there is a task.
-    for first in waiting:
-        with _connected(ray, processes, cluster) as num_cpus:
-            remote = ray.remote(max_retries=0)(_call_in_folder)
-
-            def submit(task: Task, remote: Any = remote) -> Future[Result]:
-                _, *arguments = _pack(function, task)
-                future: Future[Result] = remote.remote(*arguments).future()
-                return future
-
-            for task, future in _as_completed(submit, chain([first], waiting), num_cpus):
-                yield task, _ray_result(ray, future, cluster)
-
-
-def _ray_result(ray: Any, future: Future[Any], cluster: RayCluster) -> Any:
-    """Return the task's result, or ``Died``."""
-    errors = ray.exceptions
-    try:
-        return future.result()
-    except errors.OutOfMemoryError:
-        return Died("Ray killed the process that ran it, because its machine ran out of memory")
-    except (errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError):
-        return Died()
-    except errors.RayError as error:
-        raise UserError(f"{cluster.field}: a Ray worker failed to start ({_last_line(error)})") from error
-
-
-@contextmanager
-def _connected(ray: Any, processes: int, cluster: RayCluster) -> Iterator[int]:
-    """Connect to a cluster, or start one; yield how many tasks run at a time."""
+    if not listed:
+        return
+    calls = [(number, *_packed(function, task)) for number, task in enumerate(listed)]
     wanted = max(processes, 0) or None
-    own = {"num_cpus": wanted, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+    # A cluster that runs already has its CPUs; a new one on this machine is told.
+    start = {"address": cluster.address} if cluster.address else {"address": "local", "num_cpus": wanted}
     try:
         with uninterrupted():
-            options = {} if cluster.address else own
-            ray.init(cluster.address or NEW_CLUSTER, log_to_driver=False, logging_level="ERROR", **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        place = f"{cluster.field} at {cluster.address}" if cluster.address else cluster.field
-        raise UserError(f"{place}: cannot connect to a Ray cluster ({_last_line(error)})") from error
-    try:
-        yield wanted or int(ray.cluster_resources().get("CPU", 1))
+            ray.init(log_to_driver=False, logging_level="ERROR", **start)
+            pool = Pool(wanted)
+        for outcome in pool.imap_unordered(_call_numbered, calls, chunksize=1):
+            if isinstance(outcome, Exception):
+                raise outcome
+            number, result = outcome
+            yield listed[number], result
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().rpartition("\n")[2].strip() or type(error).__name__
+        raise UserError(f"{cluster.field}, address={cluster.address}: Ray failed ({reason})") from error
     finally:
         ray.shutdown()
 
 
-def _last_line(error: Exception) -> str:
-    """Return the last line of an error's message."""
-    return str(error).strip().rpartition("\n")[2].strip() or type(error).__name__
+def _call_numbered(call: tuple[int, bytes, tuple[str, ...], Path]) -> tuple[int, Any]:
+    number, *arguments = call
+    return number, _call_in_folder(*arguments)

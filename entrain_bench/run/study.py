@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from pathlib import Path
 
+from entrain_bench.base.errors import UserError
+from entrain_bench.base.files import write_atomically
 from entrain_bench.config.compose import Composer
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.keys import Identifier
+from entrain_bench.records.code import hash_of, sources_of
 from entrain_bench.records.records import Results, labels_of
 from entrain_bench.run.cells import Done, is_beside, run_cells
-from entrain_bench.run.stamps import Stamp, hash_of_inputs, read_stamp, write_stamp
 
 type SweepOverrides = tuple[str, ...]
 
@@ -23,14 +28,13 @@ class Study:
         self.results = results
         self.config_dir = config_dir
         self.composer = Composer(config_dir)
-        self._identifier = Identifier()
         self._cells: dict[SweepOverrides, list[Cell]] = {}
 
     def cells(self, *overrides: str) -> list[Cell]:
         """The cells of a sweep."""
         if overrides not in self._cells:
             sweep = self.composer.sweep(overrides)
-            self._cells[overrides] = [Cell.composed(each, self.composer, self._identifier) for each in sweep.cells]
+            self._cells[overrides] = [Cell.composed(each, self.composer) for each in sweep.cells]
         return self._cells[overrides]
 
     def cells_by_key(self, sweeps: Iterable[SweepOverrides]) -> dict[str, Cell]:
@@ -84,24 +88,61 @@ class Output:
         return [*self.sweeps, *(self.further(study) if self.needs_further else ())]
 
     def bring_up_to_date(self, study: Study) -> str:
-        """Write the files unless they are as they would be; returns what is missing from them, if anything."""
-        files = (*self.committed, *self.files)
+        """Write the files unless they are as they would be; returns what is missing from them, if anything.
+
+        ``stamps/<name>.json`` holds a hash of the inputs and of the files. What is incomplete is written again.
+        """
+        root = study.results.root
+        path = root / "stamps" / f"{self.name}.json"
+        files = [root / file for file in (*self.committed, *self.files)]
         inputs = self._inputs(study)
-        stamp = read_stamp(study.results, self.name)
-        if files and inputs and stamp == Stamp.of(inputs, files, study.results.root):
+
+        def stamp(inputs: str) -> bytes:
+            return json.dumps([inputs, *map(_hash_of_file, files)], indent=1).encode()
+
+        if files and inputs and path.exists() and path.read_bytes() == stamp(inputs):
             return ""
         problem = self.write(study)
         if files:
-            # What is incomplete is written again next time.
-            write_stamp(study.results, self.name, Stamp.of("" if problem else inputs, files, study.results.root))
+            # Where there can be no stamp, the output is written again next time.
+            with suppress(OSError):
+                write_atomically(path, stamp("" if problem else inputs))
         return problem
 
     def _inputs(self, study: Study) -> str:
+        """Hash of code, templates, texts and records that the output depends on; empty if its code is unknown."""
         modules = {getattr(self.write, "func", self.write).__module__, *filter(None, [self.module])}
-        details = [self.name, study.composer.version, study.config_dir or "", *self.details]
-        sweeps = (study.cells(*sweep) for sweep in (*self.sweeps, *self.reads, *self.further(study)))
-        shown = (cell for group in self.timelines(study) for cell in group)
-        return hash_of_inputs(modules, details, sweeps, shown, study.results)
+        try:
+            sources = sources_of(modules)
+        except UserError:
+            return ""
+        if not sources.keys() >= modules:
+            return ""
+        details = [hash_of(sources), self.name, study.composer.version, study.config_dir or "", *self.details]
+        digest = hashlib.sha256(json.dumps(details).encode())
+        for file in templates_of(sources):
+            digest.update(file.read_bytes())
+        results = study.results
+        for sweep in (*self.sweeps, *self.reads, *self.further(study)):
+            for cell in study.cells(*sweep):
+                digest.update(f"{cell.key} {results.digest(cell.key)} {' '.join(cell.overrides)}\n".encode())
+            digest.update(b"\0")
+        for cell in (cell for group in self.timelines(study) for cell in group):
+            record = results.read(cell.key)
+            has = record is not None and results.has_timeline(record)
+            digest.update(f"{cell.key} {record.timeline_sha256 if record and has else ''}\n".encode())
+        return digest.hexdigest()[:16]
+
+
+def templates_of(modules: Iterable[str]) -> list[Path]:
+    """Return the files in folders ``templates`` next to some modules."""
+    root = Path(__file__).parents[2]
+    folders = {root.joinpath(*module.split(".")[:-1], "templates") for module in modules}
+    return [file for folder in sorted(folders) for file in sorted(folder.glob("*"))]
+
+
+def _hash_of_file(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
 def by_strategy(cells: Iterable[Cell]) -> list[list[Cell]]:

@@ -21,7 +21,7 @@ from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.stream import ListedShapes
+from entrain_bench.specs.workload import ListedShapes
 
 # How many microbatches ranks have.
 FIXED = "fixed"

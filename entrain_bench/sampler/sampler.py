@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader, Sampler
 from entrain_bench.balancing.interface import Observer
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import UserError, require
-from entrain_bench.config.given_plan import checked_plan
+from entrain_bench.config.given import checked_plan
 from entrain_bench.program.layout import Layout
 from entrain_bench.sampler.learning import Lessons, Timings, executed
 from entrain_bench.sampler.planning import FIXED, BatchPlan, Dealt, fingerprint, plan_batches
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.stream import stable_rng
+from entrain_bench.specs.workload import stable_rng
 
 # Iterations whose microbatches are kept: those that loaders run ahead, and those that are observed.
 KEPT = 64

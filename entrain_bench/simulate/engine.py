@@ -27,10 +27,8 @@ def place_actions(
     """Earliest start and end of every action, and how long each waited for transfers alone ``[actions]``.
 
     Arguments are as ``Prices`` has them; None for what takes no time or is not there. Actions of a group (``together``)
-    wait until the lanes of all of them are free, then for their inputs.
-
-    Raises:
-        DeadlockError: naming the cycle of lanes that wait for each other.
+    wait until the lanes of all are free, then for their inputs. ``DeadlockError`` names a cycle of lanes that wait for
+    each other.
     """
     dep_actions = program.dep_actions.astype(np.int32)
     nothing = np.zeros(program.num_actions)
@@ -71,80 +69,51 @@ def place_actions(
 
 
 class Columns(NamedTuple):
-    """Input of the compiled loop: a program, followed by a lane, an action and a row for each transfer.
+    """Input of the compiled loop: a program, followed by a lane, an action and a row for each transfer."""
 
-    Attributes:
-        first_transfer: number of the program's actions and its barriers; those from here on are transfers.
-        lane_offsets, lane_actions: actions of each lane in its order, CSR.
-        num_lanes: lanes that an action occupies ``[actions]``.
-        dep_offsets, dep_actions: actions that each action depends on, CSR; a transfer on the sources of all that it
-            carries.
-        carriers: what the data of each dependency arrive with, the action it names or a transfer ``[dependencies]``.
-        duration_s: of an action; how long a transfer occupies its links ``[actions]``.
-        hold_s: how long its lanes are held after it ``[actions]``.
-        release_s: its earliest start ``[actions]``.
-        stall_s: how long it waits once all else is ready ``[actions]``.
-        delay_s: from the end of its carrier ``[dependencies]``.
-        link_offsets, links: links of each transfer, CSR.
-        num_links: links in all.
-    """
-
-    first_transfer: int
+    first_transfer: int  # number of the program's actions and its barriers; those from here on are transfers
+    # Actions of each lane in its order, CSR.
     lane_offsets: IntArray
     lane_actions: IntArray
-    num_lanes: IntArray
+    num_lanes: IntArray  # lanes that an action occupies ``[actions]``
+    # Actions that each action depends on, CSR; a transfer on the sources of all that it carries.
     dep_offsets: IntArray
     dep_actions: IntArray
+    # What the data of each dependency arrive with, the action it names or a transfer ``[dependencies]``.
     carriers: IntArray
-    duration_s: FloatArray
-    hold_s: FloatArray
-    release_s: FloatArray
-    stall_s: FloatArray
-    delay_s: FloatArray
+    duration_s: FloatArray  # of an action; how long a transfer occupies its links ``[actions]``
+    hold_s: FloatArray  # how long its lanes are held after it ``[actions]``
+    release_s: FloatArray  # its earliest start ``[actions]``
+    stall_s: FloatArray  # how long it waits once all else is ready ``[actions]``
+    delay_s: FloatArray  # from the end of its carrier ``[dependencies]``
+    # Links of each transfer, CSR.
     link_offsets: IntArray
     links: IntArray
-    num_links: int
+    num_links: int  # links in all
 
 
 class Lanes(NamedTuple):
-    """How far lanes are ``[lanes]``.
+    """How far lanes are ``[lanes]``."""
 
-    Attributes:
-        position: actions that it is done with.
-        reached: action that it has come to last; -1 for none.
-        checked: row of the first dependency of that action that may be missing.
-        done_s: end of its last action.
-        free_s: when that no longer holds it.
-        next_parked: the lane after it that is parked on the same action; -1 for none.
-    """
-
-    position: IntArray
-    reached: IntArray
-    checked: IntArray
-    done_s: FloatArray
-    free_s: FloatArray
-    next_parked: IntArray
+    position: IntArray  # actions that it is done with
+    reached: IntArray  # action that it has come to last; -1 for none
+    checked: IntArray  # row of the first dependency of that action that may be missing
+    done_s: FloatArray  # end of its last action
+    free_s: FloatArray  # when that no longer holds it
+    next_parked: IntArray  # the lane after it that is parked on the same action; -1 for none
 
 
 class Actions(NamedTuple):
-    """How far actions are ``[actions]``.
+    """How far actions are ``[actions]``."""
 
-    Attributes:
-        start_s, end_s: NaN until it is placed.
-        wait_s: how long it waits for transfers alone.
-        arrived: lanes that have come to it.
-        done_s: when the last of them had ended what it did before.
-        free_s: when the last of them was free.
-        parked: the first lane that is parked on it, -1 for none; at the very end, the first that may go on.
-    """
-
+    # NaN until it is placed.
     start_s: FloatArray
     end_s: FloatArray
-    wait_s: FloatArray
-    arrived: IntArray
-    done_s: FloatArray
-    free_s: FloatArray
-    parked: IntArray
+    wait_s: FloatArray  # how long it waits for transfers alone
+    arrived: IntArray  # lanes that have come to it
+    done_s: FloatArray  # when the last of them had ended what it did before
+    free_s: FloatArray  # when the last of them was free
+    parked: IntArray  # the first lane that is parked on it, -1 for none; at the very end, the first that may go on
 
 
 AWAKE = -1  # Where lanes are parked that may go on.
@@ -184,22 +153,21 @@ def _with_transfers(columns: Columns, transfers: LinkTransfers) -> Columns:
     waits = np.concatenate([transfers.first[taken], forwarding])
     needs = np.concatenate([columns.dep_actions[taken], numbers[transfers.follows[forwarding]]])
     needs = needs[np.argsort(waits, kind="stable")]
-    return Columns(
-        columns.first_transfer,
-        np.append(columns.lane_offsets, columns.lane_offsets[-1] + np.arange(1, count + 1)),
-        np.append(columns.lane_actions, numbers),
-        np.append(columns.num_lanes, np.ones(count, np.int32)),
-        np.append(columns.dep_offsets, columns.dep_offsets[-1] + np.cumsum(np.bincount(waits, minlength=count))),
-        np.append(columns.dep_actions, needs),
-        np.append(carriers, needs),
-        np.append(columns.duration_s, transfers.link_s),
-        np.append(columns.hold_s, np.zeros(count)),
-        np.append(columns.release_s, np.zeros(count)),
-        np.append(columns.stall_s, np.zeros(count)),
-        np.append(columns.delay_s, np.zeros(len(needs))),
-        transfers.link_offsets.astype(np.int64),
-        transfers.links.astype(np.int64),
-        transfers.num_links,
+    times: dict[str, Any] = {name: np.append(getattr(columns, name), np.zeros(count)) for name in TIMES}
+    return columns._replace(
+        lane_offsets=np.append(columns.lane_offsets, columns.lane_offsets[-1] + np.arange(1, count + 1)),
+        lane_actions=np.append(columns.lane_actions, numbers),
+        num_lanes=np.append(columns.num_lanes, np.ones(count, np.int32)),
+        dep_offsets=np.append(
+            columns.dep_offsets, columns.dep_offsets[-1] + np.cumsum(np.bincount(waits, minlength=count))
+        ),
+        dep_actions=np.append(columns.dep_actions, needs),
+        carriers=np.append(carriers, needs),
+        delay_s=np.append(columns.delay_s, np.zeros(len(needs))),
+        link_offsets=transfers.link_offsets.astype(np.int64),
+        links=transfers.links.astype(np.int64),
+        num_links=transfers.num_links,
+        **times | {"duration_s": np.append(columns.duration_s, transfers.link_s)},
     )
 
 
@@ -207,11 +175,9 @@ def _with_transfers(columns: Columns, transfers: LinkTransfers) -> Columns:
 def _run_lanes(columns):  # type: ignore[no-untyped-def]
     """Run lanes until all are done or stuck; O(actions + dependencies), and a heap of transfers.
 
-    A lane that cannot go on is parked: on the action it needs (which wakes it when it ends), or, if its next action
-    occupies several lanes and others are still busy, on that action. The last lane to arrive runs it for all.
-
-    Transfers queue for their links. When no lane can go on, all that is not placed yet waits for one of them, so none
-    can become ready before the earliest in the queue: serving that one keeps to the order of readiness.
+    A lane that cannot go on is parked: on the action it needs (which wakes it when it ends), or on its next action if
+    others of its lanes are still busy; the last lane to arrive runs it for all. Transfers queue for their links. When
+    no lane can go on, none can become ready before the earliest in the queue, so that is served.
     """
     lanes, actions = _nothing_run(columns)
     queue = [(0.0, 0) for _ in range(0)]
@@ -358,8 +324,7 @@ def describe_deadlock(
 ) -> str:
     """Follow stuck lanes, each to a lane it waits for, until one repeats.
 
-    ``position`` counts the actions that each lane ran ``[lanes]``; ``done`` and ``together`` (as ``Prices`` has it) are
-    ``[actions]``.
+    ``position`` counts the actions that each lane ran ``[lanes]``; ``done`` and ``together`` are ``[actions]``.
     """
 
     def next_action(lane: int) -> int:

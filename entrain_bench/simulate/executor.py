@@ -46,12 +46,11 @@ def make_timeline(program: Program, prices: Prices, memory: FloatArray) -> Timel
 def place_steps(
     program: Program, steps: Steps, hold_s: FloatArray, start: FloatArray, end: FloatArray, wait: FloatArray
 ) -> None:
-    """Set start, end and wait of a program's steps; those of all other actions are given.
+    """Set start, end and wait of a program's steps; those of all other actions are given ``[actions]``.
 
-    Overlapped synchronisations queue beside the lanes, last stages first, in the order in which a backward comes to
-    them; as actions they take no time, at the moment when they end. The norm of all gradients is needed before any
-    optimizer steps, so all wait for the last synchronisation; that wait counts as one for transfers. ``hold_s`` is how
-    long lanes are held after each action; all are ``[actions]``.
+    Overlapped synchronisations queue beside the lanes, last stages first; as actions they take no time, at their end.
+    All optimizers need the norm of all gradients, so they wait for the last synchronisation, which counts as waiting
+    for transfers. ``hold_s`` is how long lanes are held after each action.
     """
     layout = program.layout
     lanes = [blocks.of_stage(stage) for blocks in layout.blocks for stage in range(blocks.num_stages)]
@@ -108,10 +107,8 @@ class Simulator:
     def execute(self, program: Program) -> Timeline:
         """Validate and time a program.
 
-        Raises:
-            UserError: if a unit is lost or repeated, or an action is misplaced.
-            OutOfMemoryError: naming rank, action, need and budget.
-            DeadlockError: naming the cycle.
+        ``UserError`` for units lost, repeated or misplaced; ``OutOfMemoryError`` names rank, action, need and budget,
+        ``DeadlockError`` the cycle.
         """
         check_program(program)
         memory = self.check_memory(program)

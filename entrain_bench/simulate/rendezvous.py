@@ -25,8 +25,8 @@ SEPARATE, BATCHED, AHEAD = RULES = ("separate", "batched", "ahead")
 def find_receive_rule(program: Program, cluster: ClusterSpec, framework: FrameworkOptions) -> str:
     """Return the first of ``RULES`` under which a program ends if sends wait for their receivers.
 
-    Transfers are those of the cost model from one set of ranks to another; collectives between grids on the same ranks
-    and the optimizer's collectives are none. ``AHEAD`` runs every program whose order agrees with its dependencies.
+    Transfers are the cost model's from one set of ranks to another, without collectives. ``AHEAD`` runs every program
+    whose order agrees with its dependencies.
     """
     travels = derive_edges(program, cluster, framework).travels
     travels[colocated_transforms(program, cluster)[0]] = False

@@ -41,27 +41,23 @@ OF_DEVICE: Mapping[str, tuple[str, ...]] = {
 class DeviceSpec:
     """One accelerator. Efficiencies are the attainable fractions of the datasheet figure for large, regular work.
 
-    What smaller work attains saturates: at half of the large size a product, a sequence or a head has half of it
-    (``entrain_bench/costs/roofline.py``). The host link (to CPU memory) is stated as attainable bytes per second and
-    direction.
+    Smaller work attains less: at ``*_half_*`` a product, a sequence or a head attains half (``costs/roofline.py``).
 
     Attributes:
-        sustained_fraction: share of all attainable arithmetic that training keeps, under its power limit and beside
-            whatever a step does besides.
-        gemm_half_flops: FLOPs of a product on one rank at which it attains half of ``gemm_efficiency``.
-        attention_half_tokens: sequence length at which attention without a mask attains half of its efficiency.
-        attention_half_head_dim: head dimension at which attention attains half of what very wide heads do; its
-            efficiencies are stated for ``HEAD_DIM``.
-        gemm_half_width: width at which a product attains half of what a wide one does; the width is the harmonic mean
-            of the inner and outer dimension on a rank, because forward sums over one and backward over the other.
+        host_bandwidth_bytes_per_s: attainable by the link to CPU memory, in each direction.
+        sustained_fraction: share of all attainable arithmetic that training keeps under its power limit.
+        gemm_half_flops: FLOPs of a product on one rank.
+        attention_half_tokens: sequence length, of attention without a mask.
+        attention_half_head_dim: relative to very wide heads; efficiencies are stated for ``HEAD_DIM``.
+        gemm_half_width: harmonic mean of a product's inner and outer dimension on a rank, because forward sums over
+            one and backward over the other.
         elementwise_efficiency: bandwidth of kernels that compute as they move data, relative to what copies attain.
-        overlap_cost: seconds that computation loses per second of communication that runs beside it, in [0, 1]. 0:
-            communication beside computation is free. 1: it hides nothing.
+        overlap_cost: seconds that computation loses per second of communication beside it. 1: nothing hides.
         host_launch_s: time in which the host issues one kernel. A layer never takes less than the host needs for it.
         attention_kernel: generation of kernels that the attention efficiencies are of.
         allocator_reserve: bytes that the caching allocator holds beyond the tensors, per byte of activations, messages
-            and temporary results. Weights, gradients and optimizer states are allocated once and leave no gaps.
-        peak_dtype: what ``peak_bf16_flops`` is of, by torch's name: a profile in another type measures its own peak.
+            and temporary results, but not of weights, gradients and optimizer states.
+        peak_dtype: torch's name of the type that ``peak_bf16_flops`` is of.
     """
 
     name: str
@@ -89,20 +85,14 @@ class DeviceSpec:
 
 @dataclass(frozen=True, slots=True)
 class LinkTier:
-    """Links inside aligned blocks of ``num_ranks`` ranks; bandwidth is per rank and direction.
-
-    Attributes:
-        latency_s: per step of a collective and per transfer.
-        collective_efficiency: fraction of the bandwidth that large ring collectives attain.
-        collective_start_s: time until the first byte of a collective moves.
-    """
+    """Links inside aligned blocks of ``num_ranks`` ranks; bandwidth is per rank and direction."""
 
     name: str
     num_ranks: Count
     bandwidth_bytes_per_s: Rate
-    latency_s: Rate
-    collective_efficiency: Share = 1.0
-    collective_start_s: Extra = 0.0
+    latency_s: Rate  # per step of a collective and per transfer
+    collective_efficiency: Share = 1.0  # of the bandwidth, that large ring collectives attain
+    collective_start_s: Extra = 0.0  # until the first byte of a collective moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,26 +100,17 @@ class Speed:
     """Factors on a cluster's constants, from ``SLOWEST`` to ``FASTEST``; 1 leaves a constant unmodified.
 
     Above 1, the first five make a cluster faster and the last three make it slower or smaller. A constant of 0 stays 0.
-    An efficiency never exceeds 1: a factor that would lift one above 1 raises the peak instead, for all fractions of
-    that peak. Attained rates are exactly those that the factors state, and ``mfu`` is a fraction of the raised peak.
-
-    Attributes:
-        gemm, attention, memory: on attained rates of matrix products, attention and device memory.
-        node: on the bandwidth of all links inside a node.
-        network: on the bandwidth of all links between nodes.
-        launch: on the launch time of a kernel, on the device and on the host.
-        overlap: on the slowdown of computation by concurrent communication, which stays at most 1.
-        reserve: on device memory that the allocator holds beyond the tensors.
+    A factor that would lift an efficiency above 1 raises the peak instead, and ``mfu`` is a fraction of that peak.
     """
 
-    gemm: float = 1.0
-    attention: float = 1.0
-    memory: float = 1.0
-    node: float = 1.0
-    network: float = 1.0
-    launch: float = 1.0
-    overlap: float = 1.0
-    reserve: float = 1.0
+    gemm: float = 1.0  # attained rates of matrix products
+    attention: float = 1.0  # attained rates of attention
+    memory: float = 1.0  # attained bandwidth of device memory
+    node: float = 1.0  # bandwidth of all links inside a node
+    network: float = 1.0  # bandwidth of all links between nodes
+    launch: float = 1.0  # launch time of a kernel, on the device and on the host
+    overlap: float = 1.0  # slowdown of computation by concurrent communication, which stays at most 1
+    reserve: float = 1.0  # device memory that the allocator holds beyond the tensors
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -139,9 +120,8 @@ class Speed:
 
     def times(self, other: Speed) -> Speed:
         """Both sets of factors, one after the other."""
-        return Speed(
-            **{factor.name: getattr(self, factor.name) * getattr(other, factor.name) for factor in fields(self)}
-        )
+        names = [factor.name for factor in fields(self)]
+        return Speed(**{name: getattr(self, name) * getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +129,8 @@ class ClusterSpec:
     """Identical nodes; ``tiers`` go from the innermost links to those that join all ranks."""
 
     name: str
-    num_nodes: int
-    gpus_per_node: int
+    num_nodes: Count
+    gpus_per_node: Count
     device: DeviceSpec
     tiers: tuple[LinkTier, ...]
 
@@ -169,10 +149,7 @@ class ClusterSpec:
 
     def group_tier(self, ranks: IntArray) -> LinkTier:
         """The innermost tier that joins all the given ranks."""
-        low = int(ranks.min())
-        high = int(ranks.max())
-        joins = (tier for tier in self.tiers if low // tier.num_ranks == high // tier.num_ranks)
-        return next(joins, self.tiers[-1])
+        return self.tiers[int(self.tier_of(ranks.min(), ranks.max()))]
 
     def at(self, speed: Speed) -> ClusterSpec:
         """The cluster with its constants multiplied; a peak rises where an efficiency would exceed 1."""
@@ -188,19 +165,17 @@ class ClusterSpec:
             if highest > 1:
                 changed |= {name: changed[name] / highest for name in shares}
                 changed[peak] = getattr(device, peak) * highest
-        factors = [speed.node if tier.num_ranks <= self.gpus_per_node else speed.network for tier in self.tiers]
-        tiers = tuple(
-            replace(tier, bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s * factor)
-            for tier, factor in zip(self.tiers, factors, strict=True)
-        )
-        return replace(self, device=replace(device, **changed), tiers=tiers)
+        tiers = []
+        for tier in self.tiers:
+            factor = speed.node if tier.num_ranks <= self.gpus_per_node else speed.network
+            tiers.append(replace(tier, bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s * factor))
+        return replace(self, device=replace(device, **changed), tiers=tuple(tiers))
 
     def ring_tiers(self, rings: IntArray) -> list[LinkTier]:
         """The links of rings through the given ranks ``[rings, ranks]``: the slowest each crosses.
 
-        Latency and start are those of the outermost; the bandwidth is what collectives attain. Every rank has a link of
-        its own to each tier (a GPU its NIC). Where a ring passes through several ranks of a block, data leave it
-        through all their links, as NCCL has it with a ring for each.
+        Latency and start are those of the outermost; the bandwidth is what collectives attain. Data leave a block
+        through the links of all ranks that a ring has there, as NCCL has it with a ring for each.
         """
         rings = np.sort(rings, axis=1)
         outermost = self.tier_of(rings[:, 0], rings[:, -1])
@@ -229,30 +204,19 @@ class ClusterSpec:
         if not isinstance(config["tiers"], list):
             raise UserError(f"cluster.tiers={config['tiers']}: must be a list")
         device = parse(DeviceSpec, config["device"], "cluster.device")
-        size = parse(_ClusterSize, {key: config[key] for key in ("num_nodes", "gpus_per_node")}, "cluster")
-        nodes = size.num_nodes
-        width = size.gpus_per_node
+        tiers = [check_mapping(tier, f"cluster.tiers[{index}]") for index, tier in enumerate(config["tiers"])]
+        cluster = parse(cls, {**config, "name": str(config["name"]), "device": device, "tiers": ()}, "cluster")
+        ranks = cluster.num_ranks
+        width = cluster.gpus_per_node
         most = MAX_RANKS // width
-        require(nodes <= most, "cluster.num_nodes", nodes, f"at most {most}, {MAX_RANKS} ranks of {width} a node")
-        tiers = tuple(
-            parse(
-                LinkTier,
-                {"num_ranks": nodes * width, **check_mapping(tier, f"cluster.tiers[{i}]")},
-                f"cluster.tiers[{i}]",
-            )
-            for i, tier in enumerate(config["tiers"])
-        )
-        require(len(tiers) >= 1, "cluster.tiers", list(tiers), "at least one tier")
-        sizes = [tier.num_ranks for tier in tiers]
-        ordered = sizes == sorted(sizes) and sizes[-1] == nodes * width
-        require(ordered, "cluster.tiers", sizes, f"ordered from the smallest block to all {nodes * width} ranks")
-        return cls(str(config["name"]), nodes, width, device, tiers)
-
-
-@dataclass(frozen=True, slots=True)
-class _ClusterSize:
-    num_nodes: Count
-    gpus_per_node: Count
+        allowed = f"at most {most}, {MAX_RANKS} ranks of {width} a node"
+        require(cluster.num_nodes <= most, "cluster.num_nodes", cluster.num_nodes, allowed)
+        require(len(tiers) >= 1, "cluster.tiers", tiers, "at least one tier")
+        links = [parse(LinkTier, {"num_ranks": ranks, **tier}, f"cluster.tiers[{i}]") for i, tier in enumerate(tiers)]
+        sizes = [link.num_ranks for link in links]
+        ordered = sizes == sorted(sizes) and sizes[-1] == ranks
+        require(ordered, "cluster.tiers", sizes, f"ordered from the smallest block to all {ranks} ranks")
+        return replace(cluster, tiers=tuple(links))
 
 
 def _first_of_blocks(rings: IntArray, size: int) -> BoolArray:

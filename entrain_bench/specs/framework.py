@@ -10,64 +10,29 @@ from typing import Any
 from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.specs.cluster import ATTENTION_KERNELS, DeviceSpec
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, LOGIT_CHUNK_TOKENS
-from entrain_bench.specs.model import FULL, SELECTIVE, ModuleSpec
-from entrain_bench.specs.module_layers import CROSS_ENTROPIES, UNFUSED
+from entrain_bench.specs.model import FULL, SELECTIVE, ModelSpec, ModuleSpec
+from entrain_bench.specs.module_layers import CROSS_ENTROPIES, UNFUSED, language_head
 
 P2P = ("blocking", "overlapped")
 SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
 ALL, LABELLED = HEAD_TOKENS = ("all", "labelled")
-GRANULARITIES = (FULL, SELECTIVE)
 FP32, BF16 = GRAD_DTYPES = ("fp32", "bf16")
 CHOICES: Mapping[str, Sequence[str]] = {
     "p2p": P2P,
     "cp_split": CP_SPLITS,
     "head_tokens": HEAD_TOKENS,
-    "recompute_granularity": GRANULARITIES,
+    "recompute_granularity": (FULL, SELECTIVE),
     "attention_kernel": ATTENTION_KERNELS,
     "grad_dtype": GRAD_DTYPES,
     "cross_entropy": CROSS_ENTROPIES,
 }
-# Number of next actions whose receives are posted during an action; megatron-core's 1F1B posts those of one.
-RECEIVES_AHEAD = {"blocking": 1, "overlapped": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class FrameworkOptions:
     """Framework settings with the defaults of Megatron-LM; the simulator prices them and training executes them.
 
-    Attributes:
-        distributed_optimizer: whether gradients and optimizer states are sharded over data and context parallelism.
-        overlap_grad_reduce: whether gradients are synchronized in buckets during the last backward of a stage and all
-            later work of its ranks.
-        overlap_param_gather: whether sharded weights are gathered in buckets during the first forward of a stage,
-            instead of right after the optimizer step.
-        align_param_gather: whether all stages start these gathers at the start of the iteration, instead of each at its
-            first forward.
-        p2p: ``blocking`` occupies sender and receiver during a transfer, as megatron-core's 1F1B does (it waits for its
-            batch of sends and receives); ``overlapped`` occupies neither, and links serve transfers one by one.
-        sequence_parallel: whether tensor-parallel ranks split by tokens what they do not split by weights.
-        encoder_sp: whether encoders use sequence parallelism; Megatron-LM's multimodal code disables it there.
-        encoder_cp: whether context parallelism splits the sequences of encoders, too. If not, every rank of a
-            context-parallel group encodes all of them and hands on its part of the result, as in that code; gradients,
-            each of a part, add up over data and context parallelism as ever.
-        cp_split: what context parallelism cuts into 2 x CP pieces, of which each rank takes one from the front and one
-            from the end: each ``sample`` (in encoders each item), so that all ranks have the same work, or the whole
-            ``pack`` that is a microbatch, so that they have not (``specs/context_pieces.py``).
-        head_tokens: positions whose logits the LLM's head computes: ``all``, with the loss of those without a label
-            masked, as Megatron-LM does, or ``labelled``: those that have one, ``LOGIT_CHUNK_TOKENS`` at a time, whose
-            logits are computed again in backward.
-        encoder_optimizers: copies of each encoder's sharded optimizer states (megatron-core's
-            ``num_distributed_optimizer_instances``), at most; their number must divide the ranks that hold the same
-            weights, so it is the greatest common divisor.
-        recompute_granularity: what of a block is recomputed wherever a layout or a scheduler recomputes: ``full``, or
-            ``selective``: its MLP and the norm before it, not attention (``ModuleSpec.selectively_recomputed``).
-        attention_kernel: generation of attention kernels, one of ``ATTENTION_KERNELS``; None: the device's own.
-        tp_overlap: share of tensor-parallel communication that hides behind computation, in [0, 1].
-        grad_dtype: type in which gradients are accumulated and reduced: ``fp32``, or ``bf16`` (in fp32 models
-            fp32).
-        cross_entropy: operators of the loss: ``unfused``, Megatron-LM's own; ``fused``, one kernel; ``eager``,
-            PyTorch's on logits of the whole vocabulary (``specs.module_layers.language_head``).
-        freeze: modules that do not learn, but for the projectors of encoders (``ModuleSpec.frozen``).
+    ``experiments/config.yaml`` says what each key means.
     """
 
     distributed_optimizer: bool = True
@@ -79,8 +44,8 @@ class FrameworkOptions:
     encoder_sp: bool = True
     encoder_cp: bool = True
     cp_split: str = SAMPLE
-    head_tokens: str = ALL
-    encoder_optimizers: int = 1
+    head_tokens: str = ALL  # ``labelled``: logits of ``LOGIT_CHUNK_TOKENS`` at a time
+    encoder_optimizers: int = 1  # megatron-core's ``num_distributed_optimizer_instances``
     recompute_granularity: str = FULL
     attention_kernel: str | None = None
     tp_overlap: float = 0.0
@@ -97,8 +62,8 @@ class FrameworkOptions:
 
     @property
     def receives_ahead(self) -> int:
-        """Number of next actions whose receives count as posted during an action."""
-        return RECEIVES_AHEAD[self.p2p]
+        """Number of next actions whose receives are posted during an action; megatron-core's 1F1B posts those of 1."""
+        return 1 if self.p2p == "blocking" else 4
 
     def gradient_bytes(self, element_bytes: int) -> int:
         """Bytes of a gradient as it is accumulated and reduced, in a model with elements of the given size."""
@@ -139,25 +104,18 @@ class FrameworkOptions:
 
     def check_executable(self, module: ModuleSpec, cp: int, harness: str) -> None:
         """Raise ``IncompatibleError`` for settings that are priced, but that ranks cannot run for this module."""
-        if self.sequence_parts(module, cp) < cp:
-            raise IncompatibleError(
-                f"encoder_cp=false: not supported with harness={harness} and layout.cp={cp} ({module.name}). Use "
-                "harness=simulate, or set encoder_cp=true"
-            )
-        if self.cp_split == PACK and cp > 1 and harness == "emulate":
-            raise IncompatibleError(
-                f"cp_split=pack: harness={harness} runs one rank of {module.name}'s cp={cp}, and the ranks' shares "
-                "differ; use cp_split=sample, or harness=simulate or train"
-            )
+        whole_encoder = self.sequence_parts(module, cp) < cp
+        uneven = self.cp_split == PACK and cp > 1 and harness == "emulate"
         for key, value, trained in (
+            ("encoder_cp", "false" if whole_encoder else "true", "true"),
+            ("cp_split", PACK if uneven else SAMPLE, SAMPLE),
             ("cross_entropy", self.cross_entropy, UNFUSED),
             ("attention_kernel", self.attention_kernel or "null", "null"),
             ("encoder_optimizers", self.encoder_optimizers if module.is_encoder else 1, 1),
         ):
             if value != trained:
-                raise IncompatibleError(
-                    f"{key}={value}: must be {trained} with harness={harness}. Use harness=simulate for others"
-                )
+                why = f"must be {trained} with harness={harness} ({module.name}, cp={cp})"
+                raise IncompatibleError(f"{key}={value}: {why}. Use harness=simulate for others")
 
     def check_device(self, device: DeviceSpec) -> None:
         """Raise ``UserError`` for kernels of a later generation than the device runs."""
@@ -178,3 +136,25 @@ class FrameworkOptions:
         """Build the settings from the top-level keys of a run."""
         given = {name: values[name] for name in cls.__dataclass_fields__}
         return cls(**given | {"freeze": tuple(str(name) for name in given["freeze"])})
+
+
+def with_options(model: ModelSpec, framework: FrameworkOptions) -> ModelSpec:
+    """The model with the head that the framework runs, what it recomputes, and what it freezes."""
+    model = with_cross_entropy(model, framework.cross_entropy)
+    if framework.head_tokens == LABELLED:
+        model = with_labelled_head(model)
+    return model.with_recomputation(framework.recompute_granularity).with_frozen(framework.freeze)
+
+
+def with_cross_entropy(model: ModelSpec, kind: str) -> ModelSpec:
+    """The model whose LLM computes its loss by one of ``CROSS_ENTROPIES``."""
+    head = model.llm.layers[-1]
+    if kind == UNFUSED:
+        return model
+    changed = language_head(model.llm.config, kind)
+    return model.with_head(changed if head.learns else changed.frozen(passes_gradients=head.backward_share > 0))
+
+
+def with_labelled_head(model: ModelSpec) -> ModelSpec:
+    """The model with logits and loss of labelled tokens only."""
+    return model.with_head(model.llm.layers[-1].split_by_label())

@@ -69,31 +69,20 @@ class Degrees:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Model, cluster, batch and limits, the same for every strategy.
-
-    Attributes:
-        microbatch_size: samples of a microbatch; the least there may be where planners choose it.
-        memory_budget_bytes: memory of a rank that programs may use.
-        framework: how the framework runs it.
-        free_microbatch_size: whether planners choose the microbatch size.
-    """
+    """Model, cluster, batch and limits, the same for every strategy."""
 
     model: ModelSpec
     cluster: ClusterSpec
     global_batch: int
-    microbatch_size: int
+    microbatch_size: int  # samples of a microbatch; the least there may be where planners choose it
     request: LayoutRequest
-    memory_budget_bytes: float
+    memory_budget_bytes: float  # of a rank, that programs may use
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
-    free_microbatch_size: bool = False
+    free_microbatch_size: bool = False  # planners choose the microbatch size
 
     def __post_init__(self) -> None:
-        require(
-            1 <= self.global_batch <= MAX_SAMPLES,
-            "global_batch",
-            self.global_batch,
-            f"at least 1, at most {MAX_SAMPLES}",
-        )
+        fits = 1 <= self.global_batch <= MAX_SAMPLES
+        require(fits, "global_batch", self.global_batch, f"at least 1, at most {MAX_SAMPLES}")
         require(self.microbatch_size >= 1, "microbatch_size", self.microbatch_size, "at least 1")
         for name in ("tp", "cp", "pp", "dp"):
             value = getattr(self.request, name)
@@ -127,11 +116,8 @@ class Job:
     def num_microbatches(self, dp: int) -> int:
         """Microbatches of a replica per iteration; the global batch must divide."""
         size = dp * self.microbatch_size
-        if self.global_batch % size:
-            raise UserError(
-                f"global_batch={self.global_batch}: must be a multiple of layout.dp={dp} x "
-                f"microbatch_size={self.microbatch_size}"
-            )
+        allowed = f"a multiple of layout.dp={dp} x microbatch_size={self.microbatch_size}"
+        require(self.global_batch % size == 0, "global_batch", self.global_batch, allowed)
         return self.global_batch // size
 
     def check_request(self) -> None:
@@ -152,21 +138,17 @@ class Job:
         node = self.cluster.gpus_per_node
         asked = self.request
         heads = [size for module in self.model.modules for size in module.sharded_sizes.values()]
-        tps = [asked.tp] if asked.tp else [t for t in divisors(node) if all(size % t == 0 for size in heads)]
-        cps = [asked.cp] if asked.cp else [2**i for i in range(ranks.bit_length())]
-        dps = (
-            [asked.dp]
-            if asked.dp
-            else [d for d in divisors(ranks) if not self.global_batch % (d * self.microbatch_size)]
-        )
+        tps = [t for t in divisors(node) if all(size % t == 0 for size in heads)]
+        cps = [2**i for i in range(ranks.bit_length())]
+        dps = [d for d in divisors(ranks) if not self.global_batch % (d * self.microbatch_size)]
         self.check_request()
         is_met = False
-        for tp, cp, dp in product(tps, cps, dps):
+        fixed = ([asked.tp] if asked.tp else tps, [asked.cp] if asked.cp else cps, [asked.dp] if asked.dp else dps)
+        for tp, cp, dp in product(*fixed):
             pp, rest = divmod(ranks, tp * cp * dp)
-            if rest or (asked.pp and pp != asked.pp) or not 1 <= pp <= self.max_stages:
-                continue
-            is_met = True
-            yield Degrees(tp, cp, pp, dp)
+            if not rest and pp == (asked.pp or pp) and 1 <= pp <= self.max_stages:
+                is_met = True
+                yield Degrees(tp, cp, pp, dp)
         if not is_met:
             wanted = " ".join(f"layout.{n}={getattr(asked, n)}" for n in ("tp", "cp", "pp", "dp") if getattr(asked, n))
             raise UserError(

@@ -18,7 +18,7 @@ LOGIT_CHUNK_TOKENS = 1024
 class Gemm:
     """A product ``[tokens * rows_per_token, k] @ [k, n]``; tensor parallelism splits k (row parallel) or n (column).
 
-    A convolution uses an input value it reads ``taps`` times (kernel size / stride, squared), so a row reads k / taps.
+    A convolution uses each input value ``taps`` times (kernel size / stride, squared), so a row reads k / taps.
     """
 
     k: int
@@ -62,30 +62,25 @@ class Layer:
     Attributes:
         kind: layers of the same kind of a module are identical, but for ``hidden_size`` in a U-Net.
         elementwise_bytes_per_token: device memory read and written outside matrix products and attention (forward).
-        num_elementwise_kernels: kernels those take.
         backward_elementwise_bytes_per_token: the same in backward; None: twice as many.
         num_gathers: column-parallel products, the first among ``gemms``, that need the hidden states of all tokens.
         num_scatters: results of hidden size that tensor parallelism sums over its ranks.
         gathered_width: values of a token that tensor-parallel ranks gather from the layer's products. Each rank then
             holds and moves all fp32, transient and cast bytes and all elementwise bytes that are not hidden states.
         hidden_size: width of what the next layer is handed for a token; in a U-Net pending skip connections included.
-        parameters: number of parameters.
         activation_bytes_per_token: what forward keeps for backward.
         input_bytes_per_token: the layer's input alone, kept when activations are recomputed.
-        tensor_parallel: whether tensor parallelism splits the layer; if not, the ranks of a tensor-parallel group hold
-            all of it and share out its sequences (fractions of one included).
-        replicated_elementwise_bytes_per_token: part of the elementwise bytes that tensor parallelism divides only with
-            sequence parallelism: hidden states.
-        replicated_bytes_per_token: part of the kept bytes that it divides only with sequence parallelism.
+        tensor_parallel: if false, the ranks of a tensor-parallel group hold all of the layer and share out its
+            sequences (fractions of one included).
+        replicated_elementwise_bytes_per_token, replicated_bytes_per_token: parts of the elementwise and of the kept
+            bytes that tensor parallelism divides only with sequence parallelism: hidden states.
         whole_bytes_per_token: part of the kept bytes that every rank of a tensor-parallel group holds.
         fp32_bytes_per_token: part of the kept bytes that is fp32 whatever the model's element type.
-        transient_bytes_per_token: what exists besides while the layer runs, forward or backward; tensor parallelism
-            divides it.
+        transient_bytes_per_token: what exists besides while the layer runs; tensor parallelism divides it.
         cast_bytes_per_token: likewise, but only in a model that is not fp32 itself: what is cast to fp32 or from it.
         recomputed: whether recomputation covers the layer; megatron-core recomputes blocks, not the ends.
-        labelled: what the layer does for labelled tokens only, as a layer of its own that always runs again in
-            backward (``labelled_head``); None: all it does is for all tokens.
-        remade: what recomputation covers of the layer, as a layer of its own; None: all of it.
+        labelled: what the layer does for labelled tokens only, which always runs again in backward.
+        remade: what recomputation covers of the layer; None: all of it.
         learns: whether it has weight gradients and optimizer states.
         backward_share: products of its backward relative to those for both gradients: 0.5 for that of its input alone,
             0 for a layer without backward.
@@ -136,16 +131,17 @@ class Layer:
 
     def frozen(self, passes_gradients: bool) -> Layer:
         """The layer with fixed weights; if nothing before it learns, it has no backward and keeps nothing for one."""
-        labelled = self.labelled and self.labelled.frozen(passes_gradients)
-        if passes_gradients:
-            remade = self.remade and self.remade.frozen(passes_gradients)
-            return replace(self, remade=remade, labelled=labelled, learns=False, backward_share=0.5)
-        return replace(
+        still = replace(
             self,
-            remade=None,
-            labelled=labelled,
+            remade=self.remade and self.remade.frozen(passes_gradients) if passes_gradients else None,
+            labelled=self.labelled and self.labelled.frozen(passes_gradients),
             learns=False,
-            backward_share=0.0,
+            backward_share=0.5 * passes_gradients,
+        )
+        if passes_gradients:
+            return still
+        return replace(
+            still,
             activation_bytes_per_token=0.0,
             input_bytes_per_token=0.0,
             replicated_bytes_per_token=0.0,
@@ -155,19 +151,15 @@ class Layer:
 
     def unneeded_flops(self, lengths: IntArray) -> FloatArray:
         """Of three times the FLOPs of a forward, those that a frozen layer has no need of, per sequence."""
-        tokens = np.asarray(lengths, np.float64)
-        products = sum((gemm.flops(tokens) for gemm in self.gemms), start=np.zeros_like(tokens))
         if self.backward_share > 0:
-            return 2.0 * (1.0 - self.backward_share) * products
+            return 2.0 * (1.0 - self.backward_share) * replace(self, attention=None).forward_flops(lengths)
         return 2.0 * self.forward_flops(lengths)
 
     def forward_flops(self, lengths: IntArray) -> FloatArray:
         """Model FLOPs of a forward for sequences of the given lengths; a backward takes twice as many."""
         tokens = np.asarray(lengths, np.float64)
-        total = self.attention.flops(lengths) if self.attention else np.zeros_like(tokens)
-        for gemm in self.gemms:
-            total = total + gemm.flops(tokens)
-        return total
+        attention = self.attention.flops(lengths) if self.attention else np.zeros_like(tokens)
+        return sum((gemm.flops(tokens) for gemm in self.gemms), start=attention)
 
     def kept_bytes(self, tp: int, sequence_parallel: bool, element_bytes: int = BF16_BYTES) -> float:
         """Bytes a token leaves for backward on a rank of ``tp``, without context parallelism."""
@@ -188,10 +180,9 @@ class Layer:
     def weight_pass_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
         """Bytes of a token that gradients of weights are made of, on a rank of ``tp``, without context parallelism.
 
-        Of each product its input and the gradient of its output, as Transformer Engine holds them between the two
-        passes (``WeightGradStore``, NVIDIA/TransformerEngine#1653): gathered, so that nothing communicates any more.
-        Tensor parallelism divides what is split along the weight: the outputs of column-parallel products, the inputs
-        of row-parallel ones. Products that share an input count it each.
+        Each product keeps its gathered input and the gradient of its output between the two passes (Transformer
+        Engine's ``WeightGradStore``, NVIDIA/TransformerEngine#1653). Tensor parallelism divides the outputs of
+        column-parallel products and the inputs of row-parallel ones.
         """
         if not self.learns:
             return 0.0
@@ -228,3 +219,36 @@ class Layer:
             return 0.0
         kept = self.labelled.kept_bytes(tp, False, element_bytes) + self.labelled.working_bytes(tp, element_bytes)
         return LOGIT_CHUNK_TOKENS * kept
+
+    def split_by_label(self) -> Layer:
+        """An LLM's head whose logits and loss are of labelled tokens only; its norm is of all tokens.
+
+        It keeps the norm's input of all tokens and its output of those that have a label, here as if all had one.
+        """
+        norm = self.replicated_elementwise_bytes_per_token
+        back = self.backward_elementwise_bytes_per_token
+        logits = replace(
+            self,
+            kind="logits",
+            elementwise_bytes_per_token=self.elementwise_bytes_per_token - norm,
+            num_elementwise_kernels=self.num_elementwise_kernels - 1,
+            backward_elementwise_bytes_per_token=back and back - 2 * norm,
+            parameters=0,
+            activation_bytes_per_token=self.activation_bytes_per_token - self.replicated_bytes_per_token,
+            input_bytes_per_token=0.0,
+            replicated_elementwise_bytes_per_token=0.0,
+            replicated_bytes_per_token=0.0,
+        )
+        return replace(
+            self,
+            gemms=(),
+            elementwise_bytes_per_token=norm,
+            num_elementwise_kernels=1,
+            backward_elementwise_bytes_per_token=back and 2 * norm,
+            gathered_width=0,
+            activation_bytes_per_token=self.replicated_bytes_per_token,
+            whole_bytes_per_token=0.0,
+            fp32_bytes_per_token=0.0,
+            cast_bytes_per_token=0.0,
+            labelled=logits,
+        )

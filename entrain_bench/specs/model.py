@@ -10,7 +10,6 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze
 from entrain_bench.base.errors import IncompatibleError, UserError, require
-from entrain_bench.specs.image_rules import parse_images
 from entrain_bench.specs.layer import BF16_BYTES, Layer
 from entrain_bench.specs.module_layers import (
     ModuleConfig,
@@ -22,7 +21,7 @@ from entrain_bench.specs.module_layers import (
 )
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
+from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules, parse_images
 from entrain_bench.specs.unet import parse_unet, unet_layers
 
 # Layers of a module: planners compare every pair of them.
@@ -81,10 +80,8 @@ class ModuleSpec:
         if self.role is Role.LLM:
             return sizes | {"words": config.vocab_size}
         # Row-parallel products split the channels of the rows that were folded into k.
-        for name, layer, channels in (
-            ("embed_gemms", self.layers[0], 0),
-            ("head_gemms", self.layers[-1], config.hidden_size),
-        ):
+        ends = ("embed_gemms", self.layers[0], 0), ("head_gemms", self.layers[-1], config.hidden_size)
+        for name, layer, channels in ends:
             for index, gemm in enumerate(layer.gemms):
                 sizes[f"channels of {name}[{index}]"] = (channels or gemm.k) if gemm.row_parallel else gemm.n
                 channels = gemm.n
@@ -108,7 +105,7 @@ class ModuleSpec:
     def learning_parameters(self) -> int:
         """Number of parameters that learn."""
         if all(layer.learns for layer in self.layers):
-            return self.parameters
+            return self.parameters  # a tied embedding counts once
         return sum(layer.parameters for layer in self.layers if layer.learns)
 
     @property
@@ -125,9 +122,7 @@ class ModuleSpec:
     def work_share(self) -> float:
         """Products of both passes relative to those of a module that learns in full."""
         needed = np.array([1.0 + 2.0 * layer.backward_share for layer in self.layers])
-        if not np.any(needed < 3.0):
-            return 1.0
-        flops = np.array([float(sum(gemm.flops(np.ones(1))[0] for gemm in layer.gemms)) for layer in self.layers])
+        flops = np.array([sum(gemm.k * gemm.n * gemm.rows_per_token for gemm in layer.gemms) for layer in self.layers])
         return float((flops * needed).sum() / (flops * 3.0).sum())
 
     def frozen(self, passes_gradients: bool) -> ModuleSpec:
@@ -189,14 +184,12 @@ class ModuleSpec:
     def kind_counts(self, layers_per_stage: Sequence[int]) -> FloatArray:
         """How many layers of each kind every stage holds ``[stages, kinds]``; read-only."""
         split = tuple(layers_per_stage)
-        counts = self._counts.get(split)
-        if counts is None:
-            stage = np.repeat(np.arange(len(split)), split)
-            kinds = len(self.kinds)
-            held = np.bincount(stage * kinds + self.layer_kind, minlength=len(split) * kinds)
-            counts = self._counts[split] = held.reshape(len(split), kinds).astype(np.float64)
+        if split not in self._counts:
+            counts = np.zeros((len(split), len(self.kinds)))
+            np.add.at(counts, (np.repeat(np.arange(len(split)), split), self.layer_kind), 1.0)
             freeze(counts)
-        return counts
+            self._counts[split] = counts
+        return self._counts[split]
 
     def forward_flops(self, lengths: IntArray) -> FloatArray:
         """Model FLOPs of a forward through the whole module, per sequence."""
@@ -209,7 +202,10 @@ class ModuleSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Encoders that feed one LLM, and generators that it feeds, in that order."""
+    """Encoders that feed one LLM, and generators that it feeds, in that order.
+
+    Parsed from a YAML with ``name``, ``modules`` by name and ``tokens``.
+    """
 
     name: str
     modules: tuple[ModuleSpec, ...]
@@ -240,6 +236,11 @@ class ModelSpec:
         """Indices of the modules that DistTrain lays out as one: encoders, LLM, generators."""
         roles = [[i for i, module in enumerate(self.modules) if module.role is role] for role in Role]
         return tuple(tuple(unit) for unit in roles if unit)
+
+    def with_head(self, head: Layer) -> ModelSpec:
+        """The model with another last layer of its LLM."""
+        changed = replace(self.llm, layers=(*self.llm.layers[:-1], head))
+        return replace(self, modules=tuple(changed if module is self.llm else module for module in self.modules))
 
     def with_frozen(self, names: Sequence[str]) -> ModelSpec:
         """The model with the named modules frozen (``ModuleSpec.frozen``)."""
@@ -293,33 +294,23 @@ class ModelSpec:
         length = int(shapes.llm_tokens[longest])
         limit = self.llm.config.context_tokens
         if length > limit:
-            raise UserError(
-                f"workload: sample {shapes.name_of(longest)} has {length} LLM tokens, "
-                f"model={self.name} takes at most {limit} (model.modules.{self.llm.name}.context_tokens)"
-            )
+            sample = f"workload: sample {shapes.name_of(longest)} has {length} LLM tokens"
+            most = f"takes at most {limit} (model.modules.{self.llm.name}.context_tokens)"
+            raise UserError(f"{sample}, model={self.name} {most}")
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
         """Parse a model YAML: ``name``, ``modules`` by name, ``tokens``; ``UserError`` names a wrong key."""
-        check_keys(_ModelConfig, config, "model")
+        check_keys(cls, config, "model")
         modules = []
         for name, values in check_mapping(config["modules"], "model.modules").items():
             module = parse(ModuleConfig, values, f"model.modules.{name}")
             modules.append(_build_module(str(name), module))
-        num_llms = sum(module.role is Role.LLM for module in modules)
-        require(
-            num_llms == 1, "model.modules", [m.name for m in modules], "encoders and exactly one llm, and generators"
-        )
+        llms = [module for module in modules if module.role is Role.LLM]
+        names = [module.name for module in modules]
+        require(len(llms) == 1, "model.modules", names, "encoders and exactly one llm, and generators")
         modules.sort(key=lambda module: [*Role].index(module.role))
-        tokens = _token_rules(config["tokens"], next(module for module in modules if module.role is Role.LLM))
-        return cls(str(config["name"]), tuple(modules), tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class _ModelConfig:
-    name: str
-    modules: object
-    tokens: object
+        return cls(str(config["name"]), tuple(modules), _token_rules(config["tokens"], llms[0]))
 
 
 def _token_rules(values: Any, llm: ModuleSpec) -> TokenRules:
@@ -334,7 +325,6 @@ def _token_rules(values: Any, llm: ModuleSpec) -> TokenRules:
 
 def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:
     where = f"model.modules.{name}"
-    require(config.role in {*Role}, f"{where}.role", config.role, f"one of {[*map(str, Role)]}")
     if config.role == Role.GENERATOR:
         _require_size(config, "item_tokens", where, MAX_TOKENS)
     if config.role != Role.LLM:
@@ -348,7 +338,7 @@ def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:
     for key in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size"):
         _require_size(config, key, where, MAX_SIZE)
     full = [*config.full_attention_layers]
-    inside = all(isinstance(layer, int) and 0 <= layer < config.num_layers for layer in full)
+    inside = all(0 <= layer < config.num_layers for layer in full)
     require(inside, f"{where}.full_attention_layers", full, f"layers in 0..{config.num_layers - 1}")
     divides = config.num_heads % config.num_kv_heads == 0
     require(divides, f"{where}.num_kv_heads", config.num_kv_heads, f"a divisor of num_heads={config.num_heads}")

@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.base.errors import require
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
-from entrain_bench.specs.parse import Count, Rate, at_least, check_mapping, parse
+from entrain_bench.specs.parse import Count, OneOf, Rate, at_least, check_mapping, parse
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "squared_relu")
+# How a checkpoint names a module's tensors (``entrain_bench/train/weights.py``).
+CHECKPOINTS = ("llama", "qwen25vl_vision", "siglip", "whisper_encoder")
 
 
 class Role(StrEnum):
@@ -31,16 +35,10 @@ class ModuleConfig:
     (``embed_gemms`` and ``head_gemms``: ``{k, n, rows_per_token}``); an LLM names vocabulary and context length. A
     generator learns to generate every item of its ``modalities``, each a sequence of ``item_tokens``; it is made of
     blocks, like an encoder, or a U-Net (``unet``: see ``UNetConfig``), which needs none of the blocks' sizes.
-
-    Training alone reads what decides numbers and costs nothing: ``rope_theta`` and ``rope_scaling`` (``RopeScaling``)
-    of rotary positions; ``mrope_sections``, the frequencies that turn with time, height and width (arXiv:2409.12191,
-    section 2.1), and ``mrope_frame_step``, how far time goes on from one video item to the next; ``norm_epsilon``;
-    ``activation`` (default: SiLU in gated blocks, otherwise GELU); ``learned_positions`` of an encoder, as many as an
-    item may have tokens (0: rotary positions or fixed sinusoids; these parameters are not counted); and ``checkpoint``,
-    how published weights name the module's tensors.
+    Fields from ``rope_theta`` on decide numbers and no costs.
     """
 
-    role: str
+    role: Annotated[str, OneOf([*Role])]
     source: str
     num_layers: int = 0
     hidden_size: int = 0
@@ -65,13 +63,13 @@ class ModuleConfig:
     item_tokens: int = 0
     unet: Mapping[str, Any] | None = None
     rope_theta: Rate = 10_000.0  # arXiv:2104.09864, section 3.2.2
-    rope_scaling: Mapping[str, Any] | None = None
-    mrope_sections: tuple[int, ...] = ()
-    mrope_frame_step: Annotated[float, at_least(0)] = 0.0
+    rope_scaling: Mapping[str, Any] | None = None  # ``RopeScaling``
+    mrope_sections: tuple[int, ...] = ()  # frequencies of time, height, width (arXiv:2409.12191, section 2.1)
+    mrope_frame_step: Annotated[float, at_least(0)] = 0.0  # how far time goes on from one video item to the next
     norm_epsilon: Rate = 1e-5  # torch.nn.LayerNorm's
-    activation: str = ""
-    learned_positions: Annotated[int, at_least(0)] = 0
-    checkpoint: str = ""
+    activation: Annotated[str, OneOf(("", *ACTIVATIONS))] = ""  # default: SiLU in gated blocks, otherwise GELU
+    learned_positions: Annotated[int, at_least(0)] = 0  # tokens of an item, at most; 0: rotary or fixed sinusoids
+    checkpoint: Annotated[str, OneOf(("", *CHECKPOINTS))] = ""  # how published weights name the module's tensors
 
 
 # How the loss is computed: by Megatron-LM's operators on the vocabulary's shards (its default), by one kernel of
@@ -83,29 +81,23 @@ def build_layers(config: ModuleConfig) -> tuple[Layer, ...]:
     """The layers of a module: ``embed``, ``num_layers`` blocks (``block`` or ``window_block``), ``head``.
 
     Byte counts are of a bf16 model with flash attention (no score matrix) and fused rotary positions, activations and
-    norms: each keeps its input, none what it computes on the way. ``Layer`` says what of them tensor parallelism
-    divides (arXiv:2205.05198).
+    norms, each of which keeps its input alone. ``Layer`` says what of them tensor parallelism divides
+    (arXiv:2205.05198).
     """
-    if config.role == Role.LLM:
-        embed = _token_embedding(config)
-        head = language_head(config)
-    else:
-        embed = _encoder_embedding(config)
-        head = _projector(config)
+    is_llm = config.role == Role.LLM
+    embed = _token_embedding(config) if is_llm else _encoder_embedding(config)
+    head = language_head(config) if is_llm else _projector(config)
     full = _block(config, "block", window_tokens=0)
-    if not config.window_tokens:
-        return (embed, *(full for _ in range(config.num_layers)), head)
-    window = _block(config, "window_block", config.window_tokens)
+    window = _block(config, "window_block", config.window_tokens) if config.window_tokens else full
     blocks = (full if i in config.full_attention_layers else window for i in range(config.num_layers))
     return (embed, *blocks, head)
 
 
 def mlp_of_block(config: ModuleConfig) -> Layer:
-    """A block's MLP with the norm before it, as recomputation runs it once more.
+    """A block's MLP with the norm before it, as recomputation runs it once more; the weights are the block's.
 
     It stops when it has made all that the backward needs, as ``torch.utils.checkpoint`` does: there is the gather
-    before the first product, not the scatter behind the second, nor the sum with what came in. The weights are the
-    block's.
+    before the first product, not the scatter behind the second, nor the sum with what came in.
     """
     h = config.hidden_size
     f = config.ffn_hidden_size
@@ -275,14 +267,6 @@ def parse_gemms(configs: Sequence[Mapping[str, float]], where: str) -> tuple[Gem
     return tuple(gemms)
 
 
-if TYPE_CHECKING:
-    from entrain_bench.specs.module_layers import ModuleConfig
-
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "squared_relu")
-# How a checkpoint names a module's tensors (``entrain_bench/train/weights/naming.py``).
-CHECKPOINTS = ("llama", "qwen25vl_vision", "siglip", "whisper_encoder")
-
-
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
     """Rotary frequencies stretched for long contexts, as Llama 3.1 and 3.2 do it (Hugging Face's ``llama3``).
@@ -301,10 +285,10 @@ class RopeScaling:
         """The scaling that a module's YAML states, None for none; ``UserError`` names a wrong key."""
         if values is None:
             return None
-        scaling = parse(cls, check_mapping(values, where), where)
-        low = scaling.low_freq_factor
+        scaling = parse(cls, values, where)
+        allowed = f"above low_freq_factor={scaling.low_freq_factor}"
         high = scaling.high_freq_factor
-        require(high > low, f"{where}.high_freq_factor", high, f"above low_freq_factor={low}")
+        require(high > scaling.low_freq_factor, f"{where}.high_freq_factor", high, allowed)
         return scaling
 
 
@@ -315,14 +299,8 @@ def find_activation(config: ModuleConfig) -> str:
 
 def check_numerics(config: ModuleConfig, where: str) -> None:
     """Raise ``UserError`` for values that no architecture has."""
-    if find_activation(config) not in ACTIVATIONS:
-        raise unknown_choice(f"{where}.activation", config.activation, ACTIVATIONS)
-    if config.checkpoint and config.checkpoint not in CHECKPOINTS:
-        raise unknown_choice(f"{where}.checkpoint", config.checkpoint, CHECKPOINTS)
     RopeScaling.of(config.rope_scaling, f"{where}.rope_scaling")
     sections = [*config.mrope_sections]
-    if sections and (len(sections) != 3 or min(sections) < 0 or 2 * sum(sections) != config.head_dim):
-        raise UserError(
-            f"{where}.mrope_sections={sections}: must be three counts of frequencies that sum to head_dim / 2="
-            f"{config.head_dim // 2}"
-        )
+    fits = len(sections) == 3 and min(sections) >= 0 and 2 * sum(sections) == config.head_dim
+    allowed = f"three counts of frequencies that sum to head_dim / 2={config.head_dim // 2}"
+    require(not sections or fits, f"{where}.mrope_sections", sections, allowed)

@@ -96,7 +96,7 @@ def _convert(hint: Any, value: Any, where: str, parses: bool = True) -> Any:
         allowed = options[1]
         if isinstance(allowed, OneOf):
             if converted not in allowed.names:
-                raise unknown_choice(where, converted, allowed.names)
+                raise unknown_choice(where, converted, [name for name in allowed.names if name])
         else:
             allowed.check(converted, where)
         return converted

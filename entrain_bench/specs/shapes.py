@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, TextArray, freeze, offsets_from_counts, rows_of, take_rows
-from entrain_bench.base.errors import UserError
+from entrain_bench.base.errors import UserError, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,46 +17,36 @@ class SampleShapes:
 
     An item is what an encoder processes as one sequence (an image, a frame group, an audio segment). A sample may have
     any number of items, or none.
-
-    Attributes:
-        modalities: names that ``item_modality`` indexes.
-        sample_ids: identity of each sample in its workload ``[samples]``.
-        text_tokens: text tokens ``[samples]``.
-        item_offsets: CSR row offsets of the items ``[samples + 1]``.
-        item_modality: index into ``modalities`` ``[items]``.
-        item_encoder_tokens: tokens inside the encoder ``[items]``.
-        item_llm_tokens: projected tokens handed to the LLM ``[items]``.
-        sample_names: name of each sample in messages ``[samples]``; None: its identity.
-        item_grids: rows and columns of each item's encoder tokens ``[items, 2]``, 0 if unknown; None if unknown for
-            all items. Only training reads them.
     """
 
     modalities: tuple[str, ...]
-    sample_ids: IntArray
-    text_tokens: IntArray
-    item_offsets: IntArray
-    item_modality: IntArray
-    item_encoder_tokens: IntArray
-    item_llm_tokens: IntArray
-    sample_names: TextArray | None = None
-    item_grids: IntArray | None = None
+    sample_ids: IntArray  # identity of each sample in its workload [samples]
+    text_tokens: IntArray  # [samples]
+    item_offsets: IntArray  # CSR row offsets of the items [samples + 1]
+    item_modality: IntArray  # index into modalities [items]
+    item_encoder_tokens: IntArray  # inside the encoder [items]
+    item_llm_tokens: IntArray  # projected tokens handed to the LLM [items]
+    sample_names: TextArray | None = None  # in messages [samples]; None: their identities
+    item_grids: IntArray | None = None  # rows and columns of encoder tokens [items, 2], 0 if unknown; for training only
     _item_sample: IntArray = field(init=False, repr=False, compare=False)
     _llm_tokens: IntArray = field(init=False, repr=False, compare=False)
     _items: dict[tuple[str, ...], IntArray] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         items = len(self.item_modality)
-        if {len(self.item_encoder_tokens), len(self.item_llm_tokens)} != {items}:
-            raise UserError("sample shapes: item columns differ in length")
         names = self.sample_ids if self.sample_names is None else self.sample_names
-        if {len(self.text_tokens), len(names), len(self.item_offsets) - 1} != {len(self.sample_ids)}:
+        offsets = self.item_offsets
+        item_columns = len(self.item_encoder_tokens), len(self.item_llm_tokens), items
+        sample_columns = len(self.text_tokens), len(names), len(offsets) - 1, len(self.sample_ids)
+        if len({*item_columns}) > 1 or (self.item_grids is not None and self.item_grids.shape != (items, 2)):
+            raise UserError("sample shapes: item columns differ in length")
+        if len({*sample_columns}) > 1:
             raise UserError("sample shapes: sample columns differ in length")
-        if self.item_offsets[0] != 0 or self.item_offsets[-1] != items or np.any(np.diff(self.item_offsets) < 0):
+        if offsets[0] != 0 or offsets[-1] != items or np.any(np.diff(offsets) < 0):
             raise UserError("sample shapes: item offsets must rise from 0 to the number of items")
-        for name in ("text_tokens", "item_encoder_tokens", "item_llm_tokens"):
-            column = getattr(self, name)
-            if column.size and column.min() < (0 if name == "text_tokens" else 1):
-                raise UserError(f"sample shapes: {name} has the value {column.min()}; sizes must be positive")
+        for name, least in (("text_tokens", 0), ("item_encoder_tokens", 1), ("item_llm_tokens", 1)):
+            smallest = getattr(self, name).min(initial=least)
+            require(smallest >= least, f"sample shapes: {name}", smallest, f"at least {least}")
         owner = rows_of(self.item_offsets)
         projected = np.bincount(owner, weights=self.item_llm_tokens, minlength=len(self))
         object.__setattr__(self, "_item_sample", owner)
@@ -71,8 +61,6 @@ class SampleShapes:
         freeze(self.item_encoder_tokens, self.item_llm_tokens)
 
     def _check_grids(self, grids: IntArray) -> None:
-        if grids.shape != (len(self.item_modality), 2):
-            raise UserError("sample shapes: item columns differ in length")
         places = grids.prod(axis=1)
         if wrong := np.flatnonzero((places != 0) & (places != self.item_encoder_tokens)).tolist():
             rows, columns = grids[wrong[0]].tolist()
@@ -158,3 +146,88 @@ def shapes_from_lists(
         np.array([tokens for _, tokens, _ in items], np.int64),
         np.array([tokens for _, _, tokens in items], np.int64),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Items of one modality, grouped by sample."""
+
+    counts: IntArray  # items of each sample [samples]
+    encoder_tokens: IntArray  # inside the encoder [items]
+    llm_tokens: IntArray  # projected tokens handed to the LLM [items]
+    grids: IntArray | None = None  # rows and columns of the encoder tokens [items, 2], if known
+
+
+def shapes_of(
+    text_tokens: IntArray, modalities: Mapping[str, Items], sample_ids: IntArray | TextArray | None = None
+) -> SampleShapes:
+    """Return the shapes of samples with items of several modalities, in the mapping's order within a sample.
+
+    ``sample_ids`` are unique integers or strings ``[samples]``, by default row numbers; strings appear in messages.
+    ``UserError`` if lengths of columns do not fit together, or sizes are not positive.
+    """
+    text = np.asarray(text_tokens, np.int64)
+    parts = list(modalities.values())
+    counts = np.zeros(len(text), np.int64)
+    for name, part in modalities.items():
+        owned = int(np.sum(part.counts))
+        require(len(part.counts) == len(text), f"{name}: counts", len(part.counts), f"of all {len(text)} samples")
+        for tokens in (part.encoder_tokens, part.llm_tokens):
+            require(len(tokens) == owned, f"{name}: items", len(tokens), f"{owned}, the sum of counts")
+        counts += part.counts
+    owners = [np.repeat(np.arange(len(text)), part.counts) for part in parts]
+    order = np.argsort(_joined(owners), kind="stable")
+    kinds = [np.full(len(part.llm_tokens), index) for index, part in enumerate(parts)]
+    numbers, sample_names = _identities(sample_ids, len(text))
+    return SampleShapes(
+        tuple(modalities),
+        numbers,
+        text,
+        offsets_from_counts(counts),
+        _joined(kinds)[order],
+        _joined([part.encoder_tokens for part in parts])[order],
+        _joined([part.llm_tokens for part in parts])[order],
+        sample_names,
+        None if (grids := _grids([(part.grids, len(part.llm_tokens)) for part in parts])) is None else grids[order],
+    )
+
+
+def concatenate(parts: Sequence[SampleShapes]) -> SampleShapes:
+    """The samples of several shapes with the same modalities, one after another."""
+    return SampleShapes(
+        parts[0].modalities,
+        _joined([part.sample_ids for part in parts]),
+        _joined([part.text_tokens for part in parts]),
+        offsets_from_counts(_joined([np.diff(part.item_offsets) for part in parts])),
+        _joined([part.item_modality for part in parts]),
+        _joined([part.item_encoder_tokens for part in parts]),
+        _joined([part.item_llm_tokens for part in parts]),
+        np.concatenate([_names(part) for part in parts])
+        if any(part.sample_names is not None for part in parts)
+        else None,
+        _grids([(part.item_grids, part.num_items) for part in parts]),
+    )
+
+
+def _identities(given: IntArray | TextArray | None, num_samples: int) -> tuple[IntArray, TextArray | None]:
+    """Numbers of samples, and names if strings are given."""
+    if given is None:
+        return np.arange(num_samples), None
+    if given.dtype.kind in "iu":
+        return given.astype(np.int64, copy=False), None
+    return np.arange(num_samples), given.astype(np.object_)
+
+
+def _names(shapes: SampleShapes) -> TextArray:
+    return np.array([shapes.name_of(sample) for sample in range(len(shapes))], np.object_)
+
+
+def _grids(parts: Sequence[tuple[IntArray | None, int]]) -> IntArray | None:
+    """Grids of several items, 0 for those of a part that knows none; None if no part knows any."""
+    if all(grids is None for grids, _ in parts):
+        return None
+    return np.concatenate([np.zeros((count, 2), np.int64) if grids is None else grids for grids, count in parts])
+
+
+def _joined(arrays: Sequence[IntArray]) -> IntArray:
+    return np.concatenate([np.zeros(0, np.int64), *arrays])

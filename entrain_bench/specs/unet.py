@@ -1,14 +1,13 @@
 """A conditional U-Net as a sequence of layers: Stable Diffusion's denoiser (arXiv:2112.10752), in diffusers' structure.
 
-A token is a position of the latent image. Level l works on 4^-l as many positions. Skip connections join the way down
-and the way up; a stage hands on those that are pending. The weights are not split by tensor parallelism: the ranks of a
-group share out the images.
+A token is a position of the latent image. Level l works on 4^-l as many positions. A stage hands on pending skip
+connections. Tensor parallelism does not split the weights: the ranks of a group share out the images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from entrain_bench.base.errors import require
@@ -24,23 +23,14 @@ HEAD_DIM = 64
 
 @dataclass(frozen=True, slots=True)
 class UNetConfig:
-    """Sizes by the names of diffusers' ``unet/config.json``.
+    """Sizes by the names of diffusers' ``unet/config.json``."""
 
-    Attributes:
-        in_channels: channels of the latent image, predicted again.
-        block_out_channels: channels of each level.
-        attention_levels: levels whose blocks have a transformer, counted from 0 (``CrossAttn...`` blocks).
-        layers_per_block: residual blocks of a level on the way down; one more on the way up.
-        cross_attention_dim: width of the context tokens.
-        context_tokens: context tokens an image is conditioned on.
-    """
-
-    in_channels: Count
-    block_out_channels: tuple[Count, ...]
-    attention_levels: tuple[int, ...]
-    layers_per_block: Count
-    cross_attention_dim: Count
-    context_tokens: Count
+    in_channels: Count  # of the latent image, predicted again
+    block_out_channels: tuple[Count, ...]  # of each level
+    attention_levels: tuple[int, ...]  # levels whose blocks have a transformer, from 0 (``CrossAttn...`` blocks)
+    layers_per_block: Count  # residual blocks of a level on the way down; one more on the way up
+    cross_attention_dim: Count  # width of the context tokens
+    context_tokens: Count  # that an image is conditioned on
 
 
 def parse_unet(values: Mapping[str, Any], where: str) -> UNetConfig:
@@ -109,15 +99,12 @@ class _Builder:
 
     def embed(self, projection: Sequence[Gemm]) -> None:
         """Context projection, first convolution, and the two layers that embed the diffusion step."""
-        first = self.config.block_out_channels[0]
+        first = self.channels = self.config.block_out_channels[0]
         width = self.time_width
-        self.channels = first
-        once = 1 / self.positions
-        time = (Gemm(first, width, rows_per_token=once), Gemm(width, width, rows_per_token=once))
+        time = [Gemm(k, width, rows_per_token=1 / self.positions) for k in (first, width)]
         gemms = (*projection, self.convolution(self.config.in_channels, first), *time)
-        context = sum(gemm.k * gemm.rows_per_token for gemm in projection)
-        inputs = context + self.config.in_channels
-        self.add("embed", gemms, sum(g.k * g.n + g.n for g in gemms), inputs + first, len(gemms), inputs, inputs)
+        inputs = sum(gemm.k * gemm.rows_per_token for gemm in projection) + self.config.in_channels
+        self.add("embed", gemms, _parameters(gemms), inputs + first, len(gemms), inputs, inputs)
         self.push()
 
     def block(self, outputs: int) -> None:
@@ -131,11 +118,10 @@ class _Builder:
         if inputs != outputs:
             gemms.append(Gemm(inputs, outputs, rows_per_token=rows))
         norms = 2 * (inputs + outputs)
-        parameters = sum(g.k * g.n + g.n for g in gemms) + norms
         # Two fused norms with SiLU, one residual addition; both norms' inputs and outputs are kept.
         moved = (2 * inputs + 5 * outputs) * rows
-        kept = 2 * (inputs + outputs) * rows
-        self.add(f"residual {inputs}-{outputs} x{rows:g}", gemms, parameters, moved, 3, kept, inputs * rows)
+        name = f"residual {inputs}-{outputs} x{rows:g}"
+        self.add(name, gemms, _parameters(gemms) + norms, moved, 3, norms * rows, inputs * rows)
 
     def transformer(self) -> None:
         """A transformer block between two projections, as two layers: self-attention; cross-attention and GEGLU."""
@@ -145,31 +131,19 @@ class _Builder:
         context = self.config.context_tokens
         self_gemms = [Gemm(c, n, rows_per_token=rows) for n in (c, 3 * c, c)]
         # Group norm, layer norm, residual; what they read and write, queries, keys, values and attention output kept.
-        self.add(
-            f"self-attention {c} x{rows:g}",
-            self_gemms,
-            sum(g.k * g.n for g in self_gemms) + 2 * c + 4 * c,
-            7 * c * rows,
-            3,
-            8 * c * rows,
-            c * rows,
-            Attention(c, c, causal=False, rows_per_token=rows, head_dim=HEAD_DIM),
-        )
+        attention = Attention(c, c, causal=False, rows_per_token=rows, head_dim=HEAD_DIM)
+        parameters = sum(g.k * g.n for g in self_gemms) + 6 * c
+        name = f"self-attention {c} x{rows:g}"
+        self.add(name, self_gemms, parameters, 7 * c * rows, 3, 8 * c * rows, c * rows, attention)
         once = context / self.positions
-        cross_gemms = [Gemm(c, n, rows_per_token=rows) for n in (c, c, 8 * c)]
-        cross_gemms += [Gemm(4 * c, c, rows_per_token=rows), Gemm(c, c, rows_per_token=rows)]
+        sizes = (c, c), (c, c), (c, 8 * c), (4 * c, c), (c, c)
+        cross_gemms = [Gemm(k, n, rows_per_token=rows) for k, n in sizes]
         cross_gemms.append(Gemm(width, 2 * c, rows_per_token=once))
         # Two layer norms, three residuals, GEGLU (8c to 4c).
-        self.add(
-            f"cross-attention {c} x{rows:g}",
-            cross_gemms,
-            sum(g.k * g.n for g in cross_gemms) + 11 * c + 4 * c,
-            25 * c * rows,
-            6,
-            19 * c * rows + 2 * c * once,
-            c * rows,
-            Attention(c, c, causal=False, rows_per_token=rows, context_tokens=context, head_dim=HEAD_DIM),
-        )
+        cross = replace(attention, context_tokens=context)
+        parameters = sum(g.k * g.n for g in cross_gemms) + 15 * c
+        kept = 19 * c * rows + 2 * c * once
+        self.add(f"cross-attention {c} x{rows:g}", cross_gemms, parameters, 25 * c * rows, 6, kept, c * rows, cross)
 
     def resample(self, factor: float) -> None:
         """A convolution at a quarter (down) or four times (up) the positions."""
@@ -215,6 +189,11 @@ def unet_layers(config: UNetConfig, positions: int, projection: Sequence[Gemm]) 
         if level:
             net.resample(4)
     c = net.channels
-    head = net.convolution(c, config.in_channels)
-    net.add("head", [head], head.k * head.n + head.n + 2 * c, 2 * c, 1, 2 * c, c)
+    head = [net.convolution(c, config.in_channels)]
+    net.add("head", head, _parameters(head) + 2 * c, 2 * c, 1, 2 * c, c)
     return tuple(net.layers)
+
+
+def _parameters(gemms: Sequence[Gemm]) -> int:
+    """Parameters of products with a bias."""
+    return sum(gemm.k * gemm.n + gemm.n for gemm in gemms)

@@ -1,12 +1,17 @@
-"""The interface of workloads."""
+"""Workloads: their interface, streams of listed samples, and contents of samples, which only training reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.errors import require
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 
@@ -42,3 +47,99 @@ class Workload(Protocol):
 
     def source(self, rules: TokenRules) -> ShapeSource:
         """Return the samples as a model sees them; ``UserError`` names file, row and column of invalid data."""
+
+
+def stable_rng(name: str, *key: int) -> np.random.Generator:
+    """A generator that depends on the name and the key only, on every machine and in every process."""
+    return np.random.default_rng([zlib.crc32(name.encode()), *key])
+
+
+def one_of_two[Key, Value](kept: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
+    """The value of a key, of which the last two are kept: a stream moves on."""
+    if key not in kept:
+        while len(kept) > 1:
+            del kept[next(iter(kept))]
+        kept[key] = make()
+    return kept[key]
+
+
+def stream_blocks(iteration: int, num_samples: int, seed: int, block_samples: int) -> Iterator[tuple[int, int, int]]:
+    """The parts ``(block, start, stop)`` of blocks that make up an iteration; ``UserError`` if negative or empty."""
+    require(iteration >= 0, "iteration", iteration, "0 or more")
+    require(seed >= 0, "seed", seed, "0 or more")
+    require(num_samples >= 1, "num_samples", num_samples, "at least 1")
+    first = iteration * num_samples
+    last = (iteration + 1) * num_samples
+    for block in range(first // block_samples, (last - 1) // block_samples + 1):
+        base = block * block_samples
+        yield block, max(first - base, 0), min(last - base, block_samples)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedShapes:
+    """A source of listed samples, repeated in new random orders."""
+
+    name: str  # also seeds the orders
+    shapes: SampleShapes
+    num_truncated: int = 0  # samples that were shortened to the model's context
+    num_dropped: int = 0  # further samples that were left out
+    _epochs: dict[tuple[int, int], IntArray] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of samples, of shortened samples and of left-out samples."""
+        return {"listed": len(self.shapes), "truncated": self.num_truncated, "dropped": self.num_dropped}
+
+    def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
+        """Return samples ``iteration * num_samples`` and following of the seed's stream."""
+        blocks = stream_blocks(iteration, num_samples, seed, len(self.shapes))
+        return self.shapes.take(np.concatenate([self._epoch(seed, epoch)[lo:hi] for epoch, lo, hi in blocks]))
+
+    def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
+        """Draw samples independently and uniformly."""
+        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
+        return self.shapes.take(rng.integers(len(self.shapes), size=num_samples))
+
+    def _epoch(self, seed: int, epoch: int) -> IntArray:
+        order = stable_rng(self.name, seed, epoch)
+        return one_of_two(self._epochs, (seed, epoch), lambda: order.permutation(len(self.shapes)))
+
+
+# Whisper's and its successors' (arXiv:2212.04356, section 2.2).
+SOUND_HZ = 16_000
+
+type Pixels = NDArray[np.uint8]
+type Sound = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Where data has moved: its path, the folder of its media, the tokenizer; None: the same as in the workload."""
+
+    path: str | None = None
+    root: str | None = None
+    tokenizer: str | None = None
+
+
+class Samples(Protocol):
+    """Reads samples one by one, in any order; frozen and made of plain values, for it travels between processes.
+
+    All methods raise ``UserError`` naming the sample where it cannot be read, or is not what its shapes say.
+    """
+
+    def picture(self, shapes: SampleShapes, item: int) -> Pixels:
+        """An image, or the frames of a video's group, as large as item's patches ``[frames, height, width, 3]``."""
+
+    def sound(self, shapes: SampleShapes, item: int) -> Sound:
+        """A segment of a sound: one channel at ``SOUND_HZ``, from -1 to 1 ``[samples]``."""
+
+    def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
+        """Token ids of a sample's text ``[text tokens]``, int64."""
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """A workload whose samples can be read."""
+
+    def samples(self, rules: TokenRules, vocab_size: int, moved: Moved) -> Samples:
+        """The samples; ``UserError`` if data is missing or changed, or only shapes are known."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from entrain_bench.base.errors import IncompatibleError
-from entrain_bench.specs.contents import SOUND_HZ, Pixels, Sound
+from entrain_bench.specs.workload import SOUND_HZ, Pixels, Sound
 
 CHANNELS = 3
 # Means and standard deviations of colours from 0 to 1: those of CLIP's data (arXiv:2103.00020), which Qwen2.5-VL's
@@ -38,19 +38,12 @@ _HANN = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
 
 @dataclass(frozen=True, slots=True)
 class PatchRules:
-    """How an encoder takes pixels.
+    """How an encoder takes pixels."""
 
-    Attributes:
-        pixels: side of a patch.
-        frames: frames of a patch; an image is repeated as often.
-        merged: side of the square of consecutive patches.
-        mean, std: of each colour, from 0 to 1.
-    """
-
-    pixels: int
-    frames: int
-    merged: int
-    mean: tuple[float, ...]
+    pixels: int  # side of a patch
+    frames: int  # frames of a patch; an image is repeated as often
+    merged: int  # side of the square of consecutive patches
+    mean: tuple[float, ...]  # of each colour, from 0 to 1
     std: tuple[float, ...]
 
     @classmethod

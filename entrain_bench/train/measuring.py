@@ -5,9 +5,8 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import isfinite
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +14,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.profiler import profile
 
 from entrain_bench.base.arrays import FloatArray, rows_of
 from entrain_bench.base.hosttime import HostTime
@@ -26,13 +24,10 @@ from entrain_bench.records.metrics import measure
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.train.device import dtype_name
-from entrain_bench.train.messages.channels import lane_of_rank, places_of
-from entrain_bench.train.messages.control import gather_json
+from entrain_bench.train.messages.rank_plan import lane_of_rank, places_of
 
 # The round trip of least delay counts; a loaded host may delay some.
 ROUND_TRIPS = 4
-# The iteration that is profiled: the first after the one that warms up.
-PROFILED_ITERATION = 1
 # An event of CUDA, or seconds of the host.
 Mark = Any
 # Metrics that depend on constants of the cluster's GPUs.
@@ -123,72 +118,29 @@ def on_one_clock(rows: Sequence[FloatArray], began_s: Sequence[float]) -> list[F
     return [times + np.array([0.0, s - first, s - first]) for times, s in zip(rows, began_s, strict=True)]
 
 
-@contextmanager
-def profiler(folder: str | None, iteration: int) -> Iterator[None]:
-    """Trace one iteration of each rank into ``<folder>/rank<r>.json``; does nothing in others or without a folder."""
-    if folder is None or iteration != PROFILED_ITERATION:
-        yield
-        return
-    with profile() as trace:
-        yield
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    trace.export_chrome_trace(str(path / f"rank{dist.get_rank()}.json"))
-
-
-@dataclass(frozen=True, slots=True)
-class RankResult:
-    """Result of an iteration on one rank.
-
-    Attributes:
-        losses: action and loss of each LLM chunk, divided by the batch's predicted tokens.
-        grad_norm: of all modules before clipping; if it is not finite, no rank changed its weights.
-        input_stall_s: seconds that the rank waited for inputs of its forwards.
-    """
-
-    losses: tuple[tuple[int, Tensor], ...]
-    grad_norm: float
-    input_stall_s: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Measurements of one rank in an iteration.
+    """Measurements of one rank in an iteration."""
 
-    Attributes:
-        rows: action, start and end of each pass ``[actions, 3]``, in seconds since ``began_s`` on rank 0's clock.
-        losses, grad_norm, input_stall_s: as in ``RankResult``.
-        peak_bytes: peak of the device's allocator; on a CPU, of the whole process.
-    """
-
+    # action, start and end of each pass ``[actions, 3]``, in seconds since ``began_s`` on rank 0's clock
     rows: FloatArray
     began_s: float
-    losses: list[tuple[int, float]]
-    grad_norm: float
-    peak_bytes: float
-    input_stall_s: float = 0.0
+    losses: list[tuple[int, float]]  # action and loss of each LLM chunk, divided by the batch's predicted tokens
+    grad_norm: float  # of all modules before clipping; if it is not finite, no rank changed its weights
+    peak_bytes: float  # peak of the device's allocator; on a CPU, of the whole process
+    input_stall_s: float = 0.0  # seconds that the rank waited for inputs of its forwards
 
 
-def see(result: RankResult, clock: Clock) -> Seen:
-    """Read the measurements of this rank. Waits for the device."""
-    values = torch.stack([loss for _, loss in result.losses]).tolist() if result.losses else []
-    losses = [(action, value) for (action, _), value in zip(result.losses, values, strict=True)]
+def see(losses: Sequence[tuple[int, Tensor]], grad_norm: float, input_stall_s: float, clock: Clock) -> Seen:
+    """Read the measurements of this rank; waits for the device."""
+    values = torch.stack([loss for _, loss in losses]).tolist() if losses else []
     rows = clock.rows()
     if clock.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(clock.device)
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Seen(rows, clock.began_s, losses, result.grad_norm, float(peak), result.input_stall_s)
-
-
-def gather_seen(seen: Seen, control: dist.ProcessGroup) -> list[Seen] | None:
-    """Return the measurements of all ranks on rank 0, None on other ranks. Collective."""
-    # JSON keeps every bit of a float, and ranks need not unpickle.
-    values = {field.name: getattr(seen, field.name) for field in fields(seen)}
-    everyone = gather_json(values | {"rows": seen.rows.tolist()}, control)
-    if control.rank():
-        return None
-    return [Seen(**given | {"rows": np.array(given["rows"]).reshape(-1, 3)}) for given in everyone]
+    read = [(action, value) for (action, _), value in zip(losses, values, strict=True)]
+    return Seen(rows, clock.began_s, read, grad_norm, float(peak), input_stall_s)
 
 
 def name_non_finite(program: Program, iteration: int, losses: Sequence[Sequence[tuple[int, float]]]) -> str:

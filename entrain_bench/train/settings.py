@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import cos, pi
 from typing import Annotated
@@ -15,7 +18,6 @@ from entrain_bench.specs.parse import Count, OneOf, Rate, at_least
 NotNegative = Annotated[float, at_least(0)]
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")  # by torch's names
-KERNELS = ("auto", "torch", "sdpa", "flash3", "flash4")
 DECAYS = ("constant", "linear", "cosine")
 NON_FINITE = ("stop", "skip")
 PREPROCESSING = ("inline", "thread", "processes")
@@ -38,7 +40,6 @@ class TrainSettings:
     num_ranks: Count = 4
     device: Annotated[str, OneOf(DEVICES)] = "auto"
     dtype: Annotated[str, OneOf(DTYPES)] = "auto"
-    kernels: Annotated[str, OneOf(KERNELS)] = "auto"
     data: Annotated[str, OneOf(DATA)] = MADE_UP
     data_path: str | None = None
     data_root: str | None = None
@@ -61,7 +62,6 @@ class TrainSettings:
     checkpoint_every: Count = 10
     preprocessing: Annotated[str, OneOf(PREPROCESSING)] = "thread"
     preprocessing_processes: Count | None = None
-    profile_dir: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("data_path", "data_root", "data_tokenizer"):
@@ -111,13 +111,21 @@ def refuse_generators(model: ModelSpec, who: str) -> None:
         )
 
 
-def connections_unless_given(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variable at its most, if the environment does not have it; CUDA reads it when it starts."""
-    return {} if VARIABLE in environment else {VARIABLE: str(MOST_CONNECTIONS)}
-
-
 def check_connections(environment: Mapping[str, str]) -> None:
     """Raise ``UserError`` for a number of queues that measures something else, or that CUDA does not have."""
     given = environment.get(VARIABLE, str(MOST_CONNECTIONS))
     fits = given.isdecimal() and 2 <= int(given) <= MOST_CONNECTIONS
     require(fits, VARIABLE, given, f"from 2 to {MOST_CONNECTIONS}; with 1, messages block computation")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide what packages say, when imported and used, about what is not installed or not set."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.run_result import RunResult
-from entrain_bench.train.settings import ON_LOOPBACK, TrainSettings, check_connections, connections_unless_given
+from entrain_bench.train.settings import MOST_CONNECTIONS, ON_LOOPBACK, VARIABLE, TrainSettings, check_connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,12 @@ class DistributedTrainer(TrainSettings):
         """Train on ranks started here, or as one of torchrun's: only rank 0 returns. Raises as ``run_on_ranks``."""
         # Imported where needed: torch takes seconds, and checking settings does without.
         from entrain_bench.train.device import device_of
-        from entrain_bench.train.launching.launch import start_ranks
-        from entrain_bench.train.launching.worker import run_torchrun_rank
+        from entrain_bench.train.launching import run_torchrun_rank, start_ranks
 
         alone = "TORCHELASTIC_RUN_ID" not in os.environ
         if not alone:
-            os.environ.update(connections_unless_given(os.environ))
+            # CUDA reads it when it starts.
+            os.environ.setdefault(VARIABLE, str(MOST_CONNECTIONS))
             if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
                 os.environ.update(ON_LOOPBACK)
         if device_of(self).type == "cuda":

@@ -28,9 +28,7 @@ HEAVY = 2.0
 
 @dataclass(frozen=True, slots=True)
 class BraidAssigner:
-    """Balances samples over replicas and microbatches, then encoder chunks over the encoder's copies in each replica.
-
-    What is said of encoders goes for generators as well.
+    """Balances samples over replicas and microbatches, then encoder (and generator) chunks over copies in each replica.
 
     Attributes:
         balance: whether samples are balanced; otherwise they stay in order of arrival.
@@ -154,11 +152,7 @@ class BraidAssigner:
 
 
 def two_columns(loads: FloatArray) -> FloatArray:
-    """The loads of the two lanes that differ most, each as a share of its total ``[samples, 2]``.
-
-    Samples cost lanes in different proportions; what levels the two that differ most about levels those in between.
-    Loads are the seconds that each sample costs each lane ``[samples, lanes]``.
-    """
+    """The loads ``[samples, lanes]`` of the two lanes that differ most, as shares of their totals ``[samples, 2]``."""
     share = loads / np.maximum(loads.sum(axis=0), 1e-300)
     off = decisive(np.abs(share - share.mean(axis=1, keepdims=True)).sum(axis=0))
     one = int(off.argmax())
@@ -188,10 +182,9 @@ def find_places(
 ) -> tuple[IntArray, IntArray]:
     """Places of each sample's microbatch in its replica's order ``[samples]``: the first, and the LLM's.
 
-    A microbatch has as many as an encoder has chunks of it, and as a generator has, one of them the LLM's. Encoder
-    chunks take them in turn up to the LLM's, generator chunks from there on, so that nothing comes before what it
-    needs, whoever schedules it. ``before`` has by encoder, of each item its sample and its chunk, counted in the
-    microbatch ``[items]``; ``behind`` likewise by generator.
+    A microbatch has as many as an encoder and a generator have chunks of it, one of them the LLM's: encoder chunks take
+    them up to the LLM's, generator chunks from there on, so that nothing comes before what it needs. ``before`` has by
+    encoder, of each item its sample and its chunk, counted in the microbatch ``[items]``; ``behind`` by generator.
     """
     ahead, later = np.ones((2, 1 + int(replica.max(initial=0)), 1 + int(microbatch.max(initial=0))), np.int64)
     for count, items in ((ahead, before), (later, behind)):
@@ -220,8 +213,8 @@ def spread_chunks(
     """Copy of the encoder that runs each item's chunk ``[items]``.
 
     First the heavy chunks, the heaviest first, each to the copy that has most of its share left; then, chunk after
-    chunk, to the copy furthest below its share. Replicas are those whose copies share the work of each item; ``chunk``
-    is its place in their order, ``chunk_s`` what a chunk costs besides. Shares are ``[replicas, copies]``.
+    chunk, to the copy furthest below its share ``[replicas, copies]``. ``chunk`` is its place in the order of its
+    replica, ``chunk_s`` what a chunk costs besides.
     """
     if not len(replica):
         return np.zeros(0, np.int64)
@@ -273,7 +266,7 @@ def _work(
 ) -> FloatArray:
     """Load that each unit adds to each stage ``[units, stages]``.
 
-    A unit that does not fit memory by itself will be recomputed, one that takes half will not; in between a share.
+    A unit that does not fit memory alone will be recomputed, one that takes half will not; in between a share.
     """
     tp = placed.tp
     cp = placed.cp

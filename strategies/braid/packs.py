@@ -1,8 +1,7 @@
 """Packs of samples on groups of several widths: the deal that ends first, its packs, and labels of units.
 
 A pack is what a group of ranks takes through encoder, LLM and back before it goes on. Wide packs come first, so that
-narrower groups nest inside them and all ranks are busy to the end. Inside a pack every module chooses a width of its
-own, at most the pack's, and deals its units out over so many narrower groups.
+narrower groups nest inside them. In a pack every module chooses a width of its own, at most the pack's.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,34 +30,26 @@ from entrain_bench.specs.shapes import SampleShapes
 EXCHANGES = 400
 
 
-@dataclass(frozen=True, slots=True)
-class UnitWork:
+class UnitWork(NamedTuple):
     """Estimated times and bytes of all modules' units at every width, in module order.
 
     Attributes:
-        width: ranks of a group at each degree ``[degrees]``, all modules' degrees one after the other.
+        width: ranks of a group at each degree of every module ``[degrees]``.
         first_degree: first degree of each module ``[modules + 1]``.
-        seconds: both passes that a unit adds to a pack at a degree ``[degrees, units]``; only a module's own count.
+        units: of a unit at a degree of its module seconds of both passes and of recomputation, bytes kept on each rank,
+            kept if all that can be is recomputed, and needed while a pass runs ``[5, degrees, units]``.
         chunk_s: what a pack costs besides ``[degrees]``.
-        again_s: what recomputation adds to its backward ``[degrees, units]``.
-        bytes_: what it keeps on each rank of its group from forward to backward ``[degrees, units]``.
-        lean_bytes: likewise if all that can be is recomputed ``[degrees, units]``.
-        running_bytes: what it needs besides while a pass of it runs, recomputation included ``[degrees, units]``.
         first_unit: first unit of each module ``[modules + 1]``.
-        offsets, units: units of each sample and module, CSR ``[samples * modules + 1]``.
+        offsets, members: units of each sample and module, CSR ``[samples * modules + 1]``.
     """
 
     width: IntArray
     first_degree: IntArray
-    seconds: FloatArray
+    units: FloatArray
     chunk_s: FloatArray
-    again_s: FloatArray
-    bytes_: FloatArray
-    lean_bytes: FloatArray
-    running_bytes: FloatArray
     first_unit: IntArray
     offsets: IntArray
-    units: IntArray
+    members: IntArray
 
 
 def estimate_work(shapes: SampleShapes, layout: Layout, profile: Profile) -> UnitWork:
@@ -70,7 +62,8 @@ def estimate_work(shapes: SampleShapes, layout: Layout, profile: Profile) -> Uni
     counts = [len(module.units(shapes)) for module in modules]
     first_unit = offsets_from_counts(np.array(counts))
     first_degree = offsets_from_counts(np.array([len(placed.degrees) for placed in layout.modules]))
-    seconds, again_s, bytes_, lean, running = np.zeros((5, int(first_degree[-1]), int(first_unit[-1])))
+    added = np.zeros((5, int(first_degree[-1]), int(first_unit[-1])))
+    seconds, again_s, bytes_, lean, running = added
     chunk_s = np.zeros(int(first_degree[-1]))
     width = np.zeros(int(first_degree[-1]), np.int64)
     owners = []
@@ -95,7 +88,7 @@ def estimate_work(shapes: SampleShapes, layout: Layout, profile: Profile) -> Uni
     key = np.concatenate([owner * len(modules) + index for index, owner in enumerate(owners)])
     order = np.argsort(key, kind="stable")
     offsets = offsets_from_counts(np.bincount(key, minlength=num_samples * len(modules)))
-    return UnitWork(width, first_degree, seconds, chunk_s, again_s, bytes_, lean, running, first_unit, offsets, order)
+    return UnitWork(width, first_degree, added, chunk_s, first_unit, offsets, order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +109,9 @@ class Deal:
 def priced(work: UnitWork, widths: IntArray, num_samples: int, room_bytes: float) -> tuple[FloatArray, ...]:
     """Seconds, bytes kept and bytes of running passes of each sample as a pack on each width ``[widths, samples]``.
 
-    It recomputes the share of its layers that ``room_bytes`` have no room for; bytes above that say that it fits not
-    even if it recomputes all.
+    It recomputes the share of its layers that ``room_bytes`` have no room for, and may exceed them even so.
     """
-    units = work.seconds, work.again_s, work.bytes_, work.lean_bytes, work.running_bytes
-    columns = np.ascontiguousarray(np.stack(units))
-    rows = work.first_degree, work.offsets, work.units
-    seconds, again_s, held, lean, running = _priced(work.width, work.chunk_s, columns, *rows, widths, num_samples)
+    seconds, again_s, held, lean, running = _priced(work, widths, num_samples)
     share = np.clip((held + running - room_bytes) / np.maximum(held - lean, 1.0), 0.0, 1.0)
     return seconds + share * again_s, held - share * (held - lean), running
 
@@ -132,8 +121,7 @@ def dealt(
 ) -> Deal:
     """Samples on groups if none may take longer than ``limit_s`` where a wider group, or less memory, can help.
 
-    A sample takes seconds on each width, and bytes on a rank there ``[widths, samples]``; widths rise. A stage has
-    ``num_ranks``, a rank ``room_bytes`` for what it keeps.
+    A sample takes seconds on each rising width, and bytes on a rank there ``[widths, samples]``.
     """
     cost = decisive(seconds * widths[:, None])
     good = (decisive(seconds) <= limit_s) & (bytes_ <= room_bytes)
@@ -151,26 +139,6 @@ def dealt(
     narrow_group, end_s = _exchanged(narrow_group, mine[narrow], start, EXCHANGES)
     first[narrow] = narrow_group * int(widths[0])
     return Deal(widths[level], first, float(end_s))
-
-
-def labelled(
-    work: UnitWork, order: IntArray, offsets: IntArray, deal: Deal, place: IntArray, first_group: IntArray
-) -> tuple[IntArray, IntArray]:
-    """Group and pack of every unit ``[units]``, all modules' one after the other.
-
-    A pack's units of a module take the degree that is through first, of those at most as wide as the pack.
-
-    Args:
-        work: of the batch.
-        order: samples, pack after pack.
-        offsets: where each pack begins, and their number ``[packs + 1]``.
-        deal: groups of the samples.
-        place: of each pack in the order of packs ``[packs]``.
-        first_group: number of the first group of each degree ``[degrees]``.
-    """
-    columns = work.seconds, work.chunk_s, work.width, work.first_degree, work.offsets, work.units
-    labels = _labelled(*columns, order, offsets, deal.width, deal.first, place, first_group)
-    return np.asarray(labels[0]), np.asarray(labels[1])
 
 
 @njit()
@@ -194,15 +162,15 @@ def _span(units, seconds, count, place):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def _split(units, seconds, chunk_s, width, most):  # type: ignore[no-untyped-def]
+def _split(units, work, module, most):  # type: ignore[no-untyped-def]
+    """Degree of a module at which units are through first in a pack of a width, and the group of each unit there."""
     best = -1
     best_s = np.inf
-    chosen = np.zeros(len(units), np.int64)
-    place = np.zeros(len(units), np.int64)
-    for degree in range(len(width)):
-        if width[degree] > most:
+    chosen, place = np.zeros((2, len(units)), np.int64)
+    for degree in range(work.first_degree[module], work.first_degree[module + 1]):
+        if work.width[degree] > most:
             continue
-        span = _span(units, seconds[degree], most // width[degree], place) + chunk_s[degree]
+        span = _span(units, work.units[0, degree], most // work.width[degree], place) + work.chunk_s[degree]
         if span < best_s * (1 - 1e-9):
             best = degree
             best_s = span
@@ -211,30 +179,27 @@ def _split(units, seconds, chunk_s, width, most):  # type: ignore[no-untyped-def
 
 
 @njit()
-def _labelled(  # type: ignore[no-untyped-def]
-    seconds, chunk_s, degree_width, first_degree, rows, units, order, offsets, width, first, place, first_group
-):
-    replica = np.zeros(len(units), np.int64)
-    number = np.zeros(len(units), np.int64)
-    members = np.empty(len(units), np.int64)
-    modules = len(first_degree) - 1
+def labelled(work, order, offsets, width, first, place, first_group):  # type: ignore[no-untyped-def]
+    """Group and pack of every unit ``[units]``: a pack's units of a module take the degree that is through first.
+
+    ``order`` has the samples pack after pack, from ``offsets`` on, with the width and first rank of their groups
+    ``[samples]``; a pack has a place in the order of packs ``[packs]``, a degree a first group ``[degrees]``.
+    """
+    replica, number, members = np.zeros((3, len(work.members)), np.int64)
+    modules = len(work.first_degree) - 1
     for pack in range(len(place)):
         some = order[offsets[pack]]
         for module in range(modules):
             count = 0
             for spot in range(offsets[pack], offsets[pack + 1]):
                 row = order[spot] * modules + module
-                for unit in units[rows[row] : rows[row + 1]]:
+                for unit in work.members[work.offsets[row] : work.offsets[row + 1]]:
                     members[count] = unit
                     count += 1
             if count == 0:
                 continue
-            low = first_degree[module]
-            high = first_degree[module + 1]
-            best, where = _split(
-                members[:count], seconds[low:high], chunk_s[low:high], degree_width[low:high], width[some]
-            )
-            group = first_group[low + best] + first[some] // degree_width[low + best]
+            best, where = _split(members[:count], work, module, width[some])
+            group = first_group[best] + first[some] // work.width[best]
             for index in range(count):
                 replica[members[index]] = group + where[index]
                 number[members[index]] = place[pack]
@@ -245,8 +210,7 @@ def _labelled(  # type: ignore[no-untyped-def]
 def binned(order, group, bytes_, room, count):  # type: ignore[no-untyped-def]
     """Bin of each sample within its group ``[samples]``: each to the least filled of so few that all fit.
 
-    Samples come group after group. Arguments are their order, group and bytes ``[samples]``, the room of a group's bins
-    and the number of bins at least; there are at most as many as the group has samples ``[groups]``.
+    Samples with bytes come group after group; a group's bins have room, and there is a least number ``[groups]``.
     """
     chosen = np.zeros(len(order), np.int64)
     low = 0
@@ -270,40 +234,39 @@ def binned(order, group, bytes_, room, count):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def _priced(width, chunk_s, columns, first_degree, offsets, units, widths, num_samples):  # type: ignore[no-untyped-def]
-    """Of each sample on each width ``[5, widths, samples]``, of columns of units ``[5, degrees, units]``.
+def _priced(work, widths, num_samples):  # type: ignore[no-untyped-def]
+    """Of each sample on each width what ``UnitWork.units`` says of units ``[5, widths, samples]``.
 
-    Seconds, seconds of recomputation, bytes kept and kept at least add up over modules, bytes of running passes do not.
+    All add up over modules but bytes of running passes.
     """
-    seconds = columns[0]
-    modules = len(first_degree) - 1
+    modules = len(work.first_degree) - 1
     totals = np.zeros((5, len(widths), num_samples))
-    place = np.zeros(len(units) + 1, np.int64)
+    place = np.zeros(len(work.members) + 1, np.int64)
     for level in range(len(widths)):
         for sample in range(num_samples):
             for module in range(modules):
                 row = sample * modules + module
-                sample_units = units[offsets[row] : offsets[row + 1]]
+                sample_units = work.members[work.offsets[row] : work.offsets[row + 1]]
                 if not len(sample_units):
                     continue
                 best = np.full(5, np.inf)
-                for degree in range(first_degree[module], first_degree[module + 1]):
-                    if width[degree] > widths[level]:
+                for degree in range(work.first_degree[module], work.first_degree[module + 1]):
+                    if work.width[degree] > widths[level]:
                         continue
-                    count = widths[level] // width[degree]
-                    span = _span(sample_units, seconds[degree], count, place)
+                    count = widths[level] // work.width[degree]
+                    span = _span(sample_units, work.units[0, degree], count, place)
                     if level == 0:
                         # Many share a pack, which groups of a narrower width share evenly.
                         span = 0.0
                         for unit in sample_units:
-                            span += seconds[degree, unit] / count
+                            span += work.units[0, degree, unit] / count
                     else:
-                        span += chunk_s[degree]
+                        span += work.chunk_s[degree]
                     if span < best[0] * (1 - 1e-9):
                         best[0] = span
                         load = np.zeros((5, count))
                         for index in range(len(sample_units)):
-                            load[:, place[index]] += columns[:, degree, sample_units[index]]
+                            load[:, place[index]] += work.units[:, degree, sample_units[index]]
                         for column in range(1, 5):
                             best[column] = load[column].max()
                 totals[:4, level, sample] += best[:4]
@@ -419,10 +382,9 @@ WIDE, NARROW, SHARED = ORDERS = (-1, 1, 0)
 def fastest_packs(
     shapes: SampleShapes, layout: Layout, profile: Profile, compare: bool = True
 ) -> tuple[float, Assignment]:
-    """Of several deals, sizes of packs and orders those whose program ends first, and when by belief.
+    """Of several deals, sizes of packs and orders those whose program ends first, and when; infinite if none fits.
 
-    Infinite if none fits memory. Without ``compare`` packs fit memory, wide ones come first. Sharded weights have
-    rounds instead.
+    Without ``compare`` packs fit memory, wide ones come first. Sharded weights have rounds instead.
     """
     if layout.modules[0].sharded:
         return fastest_rounds(shapes, layout, profile)
@@ -458,7 +420,7 @@ def fastest_rounds(shapes: SampleShapes, layout: Layout, profile: Profile) -> tu
     """Rounds that all ranks begin together, as gathers of sharded weights need it, and when they end by belief.
 
     All have equal shares of encoders and LLM; a module's units go to the groups that end first. Of the least number of
-    rounds, if they recompute all that they can, and of larger numbers that which ends first; infinite if none fits.
+    rounds, with all recomputed that can be, and of larger numbers that which ends first; infinite if none fits.
     """
     model = profile.job.model
     work = estimate_work(shapes, layout, profile)
@@ -472,8 +434,8 @@ def fastest_rounds(shapes: SampleShapes, layout: Layout, profile: Profile) -> tu
         row = int(work.first_degree[index])
         units = slice(*work.first_unit[index : index + 2])
         owner = module.owners(shapes, module.units(shapes))
-        cost[:, int(module is model.llm)] += np.bincount(owner, work.seconds[row, units], len(shapes))
-        bytes_ += float(work.lean_bytes[row, units].sum() * work.width[row])
+        cost[:, int(module is model.llm)] += np.bincount(owner, work.units[0, row, units], len(shapes))
+        bytes_ += float(work.units[3, row, units].sum() * work.width[row])
     least = decisive(bytes_ / max(room_bytes(lean, profile) * layout.num_ranks, 1.0))
     best: tuple[float, Assignment] = np.inf, Assignment(())
     for count in dict.fromkeys(int(np.ceil(stretch * least)) for stretch in STRETCHES):
@@ -498,7 +460,7 @@ def label_units(place: IntArray, deal: Deal, work: UnitWork, layout: Layout) -> 
     key = np.stack([place, deal.first, deal.width])[:, order]
     start = np.flatnonzero(np.append(True, np.any(key[:, 1:] != key[:, :-1], axis=0)))
     offsets = np.append(start, len(order))
-    labels = labelled(work, order, offsets, deal, key[0, start], np.concatenate(groups))
+    labels = labelled(work, order, offsets, deal.width, deal.first, key[0, start], np.concatenate(groups))
     modules = (slice(*work.first_unit[index : index + 2]) for index in range(len(groups)))
     return Assignment(tuple(ModuleAssignment(*(values[units] for values in labels)) for units in modules))
 
@@ -509,9 +471,8 @@ def place_packs(
     """Place of each sample's pack in the order in which ranks run them ``[samples]``.
 
     Of a group's packs the largest is last, to hide the reduction. Samples take seconds, keep bytes on each rank and
-    need bytes while their passes run ``[samples]``; a pack has ``room`` unless a sample needs more. ``first``: ``WIDE``
-    packs come first; ``NARROW`` ones, so that wide packs, which take longest, hide the reduction; ``SHARED``: the last
-    packs of all widths share a place.
+    need bytes while their passes run ``[samples]``. ``first``: ``WIDE`` packs come first, or ``NARROW`` ones, so that
+    wide packs hide the reduction, or the last packs of all widths share a place (``SHARED``).
     """
     groups, group = np.unique(deal.width * (1 + deal.first.max()) + deal.first, return_inverse=True)
     most = np.zeros(len(groups))

@@ -1,7 +1,7 @@
 """The layout: groups of several widths by believed programs; pipelines by their busiest rank, the best on trial.
 
 In a pipeline the LLM is on all blocks of a replica, every other module in copies over runs of the same blocks; or all
-modules form chains. Generators are laid out as encoders are, whose name stands for both here.
+modules form chains. "Encoder" includes generators.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class Shape:
             of an encoder then takes several blocks.
         segments: runs of blocks, each with a copy of every encoder (or several side by side).
         llm_stages: of the LLM, on every ``llm_stride``-th block from the first.
-        llm_stride: blocks from one of them to the next.
         recompute: modules that recompute their activations.
         num_microbatches: of an LLM replica.
         chain: whether encoders are on the first block only and generators on the last, whole: one copy of each.
@@ -82,11 +81,7 @@ class Shape:
 
 
 def encoder_degrees(job: Job, degrees: Degrees, planner: BraidPlanner) -> Iterator[tuple[int, int]]:
-    """TP and CP that encoders may have, that of the LLM first.
-
-    Those of a block of the LLM, or of a part of it; then those of several blocks, for items that would keep one block
-    busy for a large share of an iteration.
-    """
+    """TP and CP that encoders may have: that of the LLM, those of a part of its block, and those of several blocks."""
     modules = others(job.model)
     sizes = [size for module in modules.values() for size in module.sharded_sizes.values()]
     if all(size % degrees.tp == 0 for size in sizes):
@@ -124,12 +119,7 @@ class _ModuleWork:
 
 @dataclass(frozen=True, slots=True)
 class ShapeWork:
-    """Estimated work of each module in an iteration.
-
-    Attributes:
-        profile: what is known.
-        samples: stand for a batch.
-    """
+    """Estimated work of each module in an iteration, from samples that stand for a batch."""
 
     profile: Profile
     samples: SampleShapes
@@ -194,10 +184,7 @@ class ShapeWork:
 
 
 def split_layers(work: ShapeWork, shape: Shape) -> tuple[list[tuple[int, ...]], float]:
-    """Split every module evenly: layers of every module's stages, and believed seconds on the busiest rank.
-
-    Copies of encoders level their work in a replica.
-    """
+    """Layers of every module's stages, split evenly, and believed seconds on the busiest rank."""
     llm = work.profile.job.model.llm_index
     encoders_s = [work.layers_s(shape, index) for index in others(work.profile.job.model)]
     if shape.chain:
@@ -247,8 +234,7 @@ def place(job: Job, shape: Shape, layers: Sequence[tuple[int, ...]]) -> Layout:
 def llm_places(job: Job, degrees: Degrees, spread: bool) -> list[tuple[int, int]]:
     """Numbers of the LLM's stages and blocks from one to the next: on every block as far as it has layers.
 
-    With ``own`` also on half, a quarter, ... of the blocks, next to each other or spread over the replica: fewer
-    microbatches are under way then, and encoders have the other blocks to themselves.
+    If ``spread`` also on half, a quarter, ... of the blocks, next to each other or spread over the replica.
     """
     layers = len(job.model.llm.layers)
     lanes = degrees.pp
@@ -278,10 +264,7 @@ def list_shapes(job: Job, choices: Sequence[tuple[bool, ...]], planner: BraidPla
 
 
 def list_chains(job: Job, choices: Sequence[tuple[bool, ...]]) -> Iterator[Shape]:
-    """Every shape whose encoders are on the first of a replica's blocks and whose generators are on the last.
-
-    A copy of either then takes memory on one block instead of all.
-    """
+    """Every shape whose encoders are on the first of a replica's blocks and whose generators are on the last."""
     sizes = [size for module in job.model.modules for size in module.sharded_sizes.values()]
     for degrees, again in product(job.degrees(), choices):
         tp = degrees.tp
@@ -473,10 +456,10 @@ class BraidPlanner:
 
 
 def shrink_job(profile: Profile) -> Profile:
-    """Return the profile of a half, a quarter, ... of a job's nodes and batch if the batch exceeds ``MANY`` samples.
+    """The profile of a half, a quarter, ... of a job's nodes and batch if the batch exceeds ``MANY`` samples.
 
-    The part has the job's layouts: it keeps ``PART`` ranks, and states have room where they have room on all ranks. A
-    job with requested CP or DP has no parts.
+    The part keeps ``PART`` ranks, and states have room where they have room on all ranks. A job with requested CP or DP
+    has no parts.
     """
     job = profile.job
     parts = 1

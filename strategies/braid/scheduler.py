@@ -1,27 +1,18 @@
-"""Order the passes on every rank by a search over orders of groups.
-
-Seeds come first, then moves on the slowest replica only, each scored by the list scheduler.
-"""
+"""Order the passes on every rank: seeds, then moves on the slowest replica only, scored by the list scheduler."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
 from entrain_bench.balancing.chunk_estimates import packed_durations, packed_iteration_s, sync_after_s
-from entrain_bench.balancing.chunk_groups import (
-    chunk_groups,
-    components,
-    list_lanes,
-    reverse_dependencies,
-    split_by_label,
-)
+from entrain_bench.balancing.chunk_groups import chunk_groups, components, split_by_label
 from entrain_bench.balancing.interleaved import Interleaved
-from entrain_bench.balancing.listing import BACKWARD, ListedActions, State, Wish, list_schedule, room_for
+from entrain_bench.balancing.listing import BACKWARD, ListedActions, Wish, draft_actions, list_lanes, list_schedule
 from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all
@@ -37,7 +28,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Replica:
     """Lanes whose actions depend on each other, and these actions.
 
@@ -47,11 +38,6 @@ class Replica:
         actions: what the list scheduler knows of them.
         group: microbatch that each belongs to with all that depends on it, by arrival ``[actions]``.
         inner: place in the group and pass; forwards along the chain, backwards against it ``[actions]``.
-        num_groups: how many microbatches it has.
-        load_s: believed seconds of each on all lanes together ``[groups]``.
-        floor_s: no schedule ends before the busiest lane has done its work.
-        llm_backward_s: mean seconds of the LLM's backwards.
-        held_s: seconds of each encoder backward, all of which may be held ``[encoder backwards]``.
     """
 
     numbers: IntArray
@@ -59,113 +45,57 @@ class Replica:
     actions: ListedActions
     group: IntArray
     inner: FloatArray
-    num_groups: int
-    load_s: FloatArray = field(init=False)
-    floor_s: float = field(init=False)
-    llm_backward_s: float = field(init=False)
-    held_s: FloatArray = field(init=False)
 
     @property
     def most_bytes(self) -> FloatArray:
         """Bytes which the forwards of a group add to each lane at most ``[lanes]``."""
         row = rows_of(self.actions.lane_offsets)
-        added = np.zeros((len(self.members), self.num_groups))
+        added = np.zeros((len(self.members), len(self.load_s)))
         size_bytes = self.actions.size_bytes * (1 - self.actions.is_backward)
         np.add.at(added, (self.actions.lanes, self.group[row]), size_bytes[row])
         return added.max(axis=1)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def load_s(self) -> FloatArray:
+        """Believed seconds of each microbatch on all lanes together ``[groups]``."""
+        return decisive(np.bincount(self.group, self.actions.duration_s * np.diff(self.actions.lane_offsets)))
+
+    @cached_property
+    def floor_s(self) -> float:
+        """No schedule ends before the busiest lane has done its work."""
         actions = self.actions
-        counts = np.diff(actions.lane_offsets)
+        row = rows_of(actions.lane_offsets)
         least_s = actions.duration_s - actions.is_backward * actions.kept_s
-        work = np.bincount(actions.lanes, np.repeat(least_s, counts), len(actions.room_bytes))
-        of_group = np.bincount(self.group, actions.duration_s * counts, self.num_groups)
-        object.__setattr__(self, "load_s", decisive(of_group))
+        work = np.bincount(actions.lanes, least_s[row])
         tail_s = np.full(len(work), np.inf)
-        np.minimum.at(tail_s, actions.lanes, np.repeat(actions.tail_s, counts))
-        object.__setattr__(self, "floor_s", float((work + tail_s).max()))
-        of_llm = (actions.of_llm * actions.is_backward).astype(bool)
-        object.__setattr__(self, "llm_backward_s", float(actions.duration_s[of_llm].mean()))
-        object.__setattr__(self, "held_s", actions.duration_s[actions.of_llm < actions.is_backward])
+        np.minimum.at(tail_s, actions.lanes, actions.tail_s[row])
+        return float((work + tail_s).max())
+
+    @cached_property
+    def llm_backward_s(self) -> float:
+        """Mean seconds of the LLM's backwards."""
+        return float(self.actions.duration_s[self.actions.of_llm * self.actions.is_backward == 1].mean())
+
+    @cached_property
+    def held_s(self) -> FloatArray:
+        """Seconds of each encoder backward, all of which may be held ``[encoder backwards]``."""
+        return self.actions.duration_s[self.actions.of_llm < self.actions.is_backward]
 
 
-def split_replicas(draft: Program, assignment: Assignment, profile: Profile) -> list[Replica]:
-    """The replicas of a program, whatever its own order; the assignment is what it was made of."""
+def split_replicas(
+    draft: Program, assignment: Assignment, profile: Profile, plain: Program | None = None
+) -> list[Replica]:
+    """The replicas of a program made of an assignment, whatever its own order.
+
+    The list scheduler may keep activations that ``draft`` recomputes but ``plain``, the same program, does not.
+    """
     layout = draft.layout
+    memory = profile.memory
     count = int(draft.first_action[-1])
     lane_offsets, lanes = list_lanes(draft)
     row = rows_of(lane_offsets)
-    believed, room_bytes = _believed(draft, profile, lanes, row)
-    handed = profile.programs.handovers(draft)
-    wait = rows_of(draft.dep_offsets)
-    need = draft.dep_actions
-    first_lane = lanes[lane_offsets[:-1]]
-    station = components(layout.num_lanes, first_lane[row], lanes)
-    links = np.concatenate([first_lane[wait], first_lane[row]]), np.concatenate([first_lane[need], lanes])
-    lane_set = components(layout.num_lanes, *links)
-    groups = chunk_groups(draft, assignment, lane_set[first_lane], 1 + int(lane_set.max()))
-    chunk = groups.chunk
-    first_group = groups.first_group
-    is_backward = (draft.kind[:count] == BACKWARD).astype(np.int64)
-    user_offsets, user_actions, edge = reverse_dependencies(draft)
-    tail_s = sync_after_s(draft, profile)
-    partner = np.arange(count)
-    for index in range(len(draft.chunks)):
-        partner[draft.forward_actions(index)] = draft.backward_actions(index)
-    depth = np.where(is_backward, -1, 1) * draft.stage[:count] / float(max(placed.pp for placed in layout.modules))
-    actions = ListedActions(
-        **believed,
-        lane_offsets=lane_offsets,
-        lanes=lanes,
-        is_backward=is_backward,
-        of_llm=(draft.module[:count] >= draft.model.llm_index).astype(np.int64),
-        send_s=handed.send_s[:count],
-        receive_s=handed.receive_s[:count],
-        num_waits=np.diff(draft.dep_offsets)[:count],
-        user_offsets=user_offsets,
-        user_actions=user_actions,
-        user_delay_s=handed.delay_s[edge],
-        station=station,
-        room_bytes=room_bytes,
-        tail_s=tail_s,
-        backward=partner,
-    )
-    inner = groups.rank[is_backward, chunk] + depth
-    replicas = []
-    for one, lanes_of_set in enumerate(split_by_label(lane_set[first_lane], 1 + int(lane_set.max()))):
-        if len(lanes_of_set):
-            members = np.flatnonzero(lane_set == one)
-            count = first_group[one + 1] - first_group[one]
-            own_group = groups.group[chunk[lanes_of_set]] - first_group[one]
-            replicas.append(
-                Replica(lanes_of_set, members, actions.of(lanes_of_set, members), own_group, inner[lanes_of_set], count)
-            )
-    return replicas
-
-
-def keeping(replicas: Sequence[Replica], plain: Program, frugal: Program, profile: Profile) -> list[Replica]:
-    """The same replicas recomputing as ``frugal`` does, where the list scheduler may keep activations instead."""
-    lane_offsets, lanes = list_lanes(frugal)
-    believed, room_bytes = _believed(frugal, profile, lanes, rows_of(lane_offsets), plain)
-    shorter = []
-    for replica in replicas:
-        decided = {name: values[replica.numbers] for name, values in believed.items()}
-        actions = replica.actions._replace(**decided, room_bytes=room_bytes[replica.members])
-        shorter.append(replace(replica, actions=actions))
-    return shorter
-
-
-def _believed(
-    program: Program, profile: Profile, lanes: IntArray, row: IntArray, plain: Program | None = None
-) -> tuple[dict[str, Any], IntArray]:
-    """Recomputation's decisions on actions, by name, and ``room_bytes`` (``ListedActions``).
-
-    Besides arguments as before lanes of all actions, and the action that each of them belongs to ``[entries]``.
-    """
-    memory = profile.memory
-    count = int(program.first_action[-1])
-    change, working = (values[:count] for values in memory.action_bytes(program))
-    duration_s = packed_durations(program, profile)
+    change, working = (values[:count] for values in memory.action_bytes(draft))
+    duration_s = packed_durations(draft, profile)
     kept_bytes = np.zeros(count, np.int64)
     kept_s = np.zeros(count)
     if plain is not None:
@@ -173,13 +103,44 @@ def _believed(
         working = np.maximum(working, more)
         kept_bytes = np.ceil(np.maximum(np.abs(whole) - np.abs(change), 0.0)).astype(np.int64)
         kept_s = np.maximum(duration_s - packed_durations(plain, profile), 0.0)
-    most = np.zeros(program.layout.num_lanes)
+    most = np.zeros(layout.num_lanes)
     np.maximum.at(most, lanes, working[row])
-    extra = memory.posted_bytes(program)
-    room = np.floor(profile.job.planning_budget_bytes - memory.lane_state_bytes(program.layout) - extra - most)
-    size_bytes = np.ceil(np.abs(change)).astype(np.int64)
-    decided = {"duration_s": duration_s, "size_bytes": size_bytes, "kept_bytes": kept_bytes, "kept_s": kept_s}
-    return decided, room.astype(np.int64)
+    spare = profile.job.planning_budget_bytes - memory.lane_state_bytes(layout) - memory.posted_bytes(draft) - most
+    handed = profile.programs.handovers(draft)
+    wait = rows_of(draft.dep_offsets)
+    need = draft.dep_actions
+    first_lane = lanes[lane_offsets[:-1]]
+    links = np.concatenate([first_lane[wait], first_lane[row]]), np.concatenate([first_lane[need], lanes])
+    lane_set = components(layout.num_lanes, *links)
+    groups = chunk_groups(draft, assignment, lane_set[first_lane], 1 + int(lane_set.max()))
+    is_backward = (draft.kind[:count] == BACKWARD).astype(np.int64)
+    partner = np.arange(count)
+    for index in range(len(draft.chunks)):
+        partner[draft.forward_actions(index)] = draft.backward_actions(index)
+    actions = draft_actions(
+        draft,
+        duration_s,
+        np.ceil(np.abs(change)).astype(np.int64),
+        np.floor(spare).astype(np.int64),
+        handed.delay_s,
+        of_llm=(draft.module[:count] >= draft.model.llm_index).astype(np.int64),
+        send_s=handed.send_s[:count],
+        receive_s=handed.receive_s[:count],
+        station=components(layout.num_lanes, first_lane[row], lanes),
+        tail_s=sync_after_s(draft, profile),
+        backward=partner,
+        kept_bytes=kept_bytes,
+        kept_s=kept_s,
+    )
+    depth = np.where(is_backward, -1, 1) * draft.stage[:count] / float(max(placed.pp for placed in layout.modules))
+    inner = groups.rank[is_backward, groups.chunk] + depth
+    replicas = []
+    for one, mine in enumerate(split_by_label(lane_set[first_lane], 1 + int(lane_set.max()))):
+        if len(mine):
+            members = np.flatnonzero(lane_set == one)
+            group = groups.group[groups.chunk[mine]] - groups.first_group[one]
+            replicas.append(Replica(mine, members, actions.of(mine, members), group, inner[mine]))
+    return replicas
 
 
 # A replica this close to the work of its busiest lane has nothing left to search for.
@@ -194,21 +155,6 @@ ELSEWHERE = 0.45
 TOGETHER = 0.6
 SWAPPED = 0.75
 SHIFTED = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """Options that limit schedules.
-
-    Attributes:
-        leads: numbers of groups by which LLM passes precede encoder passes.
-        holds: encoder backwards longer than this factor times the LLM's mean backward are held; 0: none.
-        alternate: see ``Wish``.
-    """
-
-    leads: tuple[int, ...]
-    holds: tuple[float, ...] = (0.0,)
-    alternate: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,24 +178,21 @@ class Search:
     """Search for a replica's best schedule; ``known`` says when schedules end, by ``Choice.effect``."""
 
     replica: Replica
-    rules: Rules
+    options: BraidScheduler
     known: dict[tuple[bytes, bytes, int, int], float] = field(init=False, default_factory=dict)
-    state: State = field(init=False)
     seeds: list[Choice] = field(init=False)
     best: Choice = field(init=False)
     end_s: float = field(init=False, default=np.inf)
     place: IntArray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.state = room_for(self.replica.actions, len(self.replica.load_s))
-        self.seeds = first_choices(self.replica, self.rules)
+        self.seeds = first_choices(self.replica, self.options)
         self.place = np.zeros(len(self.replica.numbers), np.int64)
         self.score(self.seeds.pop(0))
 
     def score(self, choice: Choice) -> None:
         """Make the schedule of a choice, and keep it if it is not slower than the best one."""
         replica = self.replica
-        rules = self.rules
         effect = choice.effect(self.replica)
         if effect in self.known and effect == self.best.effect(replica):
             self.best = choice
@@ -263,8 +206,7 @@ class Search:
             (choice.order, choice.shift),
             choice.lead,
             float(choice.hold * replica.llm_backward_s),
-            rules.alternate,
-            self.state,
+            self.options.alternate,
             place,
             self.end_s * WORSE,
         )
@@ -276,13 +218,12 @@ class Search:
 
 @njit(nogil=True)
 def _scheduled(  # type: ignore[no-untyped-def]
-    actions, labels, moves, lead, hold_s, alternate, state, place, limit_s
+    actions, labels, moves, lead, hold_s, alternate, place, limit_s
 ):
     """Return when the schedule of a choice ends; write its order to ``place`` ``[actions]``.
 
-    Labels are group and ``inner`` of each action (``Replica``), moves the order of the groups and shifts of their
-    backwards, lead that of the LLM; encoder backwards longer than ``hold_s`` are held, none
-    if it is 0. For the others see ``Wish`` and ``list_schedule``.
+    Labels are ``group`` and ``inner`` (``Replica``), moves the order of the groups and shifts of their backwards.
+    Encoder backwards longer than ``hold_s`` are held, none if it is 0.
     """
     (own_group, inner) = labels
     (order, shift) = moves
@@ -299,11 +240,11 @@ def _scheduled(  # type: ignore[no-untyped-def]
         priority[action] = shifted * (2.0 * count) + inner[action]
         is_held[action] = 0.0 < hold_s < actions.duration_s[action] and of_llm < backward
     wish = Wish(group, priority, is_held, alternate, True)
-    return list_schedule(actions, wish, state, place, limit_s)[0]
+    return list_schedule(actions, wish, place, limit_s)[0]
 
 
-def first_choices(replica: Replica, rules: Rules) -> list[Choice]:
-    """Return the seeds: groups as dealt, and with the lightest at both ends; each with every lead and hold."""
+def first_choices(replica: Replica, options: BraidScheduler) -> list[Choice]:
+    """The seeds: groups as dealt, and with the lightest at both ends; each with every lead and hold."""
     count = len(replica.load_s)
     still = np.zeros(count, np.int64)
     rising = np.argsort(replica.load_s, kind="stable")
@@ -311,11 +252,13 @@ def first_choices(replica: Replica, rules: Rules) -> list[Choice]:
     for share in (8, 16, 4):
         ends = max(1, count // share)
         orders.append(np.concatenate([rising[:ends], rising[2 * ends :][::-1], rising[ends : 2 * ends]]))
-    return [Choice(order, still, lead, hold) for order in orders for lead in rules.leads for hold in rules.holds]
+    return [
+        Choice(order, still, lead, hold) for order in orders for lead in options.llm_leads for hold in options.holds
+    ]
 
 
-def moved(choice: Choice, rules: Rules, rng: np.random.Generator) -> Choice:
-    """Return a neighbor of a choice."""
+def moved(choice: Choice, options: BraidScheduler, rng: np.random.Generator) -> Choice:
+    """A neighbor of a choice."""
     draw = rng.random()
     count = len(choice.order)
     order = choice.order
@@ -337,8 +280,8 @@ def moved(choice: Choice, rules: Rules, rng: np.random.Generator) -> Choice:
         shift = shift.copy()
         shift[rng.integers(count)] = SHIFTS[int(rng.integers(len(SHIFTS)))]
     else:
-        lead = rules.leads[int(rng.integers(len(rules.leads)))]
-        hold = rules.holds[int(rng.integers(len(rules.holds)))]
+        lead = options.llm_leads[int(rng.integers(len(options.llm_leads)))]
+        hold = options.holds[int(rng.integers(len(options.holds)))]
     return Choice(order, shift, lead, hold)
 
 
@@ -352,11 +295,11 @@ def improve(searches: list[Search], rollouts: int) -> None:
         slowest = max(searches, key=lambda one: decisive(one.end_s))
         if slowest.end_s <= slowest.replica.floor_s * (1 + CLOSE):
             break
-        slowest.score(slowest.seeds.pop(0) if slowest.seeds else moved(slowest.best, slowest.rules, rng))
+        slowest.score(slowest.seeds.pop(0) if slowest.seeds else moved(slowest.best, slowest.options, rng))
 
 
 def ordered(draft: Program, searches: list[Search]) -> Program:
-    """Return the program in the order that the searches found."""
+    """The program in the order that the searches found."""
     slot = np.zeros(int(draft.first_action[-1]), np.int64)
     for search in searches:
         slot[search.replica.numbers] = search.place
@@ -406,9 +349,10 @@ class BraidScheduler(Recomputation):
         return replace(self, rollouts=min(self.rollouts, DRAFT_ROLLOUTS))
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """Return the program of a batch.
+        """The program of a batch.
 
-        ``IncompatibleError`` if weights are sharded, because then all replicas need the same order of passes.
+        Raises:
+            IncompatibleError: if weights are sharded, because then all replicas need the same order of passes.
         """
         profile = profile.smoothed()
         if layout.modules[0].widths:
@@ -418,9 +362,8 @@ class BraidScheduler(Recomputation):
             raise IncompatibleError(f"schedule: Braid does not support sharded weights ({sharded[0]}), {why}")
         draft = unordered_program(profile.job.model, shapes, layout, assignment)
         limit = profile.job.planning_budget_bytes
-        rules = Rules(tuple(self.llm_leads), tuple(self.holds), self.alternate)
         replicas = split_replicas(draft, assignment, profile)
-        searches = [Search(replica, rules) for replica in replicas]
+        searches = [Search(replica, self) for replica in replicas]
         first = ordered(draft, searches)
         peak_bytes = profile.memory.peak_bytes(first)
         # Where a further microbatch would have fitted beside the most that was held, memory held none up.
@@ -431,7 +374,7 @@ class BraidScheduler(Recomputation):
             return ordered(draft, searches)
         # The list scheduler keeps activations that fit; what it counts as recomputed may fit after all.
         frugal = recompute_all(draft)
-        short = [Search(replica, rules) for replica in keeping(replicas, draft, frugal, profile)]
+        short = [Search(replica, self) for replica in split_replicas(frugal, assignment, profile, draft)]
         improve(short, rollouts)
         first = self.within_memory(ordered(frugal, short), profile)
         offers = [(packed_iteration_s(first, profile), first)]
@@ -450,7 +393,7 @@ class BraidScheduler(Recomputation):
 
 
 def afforded_rollouts(searches: list[Search]) -> int:
-    """Return the rollouts of a program that take at most their share of the estimated iteration time."""
+    """Rollouts of a program that take at most their share of the estimated iteration time."""
     believed_s = max(search.end_s for search in searches)
     num_actions = max(len(search.replica.numbers) for search in searches)
     return int(decisive(AFFORDED * believed_s / (ACTION_S * num_actions)))

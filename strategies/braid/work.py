@@ -27,19 +27,19 @@ def others(model: ModelSpec) -> dict[int, ModuleSpec]:
 def unit_layers_s(
     profile: Profile, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int, recompute: bool
 ) -> FloatArray:
-    """Estimate the seconds that a unit adds to both passes of a layer, with recomputation ``[units, kinds]``."""
+    """Estimated seconds that a unit adds to both passes of a layer, with recomputation ``[units, kinds]``."""
     forward, backward = packed_units_s(module, shapes, tp, cp, profile)
     return np.asarray(forward + backward + forward * _remade(module, recompute))
 
 
 def chunk_layers_s(profile: Profile, module: ModuleSpec, tp: int, cp: int, recompute: bool) -> FloatArray:
-    """Estimate the fixed seconds of a chunk in both passes of a layer, with recomputation ``[kinds]``."""
+    """Estimated fixed seconds of a chunk in both passes of a layer, with recomputation ``[kinds]``."""
     forward, backward = profile.layers.pack_times(module, tp, cp).chunk_s
     return np.asarray(forward + backward + forward * _remade(module, recompute))
 
 
 def chunk_tokens(profile: Profile, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> float:
-    """Tokens of a chunk of which ``OVERHEAD`` of its time is what a chunk costs anyway, at units of mean length."""
+    """Tokens at which a chunk of units of mean length spends ``OVERHEAD`` of its time on what a chunk costs anyway."""
     if not len(lengths):
         return 1.0
     mean = mean_length(lengths)
@@ -57,12 +57,9 @@ def _remade(module: ModuleSpec, recompute: bool) -> FloatArray:
 def level_shares(base_s: FloatArray, cost_s: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Shares of an encoder's work for each of its copies, so that the busiest lane is least busy (water filling).
 
-    Args:
-        base_s: what the lanes of each copy's stages do anyway ``[replicas, copies, stages]``.
-        cost_s: seconds of all the work on each stage ``[replicas, stages]``.
-
-    Returns:
-        Shares ``[replicas, copies]``, each row's sum 1, and the busiest of the lanes that take some ``[replicas]``.
+    ``base_s`` is what the lanes of each copy's stages do anyway ``[replicas, copies, stages]``, ``cost_s`` all the work
+    on each stage ``[replicas, stages]``. Returns shares ``[replicas, copies]``, each row's sum 1, and the busiest of
+    the lanes that take some ``[replicas]``.
     """
     return tuple(_shares(np.ascontiguousarray(base_s), np.ascontiguousarray(cost_s)))
 
@@ -108,10 +105,9 @@ def _taken(level_s, base_s, cost_s, share):  # type: ignore[no-untyped-def]
 
 @njit()
 def cuts(layer_s, stages):  # type: ignore[no-untyped-def]
-    """Consecutive layers for each of some stages, so that the busiest is least busy.
+    """First layers of some stages, and the number of layers, so that the busiest stage is least busy ``[stages + 1]``.
 
-    Every stage gets a layer; of equally good splits the one whose later stages have most. Seconds are those of each
-    layer ``[layers]``; the result is each stage's first layer, and their number.
+    Every stage gets a layer; of equally good splits the one whose later stages have most.
     """
     count = len(layer_s)
     prefix = np.zeros(count + 1)
@@ -150,8 +146,7 @@ def split_evenly(llm_s, encoders_s, offsets, llm_blocks, grid, copies_abreast): 
         grid: segments, stages of a copy of an encoder, lanes that such a stage takes.
         copies_abreast: copies of an encoder on one segment.
 
-    Returns first layers of the stages, and the number of layers, of the LLM ``[stages + 1]`` and of the encoders
-    ``[encoders, stages + 1]``; seconds of the busiest lane.
+    Returns ``cuts`` of the LLM and of each encoder, and seconds of the busiest lane.
     """
     segments, stages, width = grid
     lanes = segments * stages * width

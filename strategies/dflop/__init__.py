@@ -4,7 +4,7 @@ Profiling engine (``profiling``), data-aware 3D parallelism optimizer (``planner
 adaptive correction (``assigner``).
 """
 
-from entrain_bench.balancing.correction import Corrector
+from entrain_bench.balancing.estimates import Corrector
 
 from .assigner import DflopAssigner
 from .planner import DflopPlanner

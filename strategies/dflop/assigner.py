@@ -13,7 +13,7 @@ from ortools.sat.python import cp_model
 
 from entrain_bench.balancing.chunk_groups import split_by_label
 from entrain_bench.balancing.corrected import observed
-from entrain_bench.balancing.correction import Corrector, shape_classes
+from entrain_bench.balancing.estimates import Corrector, shape_classes
 from entrain_bench.balancing.lpt import CLOSE, by_falling, deal, lpt_with_exchange, trivial_bound
 from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.planning import mean_length, recompute_factor

@@ -17,11 +17,9 @@ from entrain_bench.balancing.chunk_estimates import covered_layer_s, packed_dura
 from entrain_bench.balancing.chunk_groups import (
     chunk_groups,
     components,
-    list_lanes,
-    reverse_dependencies,
     split_by_label,
 )
-from entrain_bench.balancing.listing import ListedActions, Wish, list_schedule, room_for, single_lane_actions
+from entrain_bench.balancing.listing import ListedActions, Wish, draft_actions, list_lanes, list_schedule
 from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
@@ -114,13 +112,10 @@ def build_segments(draft: Program, assignment: Assignment, profile: Profile, by_
     is_backward = draft.kind[:count].astype(np.int64)
     own_group = (groups.group - first_group[groups.chunk_set])[chunk]
     per_group = len(draft.model.modules) if by_module else 1
-    actions = single_lane_actions(
-        lane,
-        is_backward,
+    actions = draft_actions(
+        draft,
         packed_durations(draft, profile, chunk_s),
         np.ceil(np.abs(change)).astype(np.int64),
-        np.diff(draft.dep_offsets)[:count],
-        *reverse_dependencies(draft)[:2],
         np.floor(room).astype(np.int64),
     )
     return ChunkSegments(
@@ -351,7 +346,6 @@ def best_slots(segments: ChunkSegments, rounds: int) -> IntArray:
             float(num_actions),
             labels,
             actions,
-            room_for(actions, num_groups),
             place,
         )
         slot[members] = place
@@ -362,7 +356,7 @@ def best_slots(segments: ChunkSegments, rounds: int) -> IntArray:
 
 @njit(nogil=True)
 def search_set(  # type: ignore[no-untyped-def]
-    num_rollouts, tree, rng, per_group, spread, labels, actions, state, best_place
+    num_rollouts, tree, rng, per_group, spread, labels, actions, best_place
 ):
     """More rollouts of one set, none when all orders are scored; ``best_place`` takes its best order ``[actions]``.
 
@@ -385,7 +379,7 @@ def search_set(  # type: ignore[no-untyped-def]
                 group_place[its_group] = num_seen
                 num_seen += 1
         wish = Wish(group_place[group], place[element] * spread + rank, held, True, False)
-        end_s, _ = list_schedule(actions, wish, state, turn)
+        end_s, _ = list_schedule(actions, wish, turn)
         if learn(tree, end_s):
             best_place[:] = turn
         if tree.finished[ROOT]:

@@ -25,8 +25,8 @@ from entrain_bench.balancing.planning import (
     stage_sums,
 )
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.schedules import OneForwardOneBackward
 from entrain_bench.balancing.tuning import chosen_layout
-from entrain_bench.balancing.warmup import OneForwardOneBackward
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError

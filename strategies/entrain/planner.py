@@ -28,8 +28,8 @@ from entrain_bench.balancing.planning import (
     stage_sums,
 )
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.schedules import OneForwardOneBackward
 from entrain_bench.balancing.tuning import chosen_layout, default_job
-from entrain_bench.balancing.warmup import OneForwardOneBackward
 from entrain_bench.base.arithmetic import log
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from entrain_bench.answers.answer import Answer, known_strategies
+from entrain_bench.answers.answer import Answer, NextStep
 from entrain_bench.answers.cases import Outcome
 from entrain_bench.answers.comparison import LeadSummary, lead_of
-from entrain_bench.answers.decision import NextStep, decide
 from entrain_bench.records.records import Record
 from entrain_bench.records.time_shares import TIME_SHARES
-from support.records import at_seeds, runs
+from support.records import runs
 
 SLOW = [2.0, 2.2, 2.1]
 FAST = [1.0, 1.0, 1.1]
@@ -23,13 +22,13 @@ NEAR = [1.01, 1.0, 1.1]
 
 
 def decided(records: Sequence[Record]) -> dict[str, Any]:
-    return decide(Answer.of(records), "results")
+    return Answer.of(records).decision("results")
 
 
 def test_an_answer_is_plain_values() -> None:
     records = [*runs({"base": SLOW, "best": FAST, "near": NEAR, "poor": [3.0, None, 3.2]}), *runs({"base": SLOW}, "x")]
     answer = Answer.of(records, ["strategy=a"])
-    values = json.loads(json.dumps([answer.to_dict(), decide(answer, "results"), answer.case_dicts("results")]))
+    values = json.loads(json.dumps([answer.to_dict(), answer.decision("results"), answer.case_dicts("results")]))
     first, second = values[2]
     assert [first["outcome"], second["outcome"]] == [Outcome.DECIDED, Outcome.ALONE]
     assert (first["fastest"], first["as_good"], first["baseline_variant"]) == (["best"], ["near"], "base")
@@ -117,9 +116,3 @@ def test_what_is_not_decided_is_run_at_more_seeds() -> None:
     assert values["next"] == {"kind": NextStep.MORE_SEEDS, "seeds": [0], "commands": [command]}
     lost = decided(runs({"base": [None] * 3, "other": [None] * 3}))
     assert (lost["winner"], lost["has_result"]) == ("", False)
-
-
-def test_strategies_that_did_not_run_are_known() -> None:
-    records = runs({"megatron": SLOW, **dict.fromkeys(known_strategies([]), NEAR), "entrain": FAST})
-    assert Answer.of(records).not_run == []
-    assert "braid" in Answer.of(at_seeds(records, "braid")).not_run

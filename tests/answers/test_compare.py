@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.compare import drifts, read_file, read_text
+from entrain_bench.answers.compare import drifts
 from entrain_bench.base.errors import UserError
-from entrain_bench.records.records import Record, sorted_records
-from entrain_bench.records.tables import table_csv
 
 
 def table(*rows: dict[str, str]) -> pd.DataFrame:
@@ -67,25 +63,3 @@ def test_a_metric_that_a_run_is_older_than_has_not_moved() -> None:
     # Without a result a run has no metric that could be missing.
     failed = table({"status": "failed", "mfu": ""})
     assert [line.split()[5] for line in drifts(failed, table({}))] == ["status", "mfu"]
-
-
-@pytest.mark.wide
-def test_the_reference_is_in_the_order_and_form_that_tables_are_written_in() -> None:
-    read = read_file((Path(__file__).parents[2] / "results" / "reference" / "table.parquet").read_bytes())
-    assert not drifts(read, read)
-    # A program that does not fit memory is a result, too, and that parts do not go together.
-    assert set(read["status"]) == {"ok", "failed", "skipped"}
-
-
-def record(seed: int, key: str, tp: int | None) -> Record:
-    labels = dict.fromkeys(("strategy", "workload", "model", "cluster", "harness"), "x")
-    labels |= dict.fromkeys(("planner", "assigner", "scheduler"), "y")
-    config = {"layout": {"tp": tp, "cp": None, "pp": None, "dp": None}, "strategy": {}, "workload": {}}
-    return Record(key, "ok", "", {**labels, "seed": seed}, config, "code", metrics={"mfu": 0.1 + 0.2})
-
-
-def test_the_order_of_a_table_does_not_depend_on_the_code() -> None:
-    records = [record(0, "b", 1), record(0, "a", 2), record(1, "c", 1)]
-    assert sorted_records(records[::-1]) == records
-    row = read_text(table_csv(records[:1])).iloc[0]
-    assert (row["layout_tp"], row["layout_cp"], row["mfu"]) == ("1", "", "0.30000000000000004")

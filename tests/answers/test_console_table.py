@@ -110,27 +110,6 @@ def test_no_label_is_cut_and_no_two_rows_look_alike(records: list[Record], width
         assert {*heading[start:].split()} <= {"s/iter", "runs"}
 
 
-def test_metrics_come_by_priority_as_the_width_allows() -> None:
-    names = ("megatron", "hetero_noncolocated")
-    records = [
-        record
-        for name in names
-        for model in MODELS
-        for workload in ("chartqa", "opencqa_ocr")
-        for record in seeds(name, [1.0, 2.0], model=model, workload=workload)
-    ]
-    shown = {}
-    for width in (60, 70, 80, 100, 140, 200):
-        (heading,), rows = table(records, width)
-        shown[width] = re.split(r"  +", heading)
-        assert max(len(row) for row in rows) <= width
-    assert shown[60] == ["strategy", "workload", "model", "s/iter"]
-    assert shown[70] == [*shown[60], "speedup"]
-    assert shown[80] == [*shown[60], "±", "speedup"]
-    assert shown[200] == [*shown[80], "95%", "MFU %", "peak GiB"]
-    assert {*shown[80]} < {*shown[100]} < {*shown[200]} == {*shown[140]}
-
-
 def test_a_part_and_its_parameters_are_both_columns_if_both_were_swept() -> None:
     def with_planner(target: str, trials: int) -> Record:
         planner = {"_target_": f"parts.{target}", "num_trials": trials, "own": target}

@@ -1,21 +1,22 @@
-"""The report from made-up runs: values by section, escaping, links, the same bytes."""
+"""The report from made-up and from real runs: values by section, escaping, links, the same answer everywhere."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.report import SECTIONS, Material, current_records, html, markdown, report_of
+from entrain_bench.answers.report import Material, current_records, html, markdown, report_of
+from entrain_bench.cli import run_command
 from entrain_bench.commands.publish import Pictures
-from entrain_bench.figures._share import draw, speedups_of
+from entrain_bench.figures._pictures import draw_share
 from entrain_bench.records.records import Record, Results
 from support.records import aged, runs
+from support.sweeps import pasted
 
 SLOW = [2.0, 2.2, 2.1]
 FAST = [1.0, 1.0, 1.1]
@@ -61,25 +62,6 @@ def test_a_row_names_the_winner_its_gain_the_reason_and_ties() -> None:
     assert last[2:6] == ["**base**", "base itself", "no other", "-"]
     alone = table(markdown(report(runs({"base": SLOW}))), "## Every case")
     assert alone[1][2:5] == ["**base**", "nothing to compare with", "-"]
-
-
-def test_sections_come_in_order_and_only_if_there_is_anything_to_say() -> None:
-    def anchors(page: str) -> list[str]:
-        return re.findall(r'<h2 id="(\w+)">', page)
-
-    usual = runs({"base": SLOW, "best": FAST})
-    assert anchors(html(report(usual))) == ["decision", "answer", "environment", "rerun"]
-    many = [*usual, *runs({"base": SLOW, "best": [*FAST[:2], None]}, workload="x")]
-    many += runs({"base": SLOW, "best": FAST}, belief_error=0.5)
-    assert anchors(html(report(many))) == [name for name in SECTIONS if name != "ranking"]
-
-
-def test_other_settings_are_compared_apart() -> None:
-    usual = [*runs({"base": SLOW, "best": FAST}), *runs({"base": SLOW, "best": FAST}, workload="chartqa")]
-    values = report([*usual, *runs({"base": FAST, "best": SLOW}, belief_error=0.5)])
-    assert len(values["answer"]) == 2
-    (other,) = values["settings"]["cases"]
-    assert other["fastest"] == ["base"]
 
 
 def test_of_settings_with_as_much_to_compare_the_main_one_leaves_the_most_free() -> None:
@@ -133,26 +115,6 @@ def test_links_lead_to_places_on_the_page_which_needs_nothing_else() -> None:
     assert {*re.findall(r"\]\(#([^)]*)\)", twin)} <= {*re.findall(r'<a id="([^"]*)">', twin)}
 
 
-def test_the_first_lines_are_for_whoever_decides() -> None:
-    trained = runs({"megatron": SLOW, "entrain": FAST, "near": NEAR})
-    simulated = [replace(one, labels={**one.labels, "harness": "simulate"}) for one in trained]
-    facts = dict(re.findall(r"^- \*\*([^*]+)\*\*: (.*)$", markdown(report(simulated)), re.M))
-    assert [*facts] == ["Use", "Gain", "Why", "Not run", "Where it runs today", "Next step"]
-    assert facts["Use"] == "entrain; near is as good."
-    assert facts["Why"] == "An iteration takes 1.033 s instead of 2.100 s."
-    assert facts["Not run"].startswith("20 of 23 strategies (braid, ")
-    assert facts["Where it runs today"] == "In this suite alone: no other framework runs entrain unmodified."
-    assert facts["Next step"] == "Freeze a plan and judge it on fresh seeds:"
-    several = [*runs({"base": SLOW, "mine": FAST}), *runs({"base": FAST, "mine": SLOW}, "a")]
-    several += runs({"base": SLOW, "mine": FAST}, "b")
-    page = markdown(report(several))
-    assert "- **Use**: mine, the fastest in 2 of 3 cases (a: base)." in page
-    assert "- **Where it runs today**: mine is not of this suite; its author knows." in page
-    lost = markdown(report(runs({"base": [None] * 3, "other": [None] * 3})))
-    assert "- **Use**: No strategy has all its results." in lost
-    assert "- **Next step**: Run more seeds; now seeds 0 to 2:" in lost
-
-
 def test_markdown_fits_an_issue_and_mentions_nobody() -> None:
     name = "@someone #12"
     usual = runs({"base": SLOW, name: FAST})
@@ -173,15 +135,37 @@ def test_markdown_fits_an_issue_and_mentions_nobody() -> None:
 def test_the_picture_to_share_states_job_winner_interval_and_command(several: bool) -> None:
     records = runs({"base": SLOW, "best": FAST, "near": NEAR})
     records += runs({"base": SLOW, "best": FAST, "near": NEAR}, workload="chartqa") if several else []
-    answer = Answer.of(records)
-    figure = draw(answer, speedups_of(answer), "results")
-    words = " ".join(text.get_text() for text in figure.texts)
-    assert "best is the fastest" in words
+    figure = draw_share(Answer.of(records), "results")
+    words = " ".join(f"{figure.get_suptitle()} {figure.get_supxlabel()}".split())
+    assert words.startswith("best is the fastest")
     assert ("As good: near." in words) is not several
     assert re.search(r"\d\.\d\dx \(\d\.\d\d to \d\.\d\d\) over base; .*3 seeds", words)
     assert ("2 workloads, model m" if several else "workload coco, model m") in words
     workloads = "coco,chartqa" if several else "coco"
     assert f"entrain-bench --multirun strategy=base,best,near workload={workloads} seed=0,1,2" in words
-    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert names[0] == "best"
-    assert {*names} == {"base", "best", "near"}
+
+
+SMALL = ["model=tiny", "cluster=a40x16", "global_batch=32", "microbatch_size=2", "layout.dp=2", "iterations=1"]
+
+
+def sweep(*overrides: str) -> None:
+    assert run_command([*SMALL, "mlflow=false", "--multirun", *overrides]) == 0
+
+
+@pytest.mark.wide
+def test_a_quick_look_and_then_three_seeds_are_both_in_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep("strategy=megatron,entrain,disttrain", "seed=0")
+    sweep("strategy=megatron,entrain", "seed=0,1,2")
+    assert run_command(["report", "share=true"]) == 0
+    assert Path("results/report.png").read_bytes().startswith(b"\x89PNG")
+    text = Path("results/report.md").read_text()
+    values = Answer.of(Results(Path("results")).records()).to_dict()
+    assert values["fewer_seeds"] == [{"strategies": ["disttrain"], "seeds": [0]}]
+    assert {"braid", "omnibal"} < {*values["not_run"]}
+    assert "| 0 to 2 | [7](#runs-1) |" in text
+    commands = re.findall(r"^    (entrain-bench .*)$", text, re.M)
+    keys = {cell.key for line in commands for cell in pasted(line)}
+    assert keys == {record.key for record in Results(Path("results")).records()}

@@ -1,4 +1,4 @@
-"""Sentences, each once: the templates over values that the other tests check; and that all renderers show them."""
+"""Sentences, each once: templates over values that other tests check, notices; and that all renderers show them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from entrain_bench.answers.comparison import LeadSummary, lead_of
 from entrain_bench.answers.console_table import summary
 from entrain_bench.answers.posterior import ChanceSummary, Spread
 from entrain_bench.answers.report import Material, answer_report, html, markdown, report_json, report_of
-from entrain_bench.answers.sentences import gain_text, lead_sentence, losses, problems, sentences
+from entrain_bench.answers.sentences import gain_text, lead_sentence, losses, notices, problems, sentences
 from entrain_bench.answers.statistics import Doubt, Interval
 from entrain_bench.answers.text import escape_markdown, load_template, one_line
 from entrain_bench.records.records import Record
-from entrain_bench.run.stamps import templates_of
+from entrain_bench.run.study import templates_of
+from entrain_bench.specs.workload import Counts
 from support.records import at_seeds, runs
 
 GAIN = Interval(1.5, 1.25, 1.75, 3)
@@ -97,15 +98,15 @@ def test_how_sure_the_gain_is() -> None:
 
 def test_runs_without_a_result() -> None:
     answer = Answer.of(runs({"base": [2.0, 2.1, None], "other": [None, 1.0, None], "good": [1.0] * 3}))
-    assert problems(answer.results, answer.varying) == [
+    assert problems(answer) == [
         "failed: other, 2 of 3 runs (seeds 0, 2): out of luck",
         "failed: base, 1 of 3 runs (seed 2): out of luck",
     ]
-    assert losses(answer.results) == "Of 9 runs 3 failed (seeds 0, 2)."
+    assert losses(answer) == "Of 9 runs 3 failed (seeds 0, 2)."
     assert say("without_result", 4, {"failed": [1], "skipped": [0, 1]}) == (
         "Of 4 runs 1 failed (seed 1) and 2 were skipped (seeds 0, 1)."
     )
-    assert losses(Answer.of(runs({"good": [1.0]})).results) == ""
+    assert losses(Answer.of(runs({"good": [1.0]}))) == ""
 
 
 def test_what_one_must_know_to_trust_an_answer() -> None:
@@ -174,7 +175,7 @@ def test_one_answer_in_all_renderers(records: Sequence[Record]) -> None:
     page = markdown(report_of(material))
     assert all(escape_markdown(sentence) in page for sentence in told)
     bold = [line.plain.split()[0] for line in summary(records, 100) if line.style == "bold"]
-    best = [answer.variant(case.groups[key]) for case in answer.cases for key in case.best]
+    best = [one.name for one in answer.results if one.best]
     assert sorted(bold) == sorted(best)
 
 
@@ -182,3 +183,53 @@ def test_outputs_depend_on_templates() -> None:
     names = {path.name for path in templates_of(["entrain_bench.answers.text", "entrain_bench.figures._style"])}
     assert {"sentences.jinja", "report.jinja", "recommendation.jinja", "page.html"} < names
     assert templates_of(["entrain_bench.figures._style"]) == []
+
+
+def made(samples: Counts, batch: int = 512, workload: str = "mine") -> Record:
+    labels = {"workload": workload, "model": "tiny"}
+    return Record("0", "ok", "", labels, {"global_batch": batch}, "", samples=samples)
+
+
+def listed(number: int, truncated: int = 0, dropped: int = 0) -> dict[str, float | Counts]:
+    return {"listed": number, "truncated": truncated, "dropped": dropped}
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        (made({}), []),
+        (made(listed(512)), []),
+        (
+            made(listed(300)),
+            ["workload mine: 300 rows for a global batch of 512: every row is used 1.7 times an iteration on average"],
+        ),
+        (
+            made(listed(1), 4),
+            ["workload mine: 1 row for a global batch of 4: every row is used 4.0 times an iteration on average"],
+        ),
+        (
+            made(listed(600, 3, 2)),
+            ["workload mine: of 602 rows 3 truncated and 2 dropped, longer than the context of model tiny"],
+        ),
+        (
+            made(listed(600, dropped=2)),
+            ["workload mine: of 602 rows 2 dropped, longer than the context of model tiny"],
+        ),
+        (
+            # Half of 512 are 256 samples of 64 rows; a quarter of them, of a component's component, 64 of 40.
+            made({
+                "all": {"share": 0.5, **listed(64, truncated=1)},
+                "inner": {"share": 0.25, "some": {"share": 0.5, **listed(40)}, "others": {"share": 0.5, **listed(64)}},
+            }),
+            [
+                "workload mine, component all: of 64 rows 1 truncated, longer than the context of model tiny",
+                "workload mine, component all: 64 rows for 50% of a global batch of 512: every row is used "
+                "4.0 times an iteration on average",
+                "workload mine, component inner.some: 40 rows for 12.5% of a global batch of 512: every row is used "
+                "1.6 times an iteration on average",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_said(record: Record, says: list[str]) -> None:
+    assert notices([record, record]) == says

@@ -17,7 +17,6 @@ from entrain_bench.answers.statistics import (
     kendall_tau,
     mean_interval,
     not_worse,
-    prediction_interval,
     ratio_chance,
     ratio_interval,
     t_quantile,
@@ -173,11 +172,11 @@ def test_rankings_without_results_and_without_differences() -> None:
 
 def test_a_prediction_interval_contains_the_mean_of_further_values() -> None:
     # s = 1, t(2) = 4.302653: the mean of 3 and that of 6 further deviate by sqrt(1/3 + 1/6).
-    found = prediction_interval([1.0, 2.0, 3.0], 6)
+    found = mean_interval([1.0, 2.0, 3.0], further=6)
     assert (found.mean, found.num_values) == (2.0, 3)
     assert found.high - 2.0 == pytest.approx(4.302653 * math.sqrt(1 / 2), rel=1e-6)
-    assert prediction_interval([2.0], 5) == mean_interval([2.0])
+    assert mean_interval([2.0], further=5) == mean_interval([2.0])
     rng = np.random.default_rng(3)
     rows = rng.lognormal(0.0, 0.2, (2000, 17))
-    held = [not prediction_interval(row[:12], 5).excludes(math.fsum(row[12:]) / 5) for row in rows.tolist()]
+    held = [not mean_interval(row[:12], further=5).excludes(math.fsum(row[12:]) / 5) for row in rows.tolist()]
     assert 0.94 <= np.mean(held) <= 0.96

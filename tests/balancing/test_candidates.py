@@ -137,18 +137,6 @@ def test_the_best_trial_wins_over_the_best_estimate() -> None:
         assert fastest_in_trials(profile, lambda _: offered, one_sample_a_microbatch, trials) is fast
 
 
-def test_trials_take_candidates_that_fit_and_report_the_last_reason() -> None:
-    deep, shallow = chain_layout(MODEL, 2, 3, 8), chain_layout(MODEL, 1, 1, 8)
-    shapes = samples((10, [40]))
-    batch = shapes.take(np.zeros(8, np.int64))
-    need = Memory(MODEL).peak_bytes(one_sample_a_microbatch(batch, deep)).max()
-    tight = profile_of(job_with(1.01 * float(need) / PLANNING_SHARE), shapes)
-    offered = [Candidate(1.0, shallow), Candidate(2.0, deep)]
-    assert fastest_in_trials(tight, lambda _: offered, one_sample_a_microbatch, 2) is deep
-    with pytest.raises(OutOfMemoryError, match="a rank needs"):
-        fastest_in_trials(tight, lambda _: offered[:1], one_sample_a_microbatch, 2)
-
-
 def test_every_free_microbatch_size_gets_as_many_trials() -> None:
     # Estimates put all layouts for microbatches of one sample first; trials with two samples are taken all the same.
     free = replace(job_with(16 * GIB), free_microbatch_size=True, global_batch=8)

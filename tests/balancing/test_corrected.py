@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from entrain_bench.balancing.corrected import CorrectedAssigner
-from entrain_bench.balancing.correction import Corrector, Observation
+from entrain_bench.balancing.estimates import Corrector, Observation
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rounds import layouts_with_widths
 from entrain_bench.costs.truth import CostTruth

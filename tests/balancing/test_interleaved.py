@@ -1,4 +1,4 @@
-"""Interleaved 1F1B against Megatron-core's order, its closed form, and 1F1B where stages are not virtual."""
+"""Interleaved and zero-bubble schedules: the orders of Megatron-LM and torch, and closed forms."""
 
 from __future__ import annotations
 
@@ -10,21 +10,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.interleaved import Interleaved, find_turns, interleaved_program, interleaved_slots
-from entrain_bench.balancing.schedules import one_f_one_b
+from entrain_bench.balancing.interleaved import (
+    Interleaved,
+    ZeroBubbleH1,
+    ZeroBubbleV,
+    find_turns,
+    interleaved_program,
+)
+from entrain_bench.balancing.planning import place_ranks
+from entrain_bench.balancing.schedules import OneForwardOneBackward, chain_program, stages_behind
 from entrain_bench.base.errors import IncompatibleError
+from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
-from entrain_bench.program.assignment import Assignment
+from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from support.builders import (
+    chain_layout,
     durations,
     makespan,
     no_delay,
+    passes,
     placed,
     profile_of,
+    random_samples,
     samples,
     tiny_cluster,
     tiny_job,
@@ -101,33 +113,9 @@ def test_any_size_runs_to_the_end_and_takes_the_closed_form(
     assert makespan(program, end) == (busy + num_ranks - 1) * (forward + backward)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(2, 6), st.integers(1, 4))
-def test_slots_of_one_stage_a_rank_are_1f1bs_but_for_the_warmup(num_ranks: int, groups: int) -> None:
-    count = np.full(groups * num_ranks, groups * num_ranks)
-    number = np.arange(groups * num_ranks)
-    ours = interleaved_slots(number, number, count, num_ranks, 1)
-    warmup = 2 * (num_ranks - 1 - np.arange(num_ranks))
-    theirs = one_f_one_b(number[:, None], count[:, None], warmup)
-    assert all(np.array_equal(own, other) for own, other in zip(ours, theirs, strict=True))
-
-
 def scheduled(layout: Layout, shapes: SampleShapes, assignment: Assignment, model: Any, scheduler: Any) -> Program:
     program: Program = scheduler.schedule(shapes, layout, assignment, profile_of(tiny_job(model), samples((5, [40]))))
     return program
-
-
-def test_with_virtual_stages_it_is_interleaved() -> None:
-    model = tiny_model(encoder=2, llm=8)
-    layout = virtual_layout(4, 2, 8)
-    shapes, assignment = uniform_batch(model, 8)
-    program = scheduled(layout, shapes, assignment, model, Interleaved())
-    assert llm_order(program, 3)[:8] == [("F", m, 3) for m in range(4)] + [
-        ("F", 0, 7),
-        ("B", 0, 7),
-        ("F", 1, 7),
-        ("B", 1, 7),
-    ]
 
 
 def test_microbatches_that_do_not_divide_are_refused_as_megatron_does() -> None:
@@ -173,3 +161,181 @@ def test_a_chain_of_both_modules_goes_round_the_ranks_by_hand() -> None:
     behind = [("llm", "B", 0, 0), ("vision", "B", 0, 1), ("llm", "B", 1, 0), ("vision", "B", 1, 1)]
     assert runs[1] == second + between + behind
     place_actions(program, np.ones(program.num_actions), no_delay(program))
+
+
+TORCH_NAMES = {Pass.FORWARD: "F", Pass.BACKWARD: "I", Pass.WEIGHT: "W"}
+
+
+def h1_program(num_stages: int, num_microbatches: int, encoder_stages: int = 0, dp: int = 1) -> Program:
+    """One rank a stage, as many layers on each."""
+    llm_stages = num_stages - encoder_stages
+    model = tiny_model(encoder=encoder_stages and 2 * encoder_stages - 1, llm=2 * llm_stages)
+    layout = chain_layout(model, encoder_stages, llm_stages, num_microbatches, dp)
+    shapes, assignment = uniform_batch(model, num_microbatches, dp)
+    return ZeroBubbleH1().schedule(shapes, layout, assignment, profile_of(tiny_job(model), shapes))
+
+
+def v_layout(model: ModelSpec, num_ranks: int, num_microbatches: int, dp: int = 1, encoder_stages: int = 0) -> Layout:
+    """One rank a block and a block or more a place; encoders on the first places, or on the first of the LLM's."""
+    ranks = np.arange(dp * num_ranks).reshape(dp, num_ranks, 1)[:, place_ranks(num_ranks, 2, "v")]
+    modules = [
+        placed(module, ranks[:, : max(1, encoder_stages)] if module.is_encoder else ranks[:, encoder_stages:])
+        for module in model.modules
+    ]
+    return Layout(tuple(modules), num_microbatches)
+
+
+def v_program(num_ranks: int, num_microbatches: int, dp: int = 1) -> Program:
+    model = tiny_model(encoder=0, llm=2 * num_ranks)
+    shapes, assignment = uniform_batch(model, num_microbatches, dp)
+    layout = v_layout(model, num_ranks, num_microbatches, dp)
+    return ZeroBubbleV().schedule(shapes, layout, assignment, profile_of(tiny_job(model), shapes))
+
+
+def torch_order(program: Program, lane: int) -> list[str]:
+    """The passes of a lane as torch writes its own."""
+    views = (view for view in program.lane(lane) if view.kind in TORCH_NAMES)
+    return [f"{view.stage}{TORCH_NAMES[view.kind]}{view.microbatch}" for view in views]
+
+
+def uniform_makespan(program: Program, forward: float, backward: float, weight: float) -> float:
+    times = {Pass.FORWARD: forward, Pass.BACKWARD: backward, Pass.WEIGHT: weight}
+    _, end, _ = place_actions(program, durations(program, lambda view: times[view.kind]), no_delay(program))
+    return makespan(program, end)
+
+
+def ranks_of(schedule: Any, num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Any:
+    """A schedule of torch that has no stages, only their numbers."""
+    found = object.__new__(schedule)
+    found.pp_group_size, found._n_microbatches = num_ranks, num_microbatches
+    found.n_local_stages, found.num_stages = stages_per_rank, stages_per_rank * num_ranks
+    # As its constructor has them.
+    found.number_of_rounds = max(1, num_microbatches // num_ranks)
+    found.microbatches_per_round = num_microbatches // found.number_of_rounds
+    return found
+
+
+ZERO_BUBBLE_SIZES = [(2, 2), (2, 4), (3, 6), (4, 4), (4, 8), (4, 12), (8, 16)]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), ZERO_BUBBLE_SIZES)
+def test_the_order_of_zb_h1_is_torchs_with_one_stage_a_rank(num_ranks: int, num_microbatches: int) -> None:
+    from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
+
+    theirs = ranks_of(ScheduleInterleavedZeroBubble, num_ranks, num_microbatches, 1)
+    program = h1_program(num_ranks, num_microbatches)
+    for rank in range(num_ranks):
+        expected = [str(action) for action in theirs._calculate_single_rank_operations(rank) if action is not None]
+        assert torch_order(program, rank) == expected
+
+
+# Torch drops what a batch of fewer than 2p - 1 microbatches lacks, and so do we.
+@pytest.mark.parametrize(
+    ("num_ranks", "num_microbatches"), [*ZERO_BUBBLE_SIZES, (2, 5), (3, 7), (4, 1), (4, 3), (5, 9)]
+)
+def test_the_order_of_zb_v_is_torchs(num_ranks: int, num_microbatches: int) -> None:
+    from torch.distributed.pipelining.schedules import ScheduleZBVZeroBubble
+
+    theirs = ranks_of(ScheduleZBVZeroBubble, num_ranks, num_microbatches, 2)
+    program = v_program(num_ranks, num_microbatches)
+    for rank in range(num_ranks):
+        expected = [str(action) for action in theirs._calculate_single_rank_operations(rank) if action is not None]
+        assert torch_order(program, rank) == expected
+
+
+times = st.integers(1, 5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 8), st.integers(1, 2), times, times, times)
+def test_zb_h1_takes_the_closed_form(stages: int, more: int, dp: int, forward: int, backward: int, weight: int) -> None:
+    program = h1_program(stages, stages + more, 0, dp)
+    check_program(program)
+    # arXiv:2401.10241, table 1; a W that is longer than F or B does not fit where it fills the bubble.
+    weight = min(forward, backward, weight)
+    busy, bubble = (stages + more) * (forward + backward + weight), (stages - 1) * (forward + backward - weight)
+    assert uniform_makespan(program, forward, backward, weight) == busy + bubble
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 6), st.integers(0, 8), st.integers(1, 2), times, times)
+def test_zb_v_has_no_bubble_but_where_ranks_start(ranks: int, more: int, dp: int, unit: int, longer: int) -> None:
+    microbatches = 2 * ranks - 1 + more
+    program = v_program(ranks, microbatches, dp)
+    check_program(program)
+    # With F = B = W every rank is busy from its first pass on, and rank i starts at i F.
+    assert uniform_makespan(program, unit, unit, unit) == 6 * unit * microbatches + (ranks - 1) * unit
+    # A longer B, up to twice as long, delays every rank behind by as much again.
+    longer = min(longer, unit)
+    uneven = uniform_makespan(program, unit, unit + longer, unit)
+    assert uneven == 2 * (3 * unit + longer) * microbatches + (ranks - 1) * (unit + longer)
+
+
+def test_weight_passes_wait_for_as_many_backwards_as_stages_are_before() -> None:
+    program = h1_program(3, 4, encoder_stages=1)
+    assert passes(program, 0) == [
+        *("vision F0", "vision F1", "vision F2", "vision B0", "vision W0", "vision F3", "vision B1", "vision W1"),
+        *("vision B2", "vision W2", "vision B3", "vision W3"),
+    ]
+    last = [text.removeprefix("llm ") for text in passes(program, 2)]
+    assert last == ["F0", "B0", "F1", "B1", "F2", "B2", "W0", "F3", "B3", "W1", "W2", "W3"]
+
+
+def test_weight_passes_wait_as_long_as_memory_allows() -> None:
+    scheduler = ZeroBubbleH1()
+    model = tiny_model(encoder=0, llm=8)
+    shapes = samples(*[(3000, [])] * 9)
+    assignment = same_microbatches(model, shapes, np.zeros(9, np.int64), np.arange(9), np.arange(9))
+    layout = chain_layout(model, 0, 4, 9)
+    memory = Memory(model)
+    behind = stages_behind(layout, 0)
+    programs = [
+        chain_program(model, shapes, layout, assignment, behind, weight_delay=[np.minimum(3 - behind[0], most)])
+        for most in range(4)
+    ]
+    need = [float(memory.peak_bytes(program).max()) for program in programs]
+    assert need == sorted(need)
+    assert need[0] < need[-1]
+    for budget in (need[0] / 2, *need, 2 * need[-1]):
+        tight = profile_of(tiny_job(model, budget_bytes=budget), shapes)
+        fitting = [most for most in range(4) if need[most] <= tight.job.planning_budget_bytes]
+        found = scheduler.schedule(shapes, layout, assignment, tight)
+        assert np.array_equal(found.lane_actions, programs[max(fitting, default=0)].lane_actions)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31), st.integers(2, 4), st.integers(1, 12), st.integers(1, 2), st.sampled_from([0, 1, 2]))
+def test_any_batch_runs_to_the_end(seed: int, ranks: int, microbatches: int, dp: int, encoder_stages: int) -> None:
+    rng = np.random.default_rng(seed)
+    model = tiny_model(encoder=2, llm=2 * ranks)
+    shapes = random_samples(rng, int(rng.integers(1, 16)))
+    replica, early = rng.integers(0, dp, len(shapes)), rng.integers(0, microbatches, len(shapes))
+    late = early + rng.integers(0, 3, len(shapes))
+    assignment = same_microbatches(model, shapes, replica, early, late)
+    profile = profile_of(tiny_job(model), shapes)
+    layouts = [v_layout(model, ranks, microbatches, dp, encoder_stages)]
+    layouts += [chain_layout(model, encoder_stages, ranks, microbatches, dp)] if encoder_stages else []
+    for layout in layouts:
+        assert (find_turns(model, layout, valley=True) is not None) == (layout is layouts[0])
+        scheduler = ZeroBubbleV() if layout is layouts[0] else ZeroBubbleH1()
+        program = scheduler.schedule(shapes, layout, assignment, profile)
+        check_program(program)
+        _, end, _ = place_actions(program, rng.random(program.num_actions), no_delay(program))
+        assert not np.isnan(end).any()
+
+
+def test_the_schedule_is_the_one_that_the_layout_asks_for() -> None:
+    model = tiny_model(encoder=2, llm=8)
+    shapes, assignment = uniform_batch(model, 4)
+    profile = profile_of(tiny_job(model), shapes)
+    chain, valley = chain_layout(model, 1, 3, 4), v_layout(model, 2, 4)
+    split = Layout(chain.modules, 4, split_backward=True)
+    expected = [
+        (chain, OneForwardOneBackward()),
+        (split, ZeroBubbleH1()),
+        (valley, ZeroBubbleV()),
+    ]
+    for layout, scheduler in expected:
+        ours, theirs = (each.schedule(shapes, layout, assignment, profile) for each in (Interleaved(), scheduler))
+        assert np.array_equal(ours.lane_actions, theirs.lane_actions)
+        assert ours.num_actions == theirs.num_actions

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.layer_profile import LayerProfile
+from entrain_bench.balancing.estimates import LayerProfile, smoothed_over_lengths
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import chain_program, stages_behind
-from entrain_bench.balancing.unit_estimates import smoothed_over_lengths
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.costs.edges import held_s
-from entrain_bench.costs.roofline import PassTimes
+from entrain_bench.costs.layer_times import PassTimes
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.framework import FrameworkOptions
@@ -86,20 +85,6 @@ def test_estimates_of_a_quadratic_cost_are_exact(quadratic: dict[str, tuple[floa
     ]
     assert encoder == pytest.approx(by_hand, rel=1e-6)
     assert llm == pytest.approx([whole_module(quadratic, LLM, x) for x in (211, 500, 1510, 3020)], rel=1e-6)
-
-
-def test_measurements_are_the_truth_of_one_packed_microbatch() -> None:
-    profile = profile_of(JOB, SHAPES)
-    lengths = np.array([100, 300, 17])
-    truth = CostTruth(MODEL, tiny_cluster())
-    times = profile.layers.measure(LLM, lengths, 1, 1)
-    assert len(times) == len(LLM.kinds)
-    # Packed: products see 417 tokens, attention three sequences.
-    alone = [profile.layers.measure(LLM, np.array([length]), 1, 1) for length in lengths]
-    for kind in range(len(LLM.kinds)):
-        assert times[kind].forward_s.shape == (1,)
-        assert times[kind].forward_s[0] <= sum(one[kind].forward_s[0] for one in alone)
-    assert truth.cluster is not None
 
 
 # Errors of belief

@@ -18,8 +18,7 @@ from entrain_bench.balancing.recomputation import (
     recompute_all,
     recompute_by_stage,
 )
-from entrain_bench.balancing.schedules import chain_program, stages_behind
-from entrain_bench.balancing.warmup import OneForwardOneBackward
+from entrain_bench.balancing.schedules import OneForwardOneBackward, chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.costs.memory import Memory

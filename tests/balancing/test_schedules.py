@@ -1,28 +1,42 @@
-"""1F1B against its closed form, PyTorch and Megatron-core; deferral and split backward worked by hand."""
+"""Schedules of a chain: closed forms, the orders of torch and Megatron-LM, and warm-ups within memory."""
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.schedules import chain_program, one_f_one_b, stages_behind, three_phase_program
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.schedules import (
+    OneForwardOneBackward,
+    chain_program,
+    one_f_one_b,
+    stages_behind,
+    three_phase_program,
+)
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import RunContext, prepare
+from entrain_bench.simulate import place_actions
 from entrain_bench.specs.shapes import shapes_from_lists
 from support.builders import (
     AV_MODEL,
     chain_layout,
     labels,
     makespan,
+    no_delay,
     passes,
     placed,
+    profile_of,
+    tiny_job,
     tiny_model,
     uniform_batch,
     uniform_times,
@@ -64,19 +78,6 @@ def test_uniform_1f1b_takes_the_closed_form(
     assert bubbles == pytest.approx(np.full(len(busy), (stages - 1) / (num_microbatches + stages - 1)), abs=1e-12)
 
 
-@pytest.mark.parametrize("more", [1, 2, 5, 40])
-@pytest.mark.parametrize("num_microbatches", [1, 4, 9])
-@pytest.mark.parametrize(("forward", "backward"), [(1.0, 2.0), (2.0, 1.0), (1.0, 1.0)])
-def test_warming_every_stage_more_never_costs_time_on_uniform_microbatches(
-    more: int, num_microbatches: int, forward: float, backward: float
-) -> None:
-    layout = chain_layout(tiny_model(4, 8), 2, 3, num_microbatches)
-    warmup = [stages + more for stages in stages_behind(layout)]
-    program = uniform_program(2, 3, num_microbatches, warmup=warmup)
-    _, end = uniform_times(program, forward, backward)
-    assert makespan(program, end) == (num_microbatches + 4) * (forward + backward)
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=3, max_size=3), st.integers(1, 10), st.integers(1, 5), st.integers(1, 5))
 def test_warmups_that_fall_by_at_least_one_never_cost_time(
@@ -107,57 +108,9 @@ def test_slots_of_a_lane_are_a_permutation_in_1f1b_order(num_microbatches: int, 
 # Independent oracles of the order
 
 
-class RecordingStage:
-    """A stage as ``Schedule1F1B`` needs it; remembers the order of passes."""
-
-    def __init__(self, stage_index: int, num_stages: int) -> None:
-        self.stage_index, self.num_stages = stage_index, num_stages
-        self.is_first, self.is_last = stage_index == 0, stage_index == num_stages - 1
-        self.passes: list[str] = []
-
-    def forward_one_chunk(self, index: int, *_args: Any, **_kwargs: Any) -> None:
-        self.passes.append(f"F{index}")
-
-    def backward_one_chunk(self, index: int, **_kwargs: Any) -> None:
-        self.passes.append(f"B{index}")
-
-    def perform_reduce_grad(self, _scale: int) -> None:
-        self.passes.append("reduce")
-
-    def _no_transfers(self, _index: int) -> list[Any]:
-        return []
-
-    get_fwd_recv_ops = get_fwd_send_ops = get_bwd_recv_ops = get_bwd_send_ops = _no_transfers
-
-
-def torch_order(stage: int, num_stages: int, num_microbatches: int) -> list[str]:
-    """Order in which PyTorch's ``Schedule1F1B`` really runs the passes of a stage."""
-    from torch.distributed.pipelining.schedules import Schedule1F1B
-
-    class Quiet(Schedule1F1B):
-        def _initialize_stage(self, *_args: Any, **_kwargs: Any) -> None:
-            pass
-
-    recorder: Any = RecordingStage(stage, num_stages)
-    nothing = [()] * num_microbatches
-    Quiet(recorder, num_microbatches)._step_microbatches(nothing, [{}] * num_microbatches)
-    order: list[str] = recorder.passes
-    assert order.pop() == "reduce"
-    return order
-
-
 # (stages, microbatches); torch insists on at least as many microbatches as stages, Megatron-core does not.
 SIZES = [(1, 1), (2, 2), (2, 5), (3, 3), (4, 4), (4, 8), (4, 13), (6, 6)]
 FEW_MICROBATCHES = [(2, 1), (4, 3), (5, 2)]
-
-
-@pytest.mark.parametrize(("num_stages", "num_microbatches"), SIZES)
-def test_order_is_that_of_torch_schedule_1f1b(num_stages: int, num_microbatches: int) -> None:
-    encoder_stages = num_stages // 2
-    program = uniform_program(encoder_stages, num_stages - encoder_stages, num_microbatches, dp=2)
-    for lane in range(2 * num_stages):
-        ours = [text.split()[1] for text in passes(program, lane)]
-        assert ours == torch_order(lane % num_stages, num_stages, num_microbatches)
 
 
 @pytest.mark.parametrize(("num_stages", "num_microbatches"), [*SIZES[1:], *FEW_MICROBATCHES])
@@ -195,3 +148,81 @@ def test_three_phases_of_two_encoders_that_are_split_otherwise_than_the_llm() ->
     for lane in range(2):
         assert passes(program, lane) == ["vision F0", "audio F0", "llm F0", "llm B0", "audio B0", "vision B0"]
         assert [view.replica for view in program.lane(lane)][2:4] == [lane, lane]
+
+
+MODEL = tiny_model(encoder=4, llm=4)
+SMALL = ("workload=synthetic", "model=tiny", "cluster=tiny", "global_batch=64", "layout.tp=1", "layout.dp=1")
+# All but those whose modules share their ranks: their encoders run in phases of their own or wherever they fit.
+CHAINS = (
+    "bridge_reorder",
+    "dflop",
+    "disttrain",
+    "entrain",
+    "hetero_noncolocated",
+    "length_grouped",
+    "megatron",
+    "megatron_rigid",
+    "omnibal",
+    "token_budget",
+)
+
+
+def scheduled(scheduler: OneForwardOneBackward, budget_bytes: float = 1e15, count: int = 12) -> tuple[Program, Profile]:
+    layout = chain_layout(MODEL, 2, 2, count)
+    shapes, assignment = uniform_batch(MODEL, count)
+    profile = profile_of(tiny_job(MODEL, budget_bytes=budget_bytes), shapes)
+    return scheduler.schedule(shapes, layout, assignment, profile), profile
+
+
+def leading_forwards(program: Program) -> list[int]:
+    """Forwards of every lane before its first backward."""
+    lanes = [program.lane_actions[low:high] for low, high in pairwise(program.lane_offsets)]
+    return [int(np.argmax(program.kind[lane] == Pass.BACKWARD)) for lane in lanes]
+
+
+@pytest.mark.parametrize(
+    ("eager", "most", "extra"),
+    [
+        ("none", 3, [0, 0, 0, 0]),
+        ("encoder", 0, [0, 0, 0, 0]),
+        ("encoder", 3, [3, 3, 0, 0]),
+        ("all", 3, [3, 3, 3, 3]),
+        # 12 microbatches: eleven, ten, ... forwards ahead of the one that its backward follows.
+        ("encoder", None, [8, 8, 0, 0]),
+        ("all", 100, [8, 8, 8, 8]),
+    ],
+)
+def test_extra_forwards_are_capped_where_memory_is_no_limit(eager: str, most: int | None, extra: list[int]) -> None:
+    program, _ = scheduled(OneForwardOneBackward(eager, most))
+    assert leading_forwards(program) == [1 + behind + more for behind, more in zip([3, 2, 1, 0], extra, strict=True)]
+    place_actions(program, np.ones(program.num_actions), no_delay(program))
+
+
+@cache
+def planned(strategy: str) -> tuple[RunContext, Layout]:
+    (cell,) = compose_cells([*SMALL, f"strategy={strategy}"])
+    setting = prepare(cell.config)
+    return setting, setting.strategy.plan(setting.profile)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("strategy", CHAINS)
+def test_every_1f1b_strategy_runs_ahead_as_far_as_it_is_told(strategy: str) -> None:
+    setting, layout = planned(strategy)
+    shapes = setting.source.batch(0, setting.job.global_batch, 0)
+    leading = {}
+    for most in (0, 1, 2):
+        overrides = (
+            f"strategy={strategy}",
+            "strategy.scheduler.eager=all",
+            f"strategy.scheduler.max_extra_forwards={most}",
+        )
+        (cell,) = compose_cells([*SMALL, *overrides])
+        parts = prepare(cell.config).strategy
+        assert isinstance(parts.scheduler, OneForwardOneBackward)
+        program = parts.program(shapes, layout, setting.profile)
+        setting.profile.trial_s(program)
+        leading[most] = np.array(leading_forwards(program))
+    assert np.all(leading[0] <= leading[1])
+    assert np.all(leading[1] <= leading[2])
+    assert leading[0].sum() < leading[1].sum() < leading[2].sum()

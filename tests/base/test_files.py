@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.base import files
-from entrain_bench.base.files import remove_partial, temporary_folder, write_atomically
+from entrain_bench.base.files import remove_partial, write_atomically
 from entrain_bench.cli import run_command
 from support.processes import eventually
 
@@ -125,17 +125,6 @@ def guards_of(folder: Path) -> list[str]:
     return found
 
 
-def test_a_temporary_folder_is_gone_afterwards(tmp_path: Path) -> None:
-    with temporary_folder("held-", tmp_path) as folder:
-        assert folder.parent == tmp_path
-        assert folder.stat().st_mode & 0o777 == 0o700
-        (folder / "file").write_text("x")
-    assert not list(tmp_path.iterdir())
-    with temporary_folder("held-", tmp_path) as folder:
-        # Somebody else was faster.
-        folder.rmdir()
-
-
 @pytest.mark.wide
 def test_a_killed_process_leaves_no_temporary_folder(tmp_path: Path) -> None:
     place = tmp_path / "place"
@@ -153,13 +142,3 @@ def test_a_killed_process_leaves_no_temporary_folder(tmp_path: Path) -> None:
     holder.wait()
     assert eventually(lambda: not guards_of(place), 20.0)
     assert not list(place.iterdir())
-
-
-def test_an_exit_leaves_neither_folder_nor_guard(tmp_path: Path) -> None:
-    place = tmp_path / "place"
-    place.mkdir()
-    environment = os.environ | {"HELD_IN": str(place)}
-    done = subprocess.run([sys.executable, "-c", HOLDER, str(place), "leave"], env=environment, check=False)
-    assert done.returncode == 3
-    assert not list(place.iterdir())
-    assert not guards_of(place)

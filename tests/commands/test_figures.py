@@ -10,14 +10,13 @@ import pytest
 
 from entrain_bench.cli import run_command
 from entrain_bench.commands import outputs
-from entrain_bench.figures._rows import own_sweeps, rows_of
+from entrain_bench.figures._sweeps import own_sweeps, rows_of
 
 TINY = ("model=tiny", "cluster=tiny", "layout.tp=1", "layout.dp=1", "global_batch=8", "microbatch_size=2")
 
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Overrides that name a trace of the working directory."""
     monkeypatch.chdir(tmp_path)
     sides = [[56 * (row % 4)] * (row % 4 > 0) for row in range(12)]
     trace = {"text_tokens": range(10, 22), "image_widths": sides, "image_heights": sides}

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from entrain_bench.cli import run_command
-from entrain_bench.commands.help import KEYS, PLACES, TASKS, WIDTH, help_text, takes, verbs
+from entrain_bench.commands.help import TASKS, WIDTH, help_text, takes, verbs
 from entrain_bench.config.comments import documented_keys, groups
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import ConfigSchema
@@ -62,13 +62,6 @@ def test_defaults_are_those_of_the_configuration() -> None:
             assert yaml.safe_load(key.default) == defaults[key.name.replace("*", "gemm")], key.name
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("group", groups())
-def test_what_is_listed_can_be_chosen(group: str) -> None:
-    for name in [*groups()[group]][:2]:
-        Composer().run([f"{PLACES.get(group, group)}={name}"])
-
-
 def test_choices_are_shown_by_group(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "--help=strategy")
     assert text.startswith("strategy=NAME, default entrain\n")
@@ -81,19 +74,3 @@ def test_choices_are_shown_by_group(capsys: pytest.CaptureFixture[str]) -> None:
         lines = shown(capsys, f"--help={group}").splitlines()
         assert all(any(line.split()[:1] == [name] for line in lines) for name in choices)
         assert max(map(len, lines)) <= WIDTH
-
-
-def test_keys_of_a_choice_are_shown_with_it(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(capsys, "--help=harness/train")
-    assert text.startswith("# Real tensors on the ranks")
-    assert "\nlearning_rate: 0.001  # of Adam" in text
-    assert "All keys of one: --help=harness/" in shown(capsys, "--help=harness")
-
-
-def test_a_typo_lists_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["--help=stratgy"]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line == (
-        "entrain-bench: --help=stratgy: unknown (did you mean strategy?); "
-        f"choices: {', '.join(sorted([KEYS, *verbs(), *groups()]))}"
-    )

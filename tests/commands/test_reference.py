@@ -44,7 +44,6 @@ class Checkout:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Checkout:
-    """One whose reference has just been made."""
     for module in (reference, verify):
         monkeypatch.setattr(module, "reference_outputs", lambda: [OUTPUT])
     monkeypatch.setattr("entrain_bench.commands.outputs.num_processes", lambda: 0)
@@ -140,8 +139,3 @@ def test_a_failure_leaves_the_reference_as_it_was(
     assert (checkout.root / "reference" / "table.parquet").read_bytes() == before
     assert checkout.command("verify") == 1
     assert "some cells have no result" in capsys.readouterr().out
-
-
-def test_without_a_checkout_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["verify", f"reference_dir={tmp_path / 'none'}"]) == 2
-    assert "must be a folder; run this where the repository is checked out" in capsys.readouterr().err

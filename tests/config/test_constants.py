@@ -9,10 +9,11 @@ import pytest
 from entrain_bench.base.errors import UserError
 from entrain_bench.config import constants
 from entrain_bench.config.compose import compose
-from entrain_bench.config.constants import COLUMNS, draws_text, read_draws, speed_of
+from entrain_bench.config.constants import COLUMNS, read_draws, speed_of
 from entrain_bench.records.keys import identify, plan_key
 from entrain_bench.run.experiment import shared_job
 from entrain_bench.specs.cluster import Speed
+from support.draws import draws_text
 
 TINY = ("model=tiny", "cluster=tiny")
 DRAWS = {"A40": {1: Speed(gemm=0.5, node=2.0), 2: Speed(launch=3.0)}, "H100-SXM": {1: Speed(memory=0.9)}}
@@ -20,7 +21,6 @@ DRAWS = {"A40": {1: Speed(gemm=0.5, node=2.0), 2: Speed(launch=3.0)}, "H100-SXM"
 
 @pytest.fixture(autouse=True)
 def draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of draws in place of the suite's."""
     monkeypatch.setattr(constants, "config_tree", lambda: tmp_path)
     read_draws.cache_clear()
     path = tmp_path / "posterior.csv"
@@ -62,7 +62,6 @@ def test_a_device_without_the_draw_is_an_error(overrides: tuple[str, ...], messa
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("A40,2,1,1,1,1,1,1,1,1", "posterior.csv:2: draw=2: must be 1"),
         ("A40,1,0,1,1,1,1,1,1,1", "posterior.csv:2: speed.gemm=0.0: must be above 0"),
         ("A40,1,fast,1,1,1,1,1,1,1", "posterior.csv:2: could not convert"),
         ("A40,1,1", "posterior.csv:2"),
@@ -72,13 +71,3 @@ def test_a_wrong_file_is_named_by_line(row: str, message: str, draws: Path) -> N
     draws.write_text(f"{','.join(COLUMNS)}\n{row}\n")
     with pytest.raises(UserError, match=message):
         read_draws(draws)
-    draws.write_text("device,draw\n")
-    read_draws.cache_clear()
-    with pytest.raises(UserError, match="its columns are"):
-        read_draws(draws)
-
-
-def test_without_a_file_only_the_fitted_constants_are_there(draws: Path) -> None:
-    draws.unlink()
-    with pytest.raises(UserError, match="has draws of no device"):
-        speed_of(compose(*TINY, "constants=1"))

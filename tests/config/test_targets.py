@@ -10,9 +10,8 @@ import pytest
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.config import targets
-from entrain_bench.config.given_plan import check_of_job
-from entrain_bench.config.instantiate import instantiate
-from entrain_bench.config.targets import check_targets, is_trusted, trust
+from entrain_bench.config.given import check_of_job
+from entrain_bench.config.targets import check_targets, instantiate, is_trusted, trust
 from entrain_bench_workloads.mixture import MixtureWorkload
 
 

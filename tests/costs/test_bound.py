@@ -1,6 +1,5 @@
 """No assignment and no order beats the lower bound, and it is close where nothing is lost."""
 
-from functools import cache
 from itertools import product
 
 import numpy as np
@@ -11,32 +10,25 @@ from hypothesis import strategies as st
 from entrain_bench.base.arrays import FloatArray, offsets_from_counts
 from entrain_bench.base.errors import DeadlockError
 from entrain_bench.costs.bound import _busiest_replica_s, cluster_bound_s, least_gpu_s, lower_bound_s
+from entrain_bench.costs.layer_times import Stages, placed_stages
 from entrain_bench.costs.loads import compute_loads
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import RunContext, prepare
+from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from support.builders import generating_model, placed, rngs, samples, tiny_cluster, tiny_model
 from support.programs import frameworks, random_layout, random_program
 
-SMALL = ["cluster=a40x16", "global_batch=32", "microbatch_size=2", "layout.dp=2"]
-
-
-@cache
-def setting(*overrides: str) -> RunContext:
-    return prepare(compose_cells([*SMALL, *overrides])[0].config)
-
 
 def test_the_bound_is_near_where_all_microbatches_are_equal() -> None:
-    s = setting("workload=uniform", "model=qwen25vl_llama3_1b", "strategy=megatron", "global_batch=512")
+    overrides = ["workload=uniform", "model=qwen25vl_llama3_1b", "strategy=megatron", "global_batch=512"]
+    s = prepare(compose_cells([*overrides, "cluster=a40x16", "microbatch_size=2", "layout.dp=2"])[0].config)
     layout = s.strategy.plan(s.profile)
     shapes = s.source.batch(0, 512, 0)
-    program = s.strategy.scheduler.schedule(
-        shapes, layout, s.strategy.assigner.assign(shapes, layout, s.profile), s.profile
-    )
+    program = s.strategy.program(shapes, layout, s.profile)
     ratio = s.executor.execute(program).iteration_time_s / lower_bound_s(s.truth, layout, shapes)
     # Transfers, and all of synchronisations but their last bucket, are free in the bound.
     assert 1.0 <= ratio < 1.12
@@ -62,27 +54,21 @@ def alone(layout: Layout, shapes: SampleShapes) -> list[tuple[FloatArray, FloatA
     return every
 
 
-def steps_s(layout: Layout) -> list[FloatArray]:
-    """Seconds of each module's stages after their last backward."""
+def steps_s(layout: Layout) -> tuple[list[FloatArray], list[FloatArray]]:
+    """Seconds of each module's stages after their last backward, and before their first forward."""
     pairs = zip(GENERATING.modules, layout.modules, strict=True)
     exposed = [TRUTH.step_costs.exposed(module, own) for module, own in pairs]
-    return [own.sync_s + own.optimizer_s for own in exposed]
-
-
-def gathers_s(layout: Layout) -> list[FloatArray]:
-    """Seconds of gathering each module's weights before their first forward."""
-    pairs = zip(GENERATING.modules, layout.modules, strict=True)
-    return [TRUTH.step_costs.exposed(module, own).gather_s for module, own in pairs]
+    return [own.sync_s + own.optimizer_s for own in exposed], [own.gather_s for own in exposed]
 
 
 def test_the_critical_path_turns_at_the_generator() -> None:
     # On two replicas the heavy sample's own way is longer than half of all work.
     layout, shapes = on_two_stages(2), samples((10, [900]), (20, []))
     path = sum(float(forward.sum() + backward.sum()) for forward, backward in alone(layout, shapes))
-    steps = steps_s(layout)
+    steps, gathers = steps_s(layout)
     assert steps[0][0] != steps[1][0]
     first_step = min(float(step[0]) for step in steps)
-    first_gather = min(float(gather[0]) for gather in gathers_s(layout))
+    first_gather = min(float(gather[0]) for gather in gathers)
     assert first_gather > 0.0
     assert lower_bound_s(TRUTH, layout, shapes) == pytest.approx(first_gather + path + first_step, rel=1e-12)
 
@@ -94,16 +80,14 @@ def test_the_busiest_lane_waits_to_be_reached_works_and_is_waited_for(text: bool
     (ahead, back), (llm_ahead, llm_back), _ = alone(layout, shapes)
     word = TRUTH.unit_times(GENERATING.llm, layout.modules[1], shapes.llm_tokens[-1:])
     to_llm, from_llm = (0.0, 0.0) if text else (ahead[0], back[0])
-    steps = steps_s(layout)
+    steps, _ = steps_s(layout)
     fills = [[0.0], [to_llm, to_llm + word.forward_s[0, 0]], [ahead[0] + llm_ahead.sum()]]
     drains = [[0.0], [from_llm, from_llm + word.backward_s[0, 0]], [back[0] + llm_back.sum()]]
     bounds = []
     for module, own, fill, drain, step in zip(GENERATING.modules, layout.modules, fills, drains, steps, strict=True):
         lengths = module.lengths(shapes, module.units(shapes))
         loads = compute_loads(module, lengths, np.array([0, len(lengths)]))
-        work = TRUTH.layer_times.stages_s(module, loads, module.kind_counts(own.layers_per_stage), 1, 1, False).total_s[
-            0
-        ]
+        work = TRUTH.layer_times.stages_s(module, loads, placed_stages(module, own)).total_s[0]
         first_step = min(float(each[0]) for each in steps)
         bounds += [f + w + max(s, d + first_step) for f, w, s, d in zip(fill, work, step, drain, strict=True)]
     assert lower_bound_s(TRUTH, layout, shapes) == pytest.approx(max(bounds), rel=1e-12)
@@ -156,7 +140,7 @@ def test_the_cluster_bound_is_all_work_over_all_gpus_or_the_longest_sample_at_it
         lengths = module.lengths(shapes, module.units(shapes))
         loads = compute_loads(module, lengths, np.array([0, len(lengths)]))
         counts = module.kind_counts([len(module.layers)])
-        work += float(one.layer_times.stages_s(module, loads, counts, 1, 1, False).total_s.sum())
+        work += float(one.layer_times.stages_s(module, loads, Stages(counts, 1, 1, False)).total_s.sum())
     assert cluster_bound_s(one, shapes, least_gpu_s(one, shapes)) == pytest.approx(work, rel=1e-12)
     # On many GPUs launches and latency keep a sample from getting any faster: no degree beats the best.
     many = CostTruth(model, tiny_cluster(4, 8))
@@ -165,7 +149,7 @@ def test_the_cluster_bound_is_all_work_over_all_gpus_or_the_longest_sample_at_it
         lengths = module.lengths(shapes, module.units(shapes)[:1])
         loads, counts = compute_loads(module, lengths), module.kind_counts([len(module.layers)])
         widths = [(tp, cp) for tp in (1, 2, 4) for cp in (1, 2, 4, 8, 16, 32) if tp * cp <= 32]
-        path += min(float(many.layer_times.stages_s(module, loads, counts, *w, False).total_s.sum()) for w in widths)
+        path += min(float(many.layer_times.stages_s(module, loads, Stages(counts, *w)).total_s.sum()) for w in widths)
     assert cluster_bound_s(many, shapes, least_gpu_s(many, shapes)) == pytest.approx(max(path, work / 32), rel=1e-12)
 
 
@@ -184,7 +168,7 @@ def test_some_replica_of_every_assignment_has_the_heaviest_units(lengths: list[i
     offsets = offsets_from_counts(np.array([len(units) for units in sets]))
     loads = compute_loads(model.llm, np.array([lengths[unit] for units in sets for unit in units]), offsets)
     counts = model.llm.kind_counts(place.layers_per_stage)
-    work = truth.layer_times.stages_s(model.llm, loads, counts, 1, 1, False).total_s
+    work = truth.layer_times.stages_s(model.llm, loads, Stages(counts, 1, 1, False)).total_s
     work[0] = 0.0
     for stages in ([0], [1], [0, 1]):
         seconds = work[:, stages].sum(axis=1)

@@ -14,9 +14,9 @@ from entrain_bench.cli import run_command
 from entrain_bench.commands import figures
 from entrain_bench.commands.outputs import ON_REQUEST
 from entrain_bench.config.tree import choices, config_tree
-from entrain_bench.figures._discover import discover
 from entrain_bench.figures._runner import render
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, SINGLE_COLUMN_IN
+from entrain_bench.figures._sweeps import discover
 from entrain_bench.run.cells import compose_cells
 from support.figures import ALL_TRACES, MANY, TRACES, data_of, drawn, texts
 from support.wide import WITHOUT_STAGES, each
@@ -85,26 +85,6 @@ def test_figures_leave_out_strategies_whose_yaml_says_so() -> None:
     assert "megatron_rigid" not in {*shown("iteration_time"), *shown("misprediction")}
     assert {*shown("misprediction")} < {*shown("entrain_setting")}
     assert {*shown("entrain_setting")} == {*shown("iteration_time")} - {*WITHOUT_STAGES}
-
-
-def test_a_new_strategy_is_compared_without_being_listed() -> None:
-    for name in (
-        "iteration_time",
-        "entrain_setting",
-        "tuning_budget",
-        "schedule_gantt",
-        "misprediction",
-        "bubble_ratio",
-    ):
-        assert GLOB.fullmatch(sweep_of(name)["strategy"])
-
-
-def test_the_runs_of_the_gantt_are_runs_of_the_second_figure() -> None:
-    only = ["workload=opencqa_ocr", "model=qwen25vl_llama3_1b", "seed=0"]
-    shared = [cell.config for cell in compose_cells(["figure=entrain_setting", *only], multirun=True)]
-    drawn_runs = [cell.config for cell in compose_cells(["figure=schedule_gantt"], multirun=True)]
-    assert len(drawn_runs) >= 7
-    assert all(config in shared for config in drawn_runs)
 
 
 def test_everything_is_free_in_the_headline_and_its_runs_are_those_of_the_other_free_figures() -> None:

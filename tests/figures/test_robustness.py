@@ -1,23 +1,23 @@
-"""The robustness figure: its rows, rank correlations and winners on made-up runs."""
+"""Rankings under other modeling choices, and on traces and their twins: winners and correlations by hand."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from entrain_bench.answers.tables import rankings
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.tree import choices
-from entrain_bench.figures import _rows
-from entrain_bench.figures._rows import cells_of, rows_of, sweeps_of
+from entrain_bench.figures import _sweeps
+from entrain_bench.figures._sweeps import cells_of, rows_of, sweeps_of
+from entrain_bench.figures.twins import labels_of_traces, speedups
 from entrain_bench.records.records import Results
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.study import Study
-from support.figures import MODELS, TRACES, changes, drawn, written
-from support.wide import WITHOUT_STAGES
+from support.figures import MODELS
 
 ROWS = rows_of("robustness")
 
@@ -68,24 +68,6 @@ def test_a_winner_that_is_significantly_slower_is_not_firm() -> None:
     assert found["num_ok"].to_dict() == {"usual": 6, "other": 6, "fails": 5, "nothing": 0}
 
 
-def test_cells_name_the_fastest_and_show_the_correlation_of_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    figure, table, message = drawn("robustness", changes(["alpha", "beta"], TRACES[:1], ["usual", "first", "second"]))
-    shown = written(figure, monkeypatch)
-    assert {"usual", "first", "second"} < {*shown}
-    # The order is reversed in the last row, once for each model.
-    assert [shown.count(text) for text in ("Alpha  1.00", "Beta !  -1.00")] == [4, 2]
-    assert len(table) == 3 * (len(MODELS) + 1)
-    assert f"Alpha is fastest in {2 * len(MODELS)} of {3 * len(MODELS)} cells" in message
-    assert f"in {len(MODELS)} of {2 * len(MODELS)} cells" in message
-    assert "-1.00 (second)" in message
-
-
-def test_every_family_is_compared() -> None:
-    cells = compose_cells(("figure=robustness", "workload=coco", "seed=0"), multirun=True)
-    compared = {cell.config.strategy["name"] for cell in cells}
-    assert compared == {*choices("strategy")} - {"megatron_rigid", *WITHOUT_STAGES}
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize("row", ROWS)
 def test_every_row_composes_and_is_another_run(row: str) -> None:
@@ -104,6 +86,47 @@ def test_a_figure_has_a_sweep_for_each_of_its_rows(tmp_path: Path, monkeypatch: 
     assert cells_of(sweeps_of("robustness"), study) == {row: ("figure=robustness", *each) for row, each in ROWS.items()}
     (tmp_path / "figure").mkdir()
     (tmp_path / "figure" / "mine.yaml").write_text("figure: {rows: {some: speed.gemm=2}}")
-    monkeypatch.setattr(_rows, "config_tree", lambda: tmp_path)
+    monkeypatch.setattr(_sweeps, "config_tree", lambda: tmp_path)
     with pytest.raises(UserError, match=r"figure.rows.some=speed.gemm=2: must be a list of overrides"):
         rows_of("mine")
+
+
+COLUMNS = ["strategy", "side", "seed", "iteration_time_s", "status"]
+
+
+def both_sides(rows: list[tuple[str, str, int, float, str]]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=COLUMNS).assign(model="m", trace="t")
+
+
+def test_gains_are_means_over_seeds_that_both_have() -> None:
+    data = both_sides(
+        [
+            *[("base", side, seed, 2.0 + seed, "ok") for side in ("trace", "twin") for seed in (0, 1)],
+            *[("a", "trace", seed, 1.0, "ok") for seed in (0, 1)],
+            ("a", "twin", 0, 1.0, "ok"),
+            ("a", "twin", 1, np.nan, "failed"),
+        ]
+    )
+    table = speedups(data).set_index("strategy")
+    assert table.loc["a", "trace_speedup"] == pytest.approx((2 + 3) / 2)
+    assert table.loc["a", "twin_speedup"] == 2.0
+    assert table.loc["base", ["trace_speedup", "twin_speedup"]].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("twin", "tau"), [([4.0, 2.0, 1.0], 1.0), ([4.0, 5.0, 6.0], -1.0), ([4.0, 1.0, 2.0], 1 / 3)])
+def test_tau_is_that_of_the_order(twin: list[float], tau: float) -> None:
+    names = ("base", "a", "b")
+    rows = [(name, "trace", 0, seconds, "ok") for name, seconds in zip(names, (4.0, 2.0, 1.0), strict=True)]
+    rows += [(name, "twin", 0, seconds, "ok") for name, seconds in zip(names, twin, strict=True)]
+    assert speedups(both_sides(rows))["tau"].unique().tolist() == pytest.approx([tau])
+
+
+def test_a_strategy_without_a_result_on_one_side_is_left_out() -> None:
+    data = both_sides([(name, side, 0, 1.0, "ok") for name in ("base", "a") for side in ("trace", "twin")])
+    data.loc[(data["strategy"] == "a") & (data["side"] == "twin"), "status"] = "failed"
+    assert speedups(data)["strategy"].tolist() == ["base"]
+
+
+def test_traces_have_the_labels_of_the_workloads_that_read_them() -> None:
+    traces = ["coco_captions_val2017_by_image", "opencqa_ocr", "chartqa_test_by_image", "mine_2"]
+    assert [*labels_of_traces(traces).values()] == ["COCO", "OpenCQA OCR", "ChartQA", "Mine 2"]

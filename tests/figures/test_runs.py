@@ -1,17 +1,27 @@
-"""Figures of run tables on made-up ones: the numbers they show, and runs without result."""
+"""Figures of run tables on made-up ones: numbers, order, rankings, gains, and runs without a result."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import PathCollection
+from matplotlib.colors import to_rgb
+from matplotlib.patches import Rectangle
 
-from entrain_bench.answers.tables import encoder_stages_and_gpus, relative_over_seeds
-from entrain_bench.records.records import new_record
+from entrain_bench.answers.labels import names, spell
+from entrain_bench.answers.tables import ALL, encoder_stages_and_gpus, relative_over_seeds, time_over_fastest, with_all
+from entrain_bench.figures import ablation, out_of_the_box
+from entrain_bench.figures._style import FAMILY_COLOURS
+from entrain_bench.figures._sweeps import rows_of
+from entrain_bench.records.records import Results, new_record
+from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.run.cells import compose_cells
-from support.figures import MODELS, TRACES, drawn, errors, splits, table, warmups
+from support.figures import MANY, MODELS, TRACES, changes, combinations, drawn, errors, splits, table, written
 
 
 def test_iteration_times_are_means_over_seeds_with_their_spread_and_speedup() -> None:
@@ -50,15 +60,6 @@ def test_runs_are_compared_at_seeds_at_which_both_have_a_result() -> None:
     assert data.join(none, on=["model", "strategy"])["relative"].isna().all()
 
 
-def test_times_are_relative_to_those_without_error() -> None:
-    _, shown, _ = drawn("misprediction", errors(["first"], TRACES[:1]))
-    assert shown.groupby("belief_error")["relative"].unique().map(list).to_dict() == {
-        0.0: [pytest.approx(1.0)],
-        0.25: [pytest.approx(1.5)],
-        0.5: [pytest.approx(2.0)],
-    }
-
-
 def test_splits_are_relative_to_the_best_and_the_planners_own_is_marked() -> None:
     _, shown, _ = drawn("sensitivity", splits(TRACES[:1]))
     rows = shown[shown["model"] == MODELS[0]].set_index("encoder_stages")
@@ -73,10 +74,123 @@ def test_degrees_of_encoders_are_those_of_the_record() -> None:
     assert all(map(math.isnan, encoder_stages_and_gpus(cell, None)))
 
 
-def test_numbers_of_forwards_stand_in_their_order_and_no_limit_comes_last() -> None:
-    figure, shown, _ = drawn("warmup", warmups(["first"], TRACES[:1]).sample(frac=1.0, random_state=0))
-    assert [text.get_text() for text in figure.axes[-1].get_xticklabels()] == ["0", "2", "16", "any"]
-    rows = shown[shown["model"] == MODELS[0]].set_index("max_extra_forwards")
-    assert rows["peak_memory_gib"].to_dict() == pytest.approx({"0": 5.0, "2": 7.0, "16": 13.0, "any": 13.0})
-    seconds = rows["iteration_time_s"]
-    assert seconds["2"] / seconds["0"] == pytest.approx(0.9)
+STRATEGIES = [*MANY, "ninth", "tenth"]
+FAMILY = dict.fromkeys(STRATEGIES[1:5], "published") | dict.fromkeys(STRATEGIES[5:9], "out_of_the_box")
+
+
+def many(fails: str = "") -> pd.DataFrame:
+    """Later strategies are slower; one fails at one seed."""
+    data = table(STRATEGIES, TRACES[:2])
+    lost = (data["strategy"] == fails) & (data["seed"] == 2)
+    data = data.assign(status=data["status"].mask(lost, "failed"))
+    return data.assign(strategy_family=data["strategy"].map(FAMILY).fillna(""))
+
+
+def test_strategies_stand_by_their_time_over_the_fastest() -> None:
+    figure, shown, _ = drawn("iteration_time", many())
+    dots, heatmap = figure.axes
+    assert [label.get_text() for label in dots.get_yticklabels()] == [spell(name) for name in STRATEGIES]
+    (marks,) = [drawn_as for drawn_as in dots.collections if isinstance(drawn_as, PathCollection)]
+    colours = [tuple(colour[:3]) for colour in np.asarray(marks.get_facecolor())]
+    assert colours == [pytest.approx(to_rgb(FAMILY_COLOURS[FAMILY.get(name, "")])) for name in STRATEGIES]
+    # Beta takes 1.1 + 0.01 seed where Alpha takes 1 + 0.01 seed, on every job.
+    ratios = [(1.1 + 0.01 * seed) / (1 + 0.01 * seed) for seed in range(3)]
+    mean = math.prod(ratios) ** (1 / 3)
+    numbers = [text.get_text() for text in heatmap.texts if text.get_text()][: len(MODELS) * 2 * 2]
+    assert numbers[4:] == [f"{mean:.2f}"] * 4
+    first = (shown["workload"] == TRACES[0]) & (shown["model"] == MODELS[0])
+    assert shown[first].set_index("strategy").loc["beta", "behind"] == pytest.approx(mean)
+    overall = time_over_fastest(many())
+    assert overall.loc["beta", "mean"] == pytest.approx(sum(ratios) / 3)
+    assert overall.loc["beta", "low"] < overall.loc["beta", "mean"] < overall.loc["beta", "high"]
+    assert overall.loc["alpha"].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("status", ["failed", "skipped", "missing"])
+def test_nothing_but_gaps_still_draws(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = table(["first", "second"], status=lambda *_: status)
+    figure, shown, message = drawn("iteration_time", data)
+    assert any("no strategy" in text for text in written(figure, monkeypatch))
+    assert status in message
+    assert shown["iteration_time_s"].isna().all()
+
+
+def test_all_traces_are_the_geometric_mean_of_those_with_a_result() -> None:
+    data = with_all(many("beta"))
+    means = data[data["workload"] == ALL].set_index(["model", "strategy", "seed"])
+    traces = data[data["workload"] != ALL].set_index(["model", "strategy", "seed"])["iteration_time_s"]
+    first, second = traces.loc[MODELS[0], "gamma", 1]
+    assert means.loc[(MODELS[0], "gamma", 1), "iteration_time_s"] == pytest.approx((first * second) ** 0.5)
+    assert means.loc[(MODELS[0], "beta", 2), "status"] == "failed"
+    assert with_all(table(["one"], TRACES[:1]))["workload"].unique().tolist() == TRACES[:1]
+
+
+def test_errors_of_estimates_rank_the_least_affected_first() -> None:
+    data = errors(["alpha", "beta", "theta"], TRACES[:1])
+    exact = data["strategy"] == "theta"
+    times = data["iteration_time_s"].where(~exact, data["iteration_time_s"] / (1 + 2 * data["belief_error"]))
+    figure, _, message = drawn("misprediction", data.assign(iteration_time_s=times))
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["Theta", "Alpha", "Beta"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["+0%", "+100%", "+100%"]
+    assert "Alpha most: +100% time" in message
+    assert "Theta" in message
+
+
+def test_every_bar_is_whole_and_in_the_order_of_its_classes() -> None:
+    figure, shown, _ = drawn("where_time_goes", table(MANY, TRACES))
+    assert len(shown) == len(MANY) * len(TRACES) * 2
+    rows: dict[float, list[Rectangle]] = {}
+    for bar in figure.axes[0].patches:
+        assert isinstance(bar, Rectangle)
+        rows.setdefault(bar.get_y(), []).append(bar)
+    assert len(rows) == len(MANY)
+    for bars in rows.values():
+        ends = [bar.get_x() + bar.get_width() for bar in bars]
+        assert len(bars) == len(TIME_SHARES)
+        assert [0.0, *ends[:-1]] == pytest.approx([bar.get_x() for bar in bars])
+        assert ends[-1] == pytest.approx(1.0)
+
+
+STACKS = ["deep", "shallow"]
+
+
+def test_gains_are_over_the_first_strategy_of_the_same_stack_and_seed() -> None:
+    data = changes(["arrival", "balanced"], TRACES[:1], STACKS)
+    found = out_of_the_box.gains(data).set_index(["row", "model", "strategy"])["speedup"]
+    # As made up, the second takes 1.1 + 0.01 seed for the first's 1 + 0.01 seed; in the second row 0.1 of 512 / that.
+    ratios = [(1 + 0.01 * seed) / (1.1 + 0.01 * seed) for seed in range(3)]
+    assert found["deep", MODELS[0], "balanced"] == pytest.approx((ratios[0] * ratios[1] * ratios[2]) ** (1 / 3))
+    assert found["deep", MODELS[0], "arrival"] == pytest.approx(1.0)
+    other = [(1 + 0.01 * seed) * (1.1 + 0.01 * seed) / 51.2 for seed in range(3)]
+    assert found["shallow", MODELS[0], "balanced"] == pytest.approx((other[0] * other[1] * other[2]) ** (1 / 3))
+
+
+@pytest.mark.parametrize("row", rows_of("out_of_the_box"))
+def test_every_stack_composes(row: str) -> None:
+    one = ["figure=out_of_the_box", "strategy=mdp", "workload=coco", "seed=0"]
+    (cell,) = compose_cells([*one, *rows_of("out_of_the_box")[row]], multirun=True)
+    assert cell.config.layout.pp is not None
+
+
+def test_combinations_are_compared_with_the_first_of_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = combinations(TRACES[:2])
+    found = ablation.gains(data).set_index([*ablation.PARTS, "workload"])
+    # The fourth combination takes 1 / 1.15 of the first's time.
+    assert found.loc[("entrain", "mdp", "megatron", TRACES[0]), "speedup"] == pytest.approx(1.15)
+    assert found.loc[("megatron", "megatron", "megatron", TRACES[1]), "speedup"] == pytest.approx(1.0)
+    assert found["speedup"].isna().sum() == 2 * (2 + 4)
+    shown = written(drawn("ablation", data).figure, monkeypatch)
+    assert shown.count("1.15") == 2
+    assert {*names(data, "workload").values(), "hetero_colocated", "mdp"} < {*shown}
+
+
+def test_parts_of_a_cell_are_its_choices(tmp_path: Path) -> None:
+    few = [
+        "strategy/planner=dflop",
+        "strategy/assigner=entrain",
+        "strategy/scheduler=entrain",
+        "workload=coco",
+        "seed=0",
+    ]
+    data = ablation.load(compose_cells(["figure=ablation", *few], multirun=True), Results(tmp_path))
+    assert data[ablation.PARTS].to_numpy().tolist() == [["dflop", "entrain", "entrain"]]

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.labels import ORDER
 from entrain_bench.answers.tables import Runs
 from entrain_bench.base.errors import UserError
 from entrain_bench.figures import memory_over_time
 from entrain_bench.figures._lanes import replica_lanes, slowest_replica
-from entrain_bench.records.records import Results
-from support.figures import GIB, MODELS, TRACES, actions, drawn, table, views, written
+from support.figures import GIB, MODELS, TRACES, actions, drawn, table, written
 
 
 def test_the_gantt_shows_the_slowest_replica_and_its_deferred_parts() -> None:
@@ -65,24 +60,6 @@ def test_memory_is_that_of_the_replica_with_the_highest_peak_and_changes_when_ac
         drawn("memory_over_time", Runs(table(["first"]), frame.drop(columns="memory_bytes")))
 
 
-def test_rows_of_the_memory_figure_are_panels_beside_their_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def table_of(cells: list[str], _: object) -> pd.DataFrame:
-        stated = {"first": "", "second": "The second"}
-        runs = table(cells, TRACES[:1]).query("seed == 0")
-        return runs.assign(
-            strategy_label=runs["strategy"].map(stated), **{ORDER: runs["strategy"].map(list(stated).index)}
-        )
-
-    monkeypatch.setattr(memory_over_time, "run_table", table_of)
-    monkeypatch.setattr(memory_over_time, "run_actions", lambda cells, _: actions(cells, TRACES[:1]))
-    rows: Any = {"usual": ["first", "second"], "small": ["first"]}
-    data = memory_over_time.load(rows, Results(Path()))
-    assert dict.fromkeys(data.table["strategy"]) == dict.fromkeys(["first", "first, small", "second"])
-    figure, shown, _ = drawn("memory_over_time", data)
-    assert [panel.get_title() for panel in figure.axes[:3]] == ["First", "First, small", "The second"]
-    assert set(shown["strategy"]) == {"first", "first, small", "second"}
-
-
 def test_a_replica_is_the_lanes_of_the_llm_and_of_the_encoders_that_feed_it() -> None:
     columns = ["lane", "side", "replica"]
     # Two encoder replicas on lanes 0 and 1 feed four LLM replicas on lanes 2 to 5.
@@ -93,11 +70,3 @@ def test_a_replica_is_the_lanes_of_the_llm_and_of_the_encoders_that_feed_it() ->
     both = [(lane, "encoder", lane) for lane in range(4)] + [(lane, "llm", lane // 2) for lane in range(4)]
     shown = replica_lanes(pd.DataFrame(both, columns=columns), 1)
     assert shown.to_numpy().tolist() == [[0, "encoder", 2], [1, "encoder", 3], [0, "llm", 1], [1, "llm", 1]]
-
-
-def test_a_schedule_that_could_not_be_trained_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = views(TRACES[:1])
-    failed = data.table.assign(status=["ok", "failed"], reason=["", "no ranks here"])
-    figure, shown, _ = drawn("measured_gantt", Runs(failed, data.actions[data.actions["view"] == "simulate"]))
-    assert written(figure, monkeypatch).count("failed: no ranks here") == 2
-    assert set(shown["view"]) == {"simulate"}

@@ -93,47 +93,31 @@ def test_stages_behind_counts_the_lanes_after_each_stage_of_the_chain() -> None:
 # Refused layouts
 
 Change = Callable[[ModuleLayout], ModuleLayout]
-REFUSED: list[tuple[str, Change, str]] = [
-    (
-        "heads",
+REPEATED = r"llm\.ranks=repeated: must be distinct"
+SCATTERED = r"llm\.ranks=scattered: must be conse"
+REFUSED: dict[str, tuple[Change, str]] = {
+    "heads": (
         lambda m: replace(m, tp=3, ranks=np.arange(6).reshape(1, 2, 3)),
         r"layout\.tp=3: must divide the 8 heads",
     ),
-    (
-        "key-value heads",
-        lambda m: replace(m, tp=8, ranks=np.arange(16).reshape(1, 2, 8)),
-        r"layout\.tp=8: must divide the 4 key-value heads of module llm",
-    ),
-    (
-        "too few layers",
-        lambda m: replace(m, layers_per_stage=(2, 2)),
-        r"llm\.layers_per_stage=4: must be 6 layers in all",
-    ),
-    ("empty stage", lambda m: replace(m, layers_per_stage=(6, 0)), r"llm\.layers_per_stage=\(6, 0\): must be positive"),
-    ("shape", lambda m: replace(m, cp=2), r"llm\.ranks=\(1, 2, 1\): must be of shape \(1, 2, 2\)"),
-    (
-        "two replicas on one rank",
-        lambda m: replace(m, ranks=np.array([[[1], [2]], [[2], [1]]])),
-        r"llm\.ranks=repeated: must be distinct",
-    ),
-    (
-        "stages out of turn",
+    "key-value heads": (lambda m: replace(m, tp=8, ranks=np.arange(16).reshape(1, 2, 8)), "the 4 key-value heads of"),
+    "too few layers": (lambda m: replace(m, layers_per_stage=(2, 2)), r"layers_per_stage=4: must be 6 layers in all"),
+    "empty stage": (lambda m: replace(m, layers_per_stage=(6, 0)), r"layers_per_stage=\(6, 0\): must be positive"),
+    "shape": (lambda m: replace(m, cp=2), r"llm\.ranks=\(1, 2, 1\): must be of shape \(1, 2, 2\)"),
+    "replicas on one rank": (lambda m: replace(m, ranks=np.array([[[1], [2]], [[2], [1]]])), REPEATED),
+    "stages out of turn": (
         lambda m: replace(m, layers_per_stage=(2, 2, 1, 1), ranks=np.array([[[1], [2], [1], [1]]])),
-        r"llm\.ranks=repeated: must be distinct",
+        REPEATED,
     ),
-    (
-        "replicas that turn differently",
-        lambda m: replace(m, ranks=np.array([[[1], [1]], [[2], [3]]])),
-        r"llm\.ranks=repeated: must be distinct",
-    ),
-    ("falling", lambda m: replace(m, tp=2, ranks=np.array([[[2, 1], [4, 3]]])), r"llm\.ranks=scattered: must be conse"),
-    ("gaps", lambda m: replace(m, tp=2, ranks=np.array([[[2, 4], [6, 8]]])), r"llm\.ranks=scattered: must be conse"),
-    ("no multiple", lambda m: replace(m, tp=2, ranks=np.array([[[1, 2], [3, 4]]])), r"llm\.ranks=scattered"),
-    ("beyond", lambda m: replace(m, ranks=m.ranks + 98), r"llm\.ranks=99\.\.100: must be within the 100 ranks"),
-]
+    "replicas that differ": (lambda m: replace(m, ranks=np.array([[[1], [1]], [[2], [3]]])), REPEATED),
+    "falling": (lambda m: replace(m, tp=2, ranks=np.array([[[2, 1], [4, 3]]])), SCATTERED),
+    "gaps": (lambda m: replace(m, tp=2, ranks=np.array([[[2, 4], [6, 8]]])), SCATTERED),
+    "no multiple": (lambda m: replace(m, tp=2, ranks=np.array([[[1, 2], [3, 4]]])), SCATTERED),
+    "beyond": (lambda m: replace(m, ranks=m.ranks + 98), r"llm\.ranks=99\.\.100: must be within the 100 ranks"),
+}
 
 
-@pytest.mark.parametrize(("change", "message"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
 def test_a_layout_that_does_not_fit_is_refused(change: Change, message: str) -> None:
     cluster = tiny_cluster(num_nodes=10, gpus_per_node=10)
     layout = chain_layout(MODEL, 1, 2, 4)

@@ -54,7 +54,6 @@ NAME = re.compile(r"^ {2}\S.*?(?: {2,}|$)", re.MULTILINE)
 
 
 def main() -> int:
-    """Print every place to rewrite; returns 1 if there is any."""
     texts = read()
     lines = [f"{name}: {problem}" for name, text in texts.items() for problem in problems(text)]
     pages = (text for name, text in texts.items() if name.startswith("docs/"))
@@ -68,7 +67,6 @@ def main() -> int:
 
 
 def read() -> dict[str, str]:
-    """Every text that is checked, by its path."""
     texts = {name: BLOCK.sub("", text) for name, text in _files(*PAGES, TEMPLATES) if not GENERATED.fullmatch(name)}
     texts |= {name: "\n\n".join(leaves(yaml.safe_load(text))) for name, text in _files(*TEXTS)}
     texts |= {name: "\n".join(re.findall(r"(?:^|\s)# ?(.*)|$", text, re.MULTILINE)) for name, text in _files(*COMMENTS)}
@@ -82,12 +80,10 @@ def _files(*patterns: str) -> Iterator[tuple[str, str]]:
 
 
 def described(screen: str) -> str:
-    """A screen of help without the names on its left."""
     return "\n".join(line.strip() for line in NAME.sub("\n", screen).splitlines())
 
 
 def leaves(node: Any) -> Iterator[str]:
-    """Every text of a YAML that has words; overrides have none."""
     if isinstance(node, dict | list):
         for value in node.values() if isinstance(node, dict) else node:
             yield from leaves(value)
@@ -96,7 +92,6 @@ def leaves(node: Any) -> Iterator[str]:
 
 
 def problems(text: str) -> list[str]:
-    """What the rules of prose forbid in a Markdown text."""
     lines = []
     for sentence in sentences(text):
         count = len(WORD.findall(sentence))

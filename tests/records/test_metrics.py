@@ -126,19 +126,6 @@ def test_host_time_is_a_column_of_its_own(run: tuple[object, Timeline]) -> None:
     assert fast["iteration_time_s"] == timeline.iteration_time_s
 
 
-def test_core_time_is_from_the_first_forward_to_the_last_backward(run: tuple[object, Timeline]) -> None:
-    s, timeline = run
-    metrics = measure(timeline, s.truth, HostTime())  # type: ignore[attr-defined]
-    frame = timeline_frame(timeline)
-    passes = frame[frame["pass"].isin(["forward", "backward"])]
-    first, last = passes["start_s"].min(), passes["end_s"].max()
-    assert metrics["core_time_s"] == last - first
-    # Before it weights are gathered, after it gradients are synchronised and optimizers step.
-    assert first > 0.0
-    assert last < frame["end_s"].max() == metrics["iteration_time_s"]
-    assert metrics["cluster_bound_s"] <= metrics["iteration_time_s"]
-
-
 def test_chrome_trace_has_an_event_for_every_action_on_every_lane(run: tuple[object, Timeline]) -> None:
     _, timeline = run
     frame = timeline_frame(timeline)

@@ -8,8 +8,8 @@ import pytest
 
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.program.layout import layout_to_json
-from entrain_bench.records.cached_layouts import CachedLayouts
 from entrain_bench.records.keys import plan_key
+from entrain_bench.records.sealed import CachedLayouts
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import run_experiment
 
@@ -68,14 +68,3 @@ def test_a_plan_is_made_once_and_its_time_is_that_of_the_run_that_made_it(
     assert layout_to_json(first.layout) == layout_to_json(again.layout)
     for name in ("planning_time_s", "lower_bound_s", "bubble_ratio", "peak_memory_bytes"):
         assert first.metrics[name] == again.metrics[name]
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"layout": "{}", "planning_time_s": 1}'])
-def test_a_plan_that_cannot_be_read_is_made_anew(content: str, tmp_path: Path) -> None:
-    (cell,) = compose_cells([*SMALL, "strategy=megatron", "iterations=1"])
-    (tmp_path / "plans").mkdir()
-    path = tmp_path / "plans" / f"{plan_key(cell.config)}.json"
-    path.write_text(content)
-    run_experiment(cell.config, plans=CachedLayouts(tmp_path))
-    assert path.read_text() != content

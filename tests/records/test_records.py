@@ -39,7 +39,6 @@ def config() -> RunConfig:
 
 
 def made_up(config: RunConfig) -> Record:
-    """A record that says ok and that every metric is 1."""
     return replace(new_record(Cell.of((), config), "ok"), metrics=dict.fromkeys(METRICS, 1.0))
 
 

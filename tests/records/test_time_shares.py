@@ -14,12 +14,11 @@ from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import DeadlockError
 from entrain_bench.costs.bound import least_gpu_s
-from entrain_bench.costs.noise import ActionNoise
-from entrain_bench.costs.truth import CostTruth
+from entrain_bench.costs.truth import ActionNoise, CostTruth
 from entrain_bench.program import ActionView, Pass, Program
 from entrain_bench.program.assignment import same_microbatches
+from entrain_bench.program.columns import covered_per_stage, recompute_chunks
 from entrain_bench.program.layout import Layout
-from entrain_bench.program.recomputed_layers import covered_per_stage, recompute_chunks
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.time_shares import TIME_SHARES, fill_and_drain_s, remade_share, time_shares
 from entrain_bench.simulate import Simulator, place_actions
@@ -43,7 +42,6 @@ BOTH = tiny_model(encoder=2, llm=2)
 
 
 def pipeline(stages: int = 2, microbatches: int = 2, dp: int = 1) -> Program:
-    """1F1B of the LLM, a rank a stage; a sample a microbatch."""
     layout = chain_layout(MODEL, 0, stages, microbatches, dp)
     shapes, assignment = uniform_batch(MODEL, microbatches, dp)
     return chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))

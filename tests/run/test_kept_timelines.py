@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.answers.tables import run_actions
-from entrain_bench.cli import run_command
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import MEASURED, Record, Results, new_record
 from entrain_bench.run.cells import Done, attempt
@@ -21,7 +20,6 @@ SWEEP = ("strategy=megatron,entrain", "workload=coco,chartqa", "seed=0,1", "iter
 
 
 def made(root: Path, reads: bool, sweep: Sequence[str] = SWEEP) -> list[Done]:
-    """Bring an output of the sweep up to date; returns what was run."""
     study, done = Study(Results(root)), list[Done]()
 
     def groups(study: Study) -> list[list[Cell]]:
@@ -97,12 +95,3 @@ def test_where_the_first_run_has_none_the_next_is_asked(tmp_path: Path, monkeypa
     assert asked == [0, 0, 1, 1, 2, 2]
     assert len(done) == 10
     assert made(tmp_path, reads=True, sweep=sweep) == []
-
-
-def test_one_run_of_a_sweep_gets_its_timeline_when_it_is_asked_for(tmp_path: Path) -> None:
-    sweep = [*JOB, "iterations=1", "mlflow=false", f"results_dir={tmp_path}"]
-    assert run_command(["--multirun", "strategy=megatron", "seed=0,1", *sweep]) == 0
-    assert kept(tmp_path) == {("megatron", "opencqa_ocr", 0)}
-    assert run_command(["strategy=megatron", "seed=1", *sweep]) == 0
-    assert kept(tmp_path) == {("megatron", "opencqa_ocr", seed) for seed in (0, 1)}
-    assert len(list((tmp_path / "timelines").rglob("*.json"))) == 1, "and its Chrome trace"

@@ -10,7 +10,7 @@ import pytest
 
 from entrain_bench.records.code import Source
 from entrain_bench.records.records import METRICS, Results, new_record
-from entrain_bench.run import stamps
+from entrain_bench.run import study as stamps
 from entrain_bench.run.study import Output, Study, bring_up_to_date
 
 SWEEP = ("model=tiny", "cluster=tiny", "workload=theirs", "seed=0,1")
@@ -38,7 +38,6 @@ class Folder:
         return self.problem
 
     def times_written(self, output: Output | None = None) -> int:
-        """How often the output is written by another process."""
         before, study = self.written, Study(Results(self.results.root), str(self.mine))
         ((_, problem),) = bring_up_to_date([output or self.output], study, 0, lambda *_: None)
         assert problem == self.problem
@@ -77,7 +76,7 @@ def test_what_changes_has_it_written_again_once(folder: Folder, change: Callable
 
 def test_changed_code_has_it_written_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     found = stamps.sources_of({"entrain_bench.figures.iteration_time"})
-    assert {"entrain_bench.figures._forms", "entrain_bench.answers.tables"} <= found.keys()
+    assert {"entrain_bench.figures._style", "entrain_bench.answers.tables"} <= found.keys()
     name, original = "entrain_bench.base.arrays", stamps.sources_of
 
     def changed(modules: set[str]) -> dict[str, Source]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +11,6 @@ import pytest
 from entrain_bench.answers.tables import run_table
 from entrain_bench.base.errors import OutOfMemoryError, UserError
 from entrain_bench.cli import run_command
-from entrain_bench.figures._rows import sweeps_of
-from entrain_bench.figures._runner import Drawing, draw_figure, render
-from entrain_bench.figures._style import empty_figure
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Record, Results, new_record
 from entrain_bench.run import study as study_module
@@ -32,7 +28,6 @@ def two_cells() -> list[Cell]:
 
 @pytest.fixture
 def study(two_cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
-    """Every sweep is the same two cells; whose names do not matter."""
     monkeypatch.setattr(Study, "cells", lambda *_: two_cells)
     return Study(Results(tmp_path))
 
@@ -84,27 +79,6 @@ def test_cells_run_once_and_outputs_are_written_when_theirs_have_run(tmp_path: P
     again = bring_up_to_date(outputs, Study(Results(tmp_path)), 1, lambda *c: seen.append(c))
     assert [o.name for o, _ in again] == ["both", "one", "none"]
     assert len(seen) == 2
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("error", [UserError("no data at all"), KeyError("no data at all")])
-def test_missing_data_replaces_an_old_figure_by_its_reason(study: Study, error: Exception) -> None:
-    folder = study.results.root / "figures"
-    folder.mkdir()
-    for suffix in ("pdf", "png", "csv"):
-        (folder / f"stub.{suffix}").write_text("old numbers")
-
-    def load(*_: object) -> None:
-        raise error
-
-    stub: Any = SimpleNamespace(EXPERIMENT="iteration_time", RUNS=False, load=load, draw=None)
-    problem = draw_figure(Drawing("stub", stub, sweeps_of("iteration_time"), []), study)
-    assert "no data at all" in problem
-    assert (folder / "stub.csv").read_text() == f"reason\n{problem}\n"
-    expected = render(lambda: empty_figure(problem))
-    assert (folder / "stub.png").read_bytes() == expected["png"]
-    assert (folder / "stub.pdf").read_bytes() == expected["pdf"]
-    assert not list(folder.glob(".*"))
 
 
 def test_the_command_reports_missing_data_with_exit_code_1(

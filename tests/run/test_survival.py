@@ -14,7 +14,6 @@ import pytest
 from entrain_bench.base import files
 from entrain_bench.base.errors import UnwritableError
 from entrain_bench.cli import run_command
-from entrain_bench.commands import publish
 from entrain_bench.commands import run as run_module
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results, new_record
@@ -39,8 +38,6 @@ def cell() -> Cell:
 
 @pytest.fixture
 def deadly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every process dies over its cell."""
-
     def die(_: object, cells: Iterable[Cell], *__: object) -> Iterator[tuple[Cell, Died]]:
         yield from ((cell, Died()) for cell in cells)
 
@@ -83,31 +80,6 @@ def test_a_process_that_dies_after_its_record_was_written_costs_nothing(
     monkeypatch.setattr(run_cells_module, "run_parallel", write_and_die)
     assert [done.record for done in run_cells([cell], results, 1)] == [record]
     assert results.read(cell.key) == record
-
-
-def test_tables_grow_during_a_sweep_for_a_small_share_of_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s, written_s = 0.0, list[float]()
-
-    def write(_: Results) -> None:
-        nonlocal now_s
-        written_s.append(now_s)
-        now_s += 2.0
-
-    monkeypatch.setattr(publish, "perf_counter", lambda: now_s)
-    monkeypatch.setattr(publish, "write_tables", write)
-    tables = publish.GrowingTables(Results(tmp_path))
-    for _ in range(300):
-        tables()
-        now_s += 1.0
-    assert written_s == [30.0, 132.0, 234.0], "at most every 30 s, and 2 s are 2% of 100 s"
-
-
-def test_retry_is_no_part_of_a_run_and_takes_one_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len({cell.key for cell in compose_cells([*SMALL, "retry=failed,null"], multirun=True)}) == 1
-    assert run_command([*SMALL, f"results_dir={tmp_path}", "retry=all"]) == 2
-    assert capsys.readouterr().err == "entrain-bench: retry=all: must be null or failed\n"
 
 
 def test_failed_cells_that_are_results_are_run_again_on_request(tmp_path: Path) -> None:
@@ -207,7 +179,6 @@ def test_a_full_disk_costs_what_it_has_no_room_for(
     shown = capsys.readouterr()
     assert "s/iter" in shown.out
     assert "3 of 5 planned runs left no record" in " ".join(shown.out.split())
-    assert shown.err.count("not recorded") == 1
     assert shown.err.splitlines()[-1].startswith(f"entrain-bench: results_dir={tmp_path}: cannot be written to (")
     assert "internal error" not in shown.err
     assert not [path for path in tmp_path.rglob(".*") if path.is_file()]

@@ -1,4 +1,4 @@
-"""Two simulators that share no formula agree on every strategy."""
+"""Two simulators that share no formula agree on every strategy; groups of one width are replicas."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ import numpy as np
 import pytest
 
 from entrain_bench.base.errors import DeadlockError
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program import Program
+from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.program.timeline import Timeline
+from entrain_bench.records.metrics import measure
+from entrain_bench.simulate import Simulator
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from support.agreement import AGREE, FRAMEWORKS, GENERATING, GROUPS, SMALL, decided, disagreement, random_case
+from support.builders import placed, tiny_cluster
 from support.independent import simulate
+from support.programs import random_program
 from support.wide import each_strategy
 
 
@@ -105,3 +115,77 @@ def test_both_agree_on_random_programs() -> None:
             with pytest.raises(AssertionError, match="deadlock"):
                 simulate(GENERATING, case.cluster_config, asdict(framework), case.program)
     assert stuck < 40
+
+
+MODEL, CLUSTER = ModelSpec.from_config(GENERATING), tiny_cluster(8, 8)
+RANKS = 8
+
+
+def plain_module(rng: np.random.Generator, module: ModuleSpec, sharded: bool) -> ModuleLayout:
+    """Replicas of any degrees on eight ranks, consecutive in each stage; weights whole or sharded over one stage."""
+    tp, cp = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4))[rng.integers(5)]
+    pp = 1 if sharded else int(rng.integers(1, 3))
+    ranks = np.arange(RANKS).reshape(pp, -1, tp * cp).swapaxes(0, 1)
+    return replace(placed(module, ranks, tp, cp, recompute=bool(rng.integers(2))), sharded=sharded)
+
+
+def as_groups(own: ModuleLayout, held_by_tp: bool) -> ModuleLayout:
+    """The same replicas as groups of one width, on weights that are laid out with the replicas' CP or with none."""
+    widths = ((own.tp, own.cp),)
+    if not held_by_tp:
+        return replace(own, widths=widths)
+    return replace(own, cp=1, ranks=own.plane.reshape(own.pp, -1, own.tp).swapaxes(0, 1), widths=widths)
+
+
+def random_shapes(rng: np.random.Generator) -> SampleShapes:
+    rows = []
+    for _ in range(int(rng.integers(2, 8))):
+        kinds = rng.choice(["image", "audio"], int(rng.integers(0, 3))).tolist()
+        rows.append((int(rng.integers(1, 2000)), [(kind, int(rng.integers(1, 3000)), 64) for kind in kinds]))
+    return shapes_from_lists(["image", "audio"], rows)
+
+
+def assert_same_bits(ours: object, theirs: object) -> None:
+    """Compare arrays, by type, shape and bytes, in dataclasses and tuples; layouts may differ."""
+    if isinstance(ours, np.ndarray):
+        assert isinstance(theirs, np.ndarray)
+        assert (ours.dtype, ours.shape, ours.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
+    elif isinstance(ours, tuple):
+        assert isinstance(theirs, tuple)
+        assert len(ours) == len(theirs)
+        for one, other in zip(ours, theirs, strict=True):
+            assert_same_bits(one, other)
+    elif hasattr(ours, "__dataclass_fields__") and not isinstance(ours, Layout):
+        for name in ours.__dataclass_fields__:
+            assert_same_bits(getattr(ours, name), getattr(theirs, name))
+
+
+def executed(program: Program, truth: CostTruth) -> tuple[Timeline, dict[str, float]]:
+    timeline = Simulator(truth, 1e18).execute(program)
+    return timeline, measure(timeline, truth)
+
+
+@pytest.mark.parametrize("held_by_tp", [False, True])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_groups_of_one_width_are_replicas(sharded: bool, held_by_tp: bool) -> None:
+    rng, names, stuck = np.random.default_rng(0), list(FRAMEWORKS), 0
+    for number in range(20):
+        modules = [plain_module(rng, module, sharded) for module in MODEL.modules]
+        plain = Layout(tuple(modules), 4, single_rank_boundary=not rng.integers(8))
+        grouped = replace(plain, modules=tuple(as_groups(own, held_by_tp) for own in modules))
+        check_layout(grouped, MODEL, CLUSTER)
+        shapes, seed = random_shapes(rng), int(rng.integers(2**31))
+        programs = [random_program(np.random.default_rng(seed), own, MODEL, shapes) for own in (plain, grouped)]
+        assert_same_bits(*programs)
+        truth = CostTruth(MODEL, CLUSTER, FRAMEWORKS[names[number % len(names)]])
+        try:
+            expected, expected_metrics = executed(programs[0], truth)
+        except DeadlockError:
+            stuck += 1
+            with pytest.raises(DeadlockError):
+                executed(programs[1], truth)
+            continue
+        found, found_metrics = executed(programs[1], truth)
+        assert_same_bits(expected, found)
+        assert expected_metrics == found_metrics
+    assert stuck < 5

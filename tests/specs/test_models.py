@@ -199,7 +199,7 @@ def test_windows_bound_attention() -> None:
         ("modules/llm/gated_mlp", 1, "model.modules.llm.gated_mlp=1: must be true or false"),
         ("modules/llm/vocab_size", None, "model.modules.llm.vocab_size=0: must be at least 1"),
         ("modules/llm/source", None, "model.modules.llm.source: missing"),
-        ("modules/llm/role", "decoder", "model.modules.llm.role=decoder: must be one of"),
+        ("modules/llm/role", "decoder", "model.modules.llm.role=decoder: unknown"),
         ("modules/vision/role", "llm", "model.modules.vision.vocab_size=0"),
         ("modules/vision/modalities", "image", "model.modules.vision.modalities=image: must be a list"),
         ("modules/vision/modalities", [], "model.modules.vision.modalities=[]: must be at least one modality"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from entrain_bench.balancing.warmup import OneForwardOneBackward
+from entrain_bench.balancing.schedules import OneForwardOneBackward
 from entrain_bench.base.errors import UserError
 from entrain_bench_strategies.braid import BraidPlanner, BraidScheduler
 from entrain_bench_strategies.dflop import Corrector

@@ -11,15 +11,14 @@ import numpy as np
 
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
-from entrain_bench.program.recomputed_layers import covered_per_stage, recompute_chunks
+from entrain_bench.program.columns import covered_per_stage, recompute_chunks
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.framework import FrameworkOptions
+from entrain_bench.specs.framework import FrameworkOptions, with_options
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import shapes_from_lists
-from entrain_bench.specs.variants import with_options
 from support.builders import TOKENS, encoder_config, llm_config, tiny_cluster
 from support.independent import simulate
 from support.programs import random_layout, random_program

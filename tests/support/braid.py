@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from entrain_bench.balancing.interface import Strategy
-from entrain_bench.balancing.listing import BACKWARD, ListedActions, Wish, list_schedule, room_for
+from entrain_bench.balancing.listing import BACKWARD, ListedActions, Wish, list_schedule
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.program.assignment import Assignment
@@ -48,20 +48,7 @@ def actions_of(
     kept: Sequence[tuple[int, float]] | None = None,
     backward: Sequence[int] | None = None,
 ) -> ListedActions:
-    """Actions.
-
-    Args:
-        rows: lanes, whether it is a backward, and seconds of each.
-        edges: source, user and delay.
-        room: of every lane.
-        sizes: of the actions.
-        sends: of the actions.
-        receives: of the actions.
-        tails: of the actions.
-        of_llm: whether they are the LLM's.
-        kept: bytes that keeping its activations takes, and seconds that it saves the backward, for each.
-        backward: of each forward; any of a backward.
-    """
+    """Actions of rows (lanes, whether backward, seconds) and edges (source, user, delay), and columns of them."""
     count, num_lanes = len(rows), 1 + max(max(lanes) for lanes, _, _ in rows)
     edges = sorted(edges)
     station = np.arange(num_lanes)
@@ -101,7 +88,7 @@ def scheduled(
     place = np.full(len(groups), -1)
     is_held = np.zeros(len(groups), np.int64) if held is None else np.array(held)
     wish = Wish(groups, np.array(priority, np.float64), is_held, alternate)
-    end_s, forced = list_schedule(actions, wish, room_for(actions, 1 + int(groups.max())), place)
+    end_s, forced = list_schedule(actions, wish, place)
     return place, end_s, forced
 
 
@@ -127,7 +114,6 @@ def timed(actions: ListedActions, order: Sequence[int]) -> float:
 
 
 def orders(actions: ListedActions) -> Iterator[list[int]]:
-    """Every order that keeps to the dependencies."""
     missing = actions.num_waits.copy()
 
     def longer(begun: list[int]) -> Iterator[list[int]]:
@@ -144,7 +130,6 @@ def orders(actions: ListedActions) -> Iterator[list[int]]:
 
 
 def most_held(actions: ListedActions, order: Sequence[int]) -> int:
-    """Most bytes that a lane holds."""
     held, most = np.zeros(len(actions.room_bytes), np.int64), 0
     for action in order:
         size = actions.size_bytes[action]
@@ -154,7 +139,6 @@ def most_held(actions: ListedActions, order: Sequence[int]) -> int:
 
 
 def lanes_of(actions: ListedActions, action: int) -> IntArray:
-    """Lanes of an action."""
     return actions.lanes[actions.lane_offsets[action] : actions.lane_offsets[action + 1]]
 
 

@@ -25,7 +25,7 @@ from selenium.webdriver.support.expected_conditions import (
 from selenium.webdriver.support.ui import WebDriverWait
 
 from entrain_bench.answers.comparison import TIME
-from entrain_bench.answers.tracking.pages import WORKFLOW
+from entrain_bench.answers.tracking.entries import WORKFLOW
 from entrain_bench.records.records import Record, Results
 from support.servers import free_port, serving
 
@@ -87,12 +87,10 @@ class Pages:
         return self._show(f"{self.base}/#/compare-runs?{query}", texts)
 
     def click(self, *paths: str) -> None:
-        """Click what XPaths lead to, one after the other."""
         for path in paths:
             WebDriverWait(self.driver, PAGE_S).until(element_to_be_clickable((By.XPATH, path))).click()
 
     def save(self, path: Path, height: int) -> None:
-        """Write a picture of a window of this height in pixels."""
         save_window(self.driver, path, height)
 
     def _show(self, address: str, texts: Sequence[str]) -> str:
@@ -135,7 +133,6 @@ def _programs() -> tuple[str, str]:
 
 
 def text_of(driver: webdriver.Chrome) -> str:
-    """All that a page shows."""
     return str(driver.execute_script("return document.body.innerText"))
 
 
@@ -146,7 +143,6 @@ def time_text(record: Record) -> str:
 
 @contextmanager
 def headless(browser: str, driver: str) -> Iterator[webdriver.Chrome]:
-    """A headless browser of these programs, closed at the end."""
     options = Options()
     options.binary_location = browser
     # The sandbox needs what containers do not give.
@@ -162,7 +158,6 @@ def headless(browser: str, driver: str) -> Iterator[webdriver.Chrome]:
 
 @contextmanager
 def opened(results: Results) -> Iterator[Pages]:
-    """The pages of a results folder, served and in a browser."""
     programs, port = _programs(), free_port()
     command = [sys.executable, "-m", "entrain_bench.cli", "ui", f"results_dir={results.root}", f"port={port}"]
     with serving(command, port) as server:

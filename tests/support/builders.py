@@ -86,7 +86,6 @@ def encoder_config(blocks: int = 2, modality: str = "image", **changes: Any) -> 
 
 
 def generating_model() -> ModelSpec:
-    """An image encoder, an LLM and an image generator behind it."""
     modules = {
         "vision": encoder_config(),
         "llm": llm_config(),
@@ -140,7 +139,6 @@ def samples(*rows: tuple[int, Sequence[int]], modality: str = "image") -> Sample
 
 
 def random_samples(rng: np.random.Generator, count: int, longest: int = 512, max_items: int = 3) -> SampleShapes:
-    """Any number of items a sample, none included."""
     rows = []
     for _ in range(count):
         items = rng.integers(1, longest, rng.integers(0, max_items + 1)).tolist()
@@ -185,7 +183,6 @@ def profile_of(
 
 
 def even(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers spread as evenly as they go, earlier stages first."""
     return tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
 
 
@@ -209,7 +206,6 @@ def chain_layout(
 
 
 def uniform_batch(model: ModelSpec, num_microbatches: int, dp: int = 1) -> tuple[SampleShapes, Assignment]:
-    """One equal sample a microbatch and replica."""
     shapes = samples(*[(10, [40] if model.encoders else [])] * (num_microbatches * dp))
     microbatch = np.arange(len(shapes)) // dp
     return shapes, same_microbatches(model, shapes, np.arange(len(shapes)) % dp, microbatch, microbatch)
@@ -282,7 +278,6 @@ def passes(program: Program, lane: int) -> list[str]:
 
 
 def find(program: Program, module: str, kind: Pass, stage: int, members: Iterable[int], replica: int = 0) -> int:
-    """The action on the chunk with exactly the given units."""
     wanted = (module, kind, stage, replica, tuple(sorted(members)))
     views = map(program.view, range(program.num_actions))
     found = [v.index for v in views if (v.module, v.kind, v.stage, v.replica, tuple(sorted(v.members))) == wanted]
@@ -361,7 +356,6 @@ def no_delay(program: Program) -> FloatArray:
 
 
 def makespan(program: Program, end: FloatArray) -> float:
-    """Latest end of a forward or backward."""
     return float(end[program.chunk >= 0].max())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.answers.documents.claim import Claim, parse_claim
-from entrain_bench.answers.documents.claim_pages import value_text
+from entrain_bench.answers.documents.claims import value_text
 from entrain_bench.answers.documents.verdict import judge
 
 TINY = (
@@ -40,26 +40,21 @@ ALONE: dict[str, Any] = {"of": ["strategy=megatron"], "to": [], "fair": None}
 
 
 def claim_with(**changes: Any) -> Claim:
-    """A claim with other values."""
     return replace(parse_claim("some", VALUES | changes), file="paper", system="Some")
 
 
 def runs(*rows: tuple[str, str, float]) -> pd.DataFrame:
-    """Runs of a workload and a configuration, seed after seed."""
     table = pd.DataFrame(rows, columns=["workload", "configuration", "iteration_time_s"])
     return table.assign(model="m", seed=table.groupby(["workload", "configuration"]).cumcount(), status="ok")
 
 
 def cases(*rows: list[float]) -> pd.DataFrame:
-    """A case a row, a seed a column."""
     return pd.DataFrame([*rows])
 
 
 def verdict_on(claim: Claim, found: pd.DataFrame) -> str:
-    """The verdict on a claim as published, from its numbers."""
     return str(judge(claim, claim.published.measure, found).verdict)
 
 
 def text_on(claim: Claim, found: pd.DataFrame) -> str:
-    """The text of a claim's numbers as published."""
     return value_text(claim, judge(claim, claim.published.measure, found))

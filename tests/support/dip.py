@@ -53,7 +53,6 @@ def peak_activations(layout: Layout, program: Program) -> FloatArray:
 
 
 def colocated(stages: int, dp: int = 1, num_microbatches: int = 4, chunks: int = 1) -> Layout:
-    """Every module in ``chunks`` stages on each rank."""
     ranks = np.tile(np.arange(dp * stages).reshape(dp, stages, 1), (1, chunks, 1))
     return Layout(tuple(placed(module, ranks) for module in MODEL.modules), num_microbatches)
 
@@ -90,7 +89,6 @@ def ends_of(found: ChunkSegments, place: IntArray) -> FloatArray:
 
 
 def finish(slot: IntArray, layout: Layout, shapes: SampleShapes, assignment: Assignment) -> float:
-    """Believed end of the order that slots state, by the simulator."""
     draft = program_of(layout, shapes, assignment)
     slots = [Slots(slot[draft.forward_actions(i)], slot[draft.backward_actions(i)]) for i in range(len(draft.chunks))]
     program = build_program(MODEL, layout, shapes, draft.chunks, slots)

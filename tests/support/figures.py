@@ -59,26 +59,17 @@ def actions(strategies: Sequence[str], workloads: Sequence[str] = TRACES[1:3]) -
     for strategy, workload, model in itertools.product(strategies, workloads, MODELS):
         for replica, stage, microbatch, backward in itertools.product(range(2), range(4), range(6), range(2)):
             start = 2.0 * microbatch + backward + 0.1 * stage
+            encodes = stage < 2
+            place = {"lane": 4 * replica + stage, "rank": 2 * (4 * replica + stage), "stage": stage % 2}
+            held = microbatch // 2 if encodes else microbatch
+            memory = (20.0 + microbatch + replica) * GIB
             rows.append(
-                {
-                    "strategy": strategy,
-                    "workload": workload,
-                    "model": model,
-                    "side": "encoder" if stage < 2 else "llm",
-                    "lane": 4 * replica + stage,
-                    "rank": 2 * (4 * replica + stage),
-                    "module": "vision" if stage < 2 else "llm",
-                    "stage": stage % 2,
-                    "replica": replica,
-                    "microbatch": microbatch // 2 if stage < 2 else microbatch,
-                    "part": microbatch % 2 if stage < 2 else 0,
-                    "parent": microbatch // 2 if stage < 2 else microbatch,
-                    "pass": "backward" if backward else "forward",
-                    "start_s": start,
-                    "end_s": start + 0.5 + 0.1 * replica,
-                    "memory_bytes": (20.0 + microbatch + replica) * GIB,
-                    "memory_after_bytes": (20.0 + microbatch + replica - backward) * GIB,
-                }
+                {"strategy": strategy, "workload": workload, "model": model, "replica": replica, **place}
+                | {"side": "encoder" if encodes else "llm", "module": "vision" if encodes else "llm"}
+                | {"microbatch": held, "parent": held, "part": microbatch % 2 if encodes else 0}
+                | {"pass": "backward" if backward else "forward", "start_s": start}
+                | {"end_s": start + 0.5 + 0.1 * replica, "memory_bytes": memory}
+                | {"memory_after_bytes": memory - backward * GIB}
             )
     frame = pd.DataFrame(rows)
     step = frame[(frame["microbatch"] == 0) & (frame["part"] == 0) & frame["pass"].eq("forward")]
@@ -221,14 +212,7 @@ def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
         "token_distributions": lambda: tokens(traces),
         "workload_ratio": lambda: shares(traces),
         "allocations": lambda: allocated(traces[:6]),
-        "iteration_time": lambda: table(strategies, traces[:5]),
-        "forward_variability": lambda: table(strategies, traces[:5]),
-        "schedule_gantt": lambda: Runs(table(strategies, traces[:1]), actions(strategies, traces[:1])),
         "measured_gantt": lambda: views(traces[:1]),
-        "memory_over_time": lambda: Runs(table(strategies, traces[:1]), actions(strategies, traces[:1])),
-        "throughput": lambda: table(strategies, traces[:5]),
-        "where_time_goes": lambda: table(strategies, traces[:5]),
-        "bubble_ratio": lambda: table(strategies, traces[:3]),
         "misprediction": lambda: errors(strategies, traces[:3]),
         "tuning_budget": lambda: budgets(strategies, traces[:2]),
         "warmup": lambda: warmups(strategies, traces[:2]),
@@ -238,8 +222,11 @@ def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
         "ablation": lambda: combinations(traces[:3]),
         "twins": lambda: twins(strategies, traces[:4]),
         "out_of_the_box": lambda: changes(strategies, traces[:5], ["PP 1, DP 32", "PP 4, DP 8", "PP 8, DP 4"]),
+        "bubble_ratio": lambda: table(strategies, traces[:3]),
     }
-    return made[name]()
+    if name in ("schedule_gantt", "memory_over_time"):
+        return Runs(table(strategies, traces[:1]), actions(strategies, traces[:1]))
+    return made.get(name, lambda: table(strategies, traces[:5]))()
 
 
 def drawn(name: str, data: Any) -> Picture:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.program import Program
-from entrain_bench.program.boundary import is_colocated
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, is_colocated
 from entrain_bench.program.validate import check_program
 from entrain_bench.specs.job import Degrees
 from entrain_bench_strategies.hetero import (

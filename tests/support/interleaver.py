@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from entrain_bench.balancing.chunk_groups import split_by_label
-from entrain_bench.balancing.listing import BACKWARD, FORWARD, Wish, list_schedule, room_for, single_lane_actions
+from entrain_bench.balancing.listing import BACKWARD, FORWARD, ListedActions, Wish, list_schedule
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
 
 
 class Single(NamedTuple):
-    """Actions of one lane each, whose results are there at once; see ``single_lane_actions``."""
+    """Actions of one lane each, whose results are there at once."""
 
     lane: IntArray
     is_backward: IntArray
@@ -29,9 +29,16 @@ class Single(NamedTuple):
 def in_order(actions: Single, lane_set: IntArray, room_bytes: IntArray) -> tuple[IntArray, FloatArray, int]:
     """Slot and end of every action, and the number of forced forwards, of all sets."""
     count, num_lanes = len(actions.lane), len(room_bytes)
-    whole = single_lane_actions(
-        *(actions.lane, actions.is_backward, actions.duration_s, actions.size_bytes),
-        *(actions.num_waits, actions.user_offsets, actions.user_actions, room_bytes),
+    none, at_once = np.zeros(count, np.int64), np.zeros(count)
+    whole = ListedActions(
+        lane_offsets=np.arange(count + 1),
+        lanes=actions.lane,
+        station=np.arange(num_lanes),
+        room_bytes=room_bytes,
+        user_delay_s=np.zeros(len(actions.user_actions)),
+        **{name: getattr(actions, name) for name in ListedActions._fields if hasattr(actions, name)},
+        **dict.fromkeys(("of_llm", "backward", "kept_bytes"), none),
+        **dict.fromkeys(("send_s", "receive_s", "tail_s", "kept_s"), at_once),
     )
     slot, end_s, forced = np.zeros(count, np.int64), np.zeros(count), 0
     for one, own in enumerate(split_by_label(lane_set[actions.lane], 1 + int(lane_set.max()))):
@@ -39,7 +46,7 @@ def in_order(actions: Single, lane_set: IntArray, room_bytes: IntArray) -> tuple
             continue
         part, turn = whole.of(own, np.flatnonzero(lane_set == one)), np.zeros(len(own), np.int64)
         wish = Wish(actions.group[own], actions.priority[own], np.zeros_like(own), True)
-        forced += list_schedule(part, wish, room_for(part, 1 + int(actions.group.max())), turn)[1]
+        forced += list_schedule(part, wish, turn)[1]
         free_s, ready_s, num_run = np.zeros(num_lanes), np.zeros(count), np.zeros(num_lanes, np.int64)
         for action in own[np.argsort(turn)]:
             lane = actions.lane[action]
@@ -51,7 +58,6 @@ def in_order(actions: Single, lane_set: IntArray, room_bytes: IntArray) -> tuple
 
 
 def linked(edges: Iterable[tuple[int, int]], **columns: IntArray | FloatArray) -> Single:
-    """Single of which the second of each pair waits for the first."""
     count = len(columns["lane"])
     source, user = np.array(sorted(edges), np.int64).reshape(-1, 2).T
     return Single(
@@ -146,7 +152,6 @@ class Reference:
                 pass
 
     def step(self, lanes: list[int]) -> bool:
-        """Run one action on these lanes; False if none is left."""
         actions, best = self.actions, [self.choice(lane) for lane in lanes]
         best = [action for action in best if action is not None]
         if best:

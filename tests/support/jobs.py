@@ -10,7 +10,6 @@ def double(number: int) -> int:
 
 
 def double_or_die(number: int) -> int:
-    """Negative numbers kill the process that is given them."""
     if number == -1:
         os.kill(os.getpid(), signal.SIGKILL)
     if number < -1:

@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from entrain_bench.config.compose import Composer
-from entrain_bench.lab.ledger.jobs import load_book
+from entrain_bench.lab.ledger.fit import Constant, Ledger, with_constants
+from entrain_bench.lab.ledger.jobs import load_book, parse_row
 from entrain_bench.lab.ledger.predict import Cases, Change, Entry, make_entries, predict_entries
-from entrain_bench.lab.ledger.rows import parse_row
-from entrain_bench.lab.ledger.study import Constant, Ledger, with_constants
 
 # A run that states everything.
 STATED = {

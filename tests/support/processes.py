@@ -10,7 +10,6 @@ from pathlib import Path
 
 
 def children_of(pid: int) -> set[int]:
-    """Processes that a process started and that still run."""
     found = set[int]()
     # Every thread has its own.
     for listed in Path("/proc").glob(f"{pid}/task/*/children"):
@@ -31,7 +30,6 @@ def descendants_of(pid: int) -> set[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process runs: it is there and not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -39,12 +37,10 @@ def runs(pid: int) -> bool:
 
 
 def own_workers() -> set[int]:
-    """Workers of this process."""
     return workers_of(os.getpid())
 
 
 def command(pid: int) -> bytes:
-    """The command line of a process; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -52,7 +48,6 @@ def command(pid: int) -> bytes:
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Whether a condition holds before long."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

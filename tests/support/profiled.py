@@ -8,9 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from entrain_bench.costs.profiled.file import write_profile
-from entrain_bench.costs.profiled.layers import held_segments, num_segments, score_elements
-from entrain_bench.costs.profiled.timed_points import (
+from entrain_bench.costs.profiled.file import (
     CollectivePoint,
     Constants,
     DeviceProfile,
@@ -18,11 +16,13 @@ from entrain_bench.costs.profiled.timed_points import (
     StepPoint,
     Subject,
     module_values,
+    write_profile,
 )
+from entrain_bench.costs.profiled.layers import held_segments, num_segments, score_elements
 from entrain_bench.specs.framework import ALL, LABELLED
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.profiling.stages import packs_of, targets_of
+from entrain_bench.train.profiling.timing import packs_of, targets_of
 
 TOKENS = (1, 16, 256, 4096, 65536, 1048576)
 # Seconds of a layer's forward: once, a token, a score, a segment, a labelled token of a head that tells them apart; and
@@ -43,7 +43,6 @@ CONSTANTS = Constants(
 
 
 def layer_s(attention: Attention | None, lengths: Sequence[int], tp: int = 1, cp: int = 1) -> float:
-    """Forward seconds of a layer on a rank's part of a pack."""
     array = np.array(lengths)
     tokens = -(-array.sum() // cp)
     seconds = ONCE_S + TOKEN_S * tokens / tp
@@ -55,7 +54,6 @@ def layer_s(attention: Attention | None, lengths: Sequence[int], tp: int = 1, cp
 
 
 def stage_s(tokens: int) -> float:
-    """Forward seconds of a stage beside its layers."""
     return STAGE_S + STAGE_TOKEN_S * tokens
 
 
@@ -100,12 +98,10 @@ def three(seconds: float) -> tuple[float, ...]:
 
 
 def noise(seed: int, size: float) -> Callable[[], float]:
-    """Errors of up to a relative size, either way."""
     rng = np.random.default_rng(seed)
     return lambda: float(size * (2 * rng.random() - 1))
 
 
 def written(path: Path, profile: DeviceProfile) -> str:
-    """The path of a profile's file as an override."""
     write_profile(path, profile)
     return f"cluster.device.path={path}"

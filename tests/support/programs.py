@@ -210,7 +210,6 @@ def random_times(rng: np.random.Generator, program: Program) -> tuple[np.ndarray
 
 
 def swap_entries(rng: np.random.Generator, program: Program, swaps: int) -> Program:
-    """Exchange random pairs of entries of lanes."""
     order = program.lane_actions.copy()
     for _ in range(swaps):
         lane = int(rng.integers(0, program.layout.num_lanes))

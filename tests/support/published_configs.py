@@ -37,7 +37,6 @@ class Case:
     parts: tuple[str, ...] = ("vision",)
 
     def write(self, folder: Path) -> Path:
-        """Write ``config.json`` and ``preprocessor_config.json``."""
         import transformers
 
         self.configuration().save_pretrained(folder)
@@ -53,7 +52,6 @@ class Case:
         return CONFIG_MAPPING[self.model_type](**self.config)
 
     def parameters(self) -> dict[str, int]:
-        """Parameters of the model by module; nothing is allocated."""
         import torch
         import transformers
 

@@ -45,10 +45,8 @@ def runs(times: Mapping[str, Sequence[float | None]], workload: str = "coco", **
 
 
 def at_seeds(records: Sequence[Record], strategy: str, *seeds: int) -> list[Record]:
-    """The records without those of a strategy at other seeds."""
     return [each for each in records if each.labels["strategy"] != strategy or each.labels["seed"] in seeds]
 
 
 def aged(records: Sequence[Record], code_version: str) -> list[Record]:
-    """The same runs by other code."""
     return [replace(each, key=f"{each.key}{code_version}", code_version=code_version) for each in records]

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from entrain_bench.specs.contents import Moved
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.specs.workload import Moved
 from entrain_bench_workloads.dataset.formats import ParquetSource, RecordSource, TarSource
 from entrain_bench_workloads.dataset.samples import TraceSamples
 from entrain_bench_workloads.trace import TraceWorkload

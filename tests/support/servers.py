@@ -17,7 +17,6 @@ START_S, POLL_S, STOP_S = 90.0, 0.2, 30.0
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

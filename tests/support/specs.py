@@ -13,7 +13,6 @@ from entrain_bench.specs.tokens import TokenRules
 
 
 def load(group: str, name: str) -> dict[str, Any]:
-    """A copy that may be changed; composed once."""
     return copy.deepcopy(composed(group, name))
 
 
@@ -39,7 +38,6 @@ def cluster(name: str) -> ClusterSpec:
 
 
 def changed(config: dict[str, Any], path: str, value: object) -> dict[str, Any]:
-    """With another value at a path; ``None`` leaves the key out."""
     *parents, last = path.split("/")
     node: Any = config
     for key in parents:

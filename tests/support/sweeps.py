@@ -69,7 +69,6 @@ def make_folder(folder: Path) -> None:
 
 
 def draw(seed: int) -> DrawnSweep:
-    """A sweep that follows from the seed."""
     random = Random(seed)
     if random.random() < 0.15:
         changed = {key: CHOICES[key] for key in ("seed", "speed.gemm", "overlap_grad_reduce")}

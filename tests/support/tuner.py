@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from entrain_bench.balancing.candidates import Remembered
-from entrain_bench.balancing.halving import Trials, tuning_batches
-from entrain_bench.balancing.tuning import asked, recomputing
+from entrain_bench.balancing.tuning import Trials, asked, recomputing, tuning_batches
 from entrain_bench.program.layout import Layout
 
 

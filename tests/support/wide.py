@@ -15,7 +15,6 @@ WITHOUT_STAGES = ("flexsp", "fsdp", "orchmllm", "veomni")
 
 
 def wide_unless(quick: bool) -> list[pytest.MarkDecorator]:
-    """The marks of a parameter."""
     return [] if quick else [pytest.mark.wide]
 
 
@@ -30,5 +29,4 @@ def each_strategy(few: Collection[str] = FEW) -> list[object]:
 
 
 def own_dp(strategy: str) -> tuple[str, ...]:
-    """Overrides that leave DP to a strategy without stages."""
     return ("layout.dp=null",) if strategy in WITHOUT_STAGES else ()

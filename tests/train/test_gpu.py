@@ -17,20 +17,12 @@ from entrain_bench.cli import run_command
 from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.train.modules import StageGroups
-from entrain_bench.train.modules.attention import (
-    AttentionKernel,
-    candidates,
-    find_kernels,
-    machine_of,
-    packed_attention,
-)
+from entrain_bench.train.modules.blocks import AttentionKernel, packed_attention
 from entrain_bench.train.modules.packing import Segments, make_segments
 from entrain_bench.train.running import loop
 from entrain_bench.train.running.data import made_up_features, row_keys
-from support.train.alone import groups_of_one
-from support.train.handover import config_from_json
-from support.train.modules import batch_of, normal, relative_errors, run_module, small_model, stage_of
-from support.train.runs import ONE_RANK, configuration
+from support.train.modules import batch_of, groups_of_one, normal, relative_errors, run_module, small_model, stage_of
+from support.train.runs import ONE_RANK, config_from_json, configuration
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICE = torch.device("cuda", 0)
@@ -50,16 +42,6 @@ def test_bf16_attention_is_near_fp32_on_the_cpu(causal: bool, kernel: AttentionK
     actual = packed_attention(*on_gpu, segments_on("cuda"), causal=causal, kernel=kernel).float().cpu()
     error = torch.linalg.vector_norm(actual - expected) / torch.linalg.vector_norm(expected)
     assert error < 0.02
-
-
-def test_what_is_chosen_passes_its_trial() -> None:
-    modules = small_model().modules
-    chosen = find_kernels("auto", modules, torch.bfloat16, DEVICE)
-    assert chosen.passed_over == ()
-    wanted = candidates("auto", machine_of(DEVICE), torch.bfloat16, modules[0].config.head_dim)[0]
-    assert set(chosen.attention.values()) == {wanted}
-    for request in ("torch", "sdpa"):
-        assert find_kernels(request, modules, torch.bfloat16, DEVICE).passed_over == ()
 
 
 def test_features_made_on_the_gpu_are_the_cpus_bit_by_bit() -> None:
@@ -133,7 +115,7 @@ def test_the_tiny_model_trains_in_bf16_unless_told_otherwise() -> None:
     assert outcome.metrics["mfu"] > 0
     assert execution["device"] == torch.cuda.get_device_name(DEVICE)
     assert execution["dtype"] == "bfloat16"
-    assert {execution["attention.vision"], execution["attention.llm"]} <= {"flash3", "flash2", "sdpa"}
+    assert {execution["attention.vision"], execution["attention.llm"]} <= {"flash2", "sdpa"}
     assert outcome.remarks == ()
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from math import nan
 from time import perf_counter
-from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -16,11 +15,9 @@ import torch.distributed as dist
 from entrain_bench.base.hosttime import HostTime
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
-from entrain_bench.train import measuring
 from entrain_bench.train.measuring import (
     OF_THE_CLUSTER,
     Clock,
-    RankResult,
     Seen,
     clock_offset,
     mean_metrics,
@@ -28,15 +25,13 @@ from entrain_bench.train.measuring import (
     metrics_of,
     name_non_finite,
     on_one_clock,
-    see,
     total_loss,
     why_not_of_the_cluster,
 )
-from entrain_bench.train.messages.channels import places_of
+from entrain_bench.train.messages.rank_plan import places_of
 from support.builders import FRAMEWORK, random_samples, tiny_cluster
 from support.train.four_ranks import LAYOUTS, programs
 from support.train.ranks import run_ranks
-from support.train.runs import CPU
 
 
 def program_on(name: str) -> Program:
@@ -132,13 +127,6 @@ def test_an_action_of_several_ranks_starts_with_the_last_of_them() -> None:
     np.testing.assert_array_equal(timeline.end_s[llm], 10.0 * np.arange(len(llm)) + 6.0)
     assert timeline.peak_memory_bytes[lane[0]] == 5.0
     assert timeline.peak_memory_bytes[lane[2]] == 7.0
-
-
-def test_waits_for_inputs_are_the_longest_and_the_mean() -> None:
-    seen = [see(RankResult((), 1.0, stall_s), Clock(CPU)) for stall_s in (0.5, 2.0, 0.5)]
-    with patch.object(measuring, "measure", lambda *_: {}), patch.object(measuring, "merge_timeline", Mock()):
-        row, _ = metrics_of(program_on("fan_out"), seen, Mock(), HostTime(), CPU)
-    assert (row["input_stall_s"], row["input_stall_mean_s"]) == (2.0, 1.0)
 
 
 AHEAD_S = 1000.0

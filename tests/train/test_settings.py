@@ -1,8 +1,11 @@
-"""Settings of ``harness=train`` and ``harness=emulate``: rates of a schedule by hand, and values that are refused."""
+"""Settings of training and emulation, what megatron-core alone sees of torch, and what is read without torch."""
 
 from __future__ import annotations
 
+import importlib
 import os
+import subprocess
+import sys
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,14 +15,12 @@ import torch
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train import device as device_module
-from entrain_bench.train.device import device_of, dtype_name, dtype_on
-from entrain_bench.train.launching import launch
-from entrain_bench.train.launching.launch import environment_of_ranks
+from entrain_bench.train.device import MODULES, device_of, prepare_platform
+from entrain_bench.train.launching import environment_of_ranks
 from entrain_bench.train.settings import VARIABLE, TrainSettings, check_connections
 from entrain_bench.train.trainer import DistributedTrainer
-from support.train.handover import config_from_json
-from support.train.runs import DISJOINT, SETTING, configuration
+from support.train.ranks import run_ranks
+from support.train.runs import config_from_json, configuration
 
 
 def rates(decay: str, **changes: Any) -> list[float]:
@@ -43,7 +44,6 @@ REFUSED = {
     "train": [
         "harness.num_ranks=2",
         "harness.dtype=float16",
-        "harness.kernels=fast",
         "harness.on_non_finite=ignore",
         "harness.data=cloud",
         "harness.data_path=/x",
@@ -107,15 +107,6 @@ def test_a_gpu_for_every_rank_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
     assert device_of(trainer("auto")) == torch.device("cuda", 1)
 
 
-def test_gpus_compute_in_bfloat16_unless_told_otherwise() -> None:
-    settings = trainer("cpu")
-    assert settings.dtype == "auto"
-    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
-    assert (dtype_on(cpu, settings.dtype), dtype_on(gpu, settings.dtype)) == (torch.float32, torch.bfloat16)
-    for name in ("float32", "bfloat16"):
-        assert dtype_name(dtype_on(cpu, name)) == dtype_name(dtype_on(gpu, name)) == name
-
-
 def test_torchrun_must_start_as_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
@@ -140,33 +131,43 @@ def test_ranks_with_a_gpu_have_all_queues(monkeypatch: pytest.MonkeyPatch) -> No
     assert VARIABLE not in os.environ
 
 
-@pytest.mark.parametrize("torchrun", [False, True])
-def test_training_on_gpus_refuses_one_queue_before_anything_starts(
-    torchrun: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (cell,) = compose_cells([*SETTING, *DISJOINT])
-    trainer = prepare(cell.config).executor
-    assert isinstance(trainer, DistributedTrainer)
-    seen = []
+def _redirect_twice() -> None:
+    plain = torch.zeros(1).type()
+    prepare_platform()
+    modules = [importlib.import_module(name) for name in MODULES]
+    first = [module.torch for module in modules]
+    prepare_platform()
+    assert all(module.torch is seen for module, seen in zip(modules, first, strict=True))
+    # Everyone else sees torch as it is.
+    assert plain == torch.zeros(1).type() == "torch.FloatTensor"
+    assert torch.zeros(1).type(torch.float64).dtype is torch.float64
 
-    def device_of(_: object) -> torch.device:
-        seen.append(os.environ.get(VARIABLE))
-        return torch.device("cuda", 0)
 
-    def started(*_: object) -> None:
-        raise AssertionError("ranks started")
+class _OtherAdam(torch.optim.SGD):
+    """Another package's, which counts its steps elsewhere."""
 
-    monkeypatch.setattr(device_module, "device_of", device_of)
-    monkeypatch.setattr(launch, "start_ranks", started)
-    if torchrun:
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-        monkeypatch.setenv("WORLD_SIZE", "3")
-    monkeypatch.setenv(VARIABLE, "1")
-    with pytest.raises(UserError, match=VARIABLE):
-        trainer.train(cell.config, lambda _: None)
-    monkeypatch.delenv(VARIABLE)
-    with pytest.raises((AssertionError, UserError), match=r"ranks (that torchrun )?started"):
-        trainer.train(cell.config, lambda _: None)
-    # CUDA reads it when it starts: under torchrun this process is a rank.
-    assert seen == ["1", "32" if torchrun else None]
-    monkeypatch.delenv(VARIABLE, raising=False)
+
+def _check_platform(_: int) -> None:
+    optimizers = importlib.import_module("megatron.core.optimizer")
+    shards = importlib.import_module("megatron.core.optimizer.distrib_optimizer")
+    optimizers.USING_PYTORCH_OPTIMIZER, optimizers.Adam = False, _OtherAdam  # type: ignore[attr-defined]
+    shards.USING_TE_OPTIMIZER, shards.Adam = True, _OtherAdam  # type: ignore[attr-defined]
+    _redirect_twice()
+    assert not shards.USING_TE_OPTIMIZER
+
+
+def test_redirections_are_seen_by_megatron_alone() -> None:
+    # Its changes to megatron-core end with the processes.
+    run_ranks(_check_platform, 1, stay=False)
+
+
+def test_settings_are_checked_without_torch() -> None:
+    check = "import sys, entrain_bench.train.trainer; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+@pytest.mark.wide
+def test_samples_are_read_and_preprocessed_without_torch() -> None:
+    modules = "entrain_bench.train.features, entrain_bench_workloads.dataset.samples"
+    check = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.config.compose import compose as compose_run
-from entrain_bench.config.instantiate import instantiate
+from entrain_bench.config.targets import instantiate
 from entrain_bench.config.tree import config_tree
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TileRules, TokenRules

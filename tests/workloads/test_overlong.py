@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
-from entrain_bench.specs.stream import ListedShapes
 from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.specs.workload import ListedShapes
 from entrain_bench_workloads.trace import OnOverlong, TraceWorkload, fitting, truncated
 
 # An LLM token is 28 pixels square; images have 4 of them at least.

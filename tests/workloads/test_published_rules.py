@@ -11,20 +11,23 @@ import pytest
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import UserError
-from entrain_bench.specs.image_rules import (
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import Items
+from entrain_bench.specs.tokens import (
     AnyResolution,
+    AudioRules,
     FixedSize,
+    FrameRules,
     ImageRules,
     LongestEdge,
     NativeSize,
     NearestGrid,
     PaddedGrid,
     Resampled,
+    TileRules,
+    TokenRules,
     parse_images,
 )
-from entrain_bench.specs.items import Items
-from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.tokens import AudioRules, FrameRules, TileRules, TokenRules
 from entrain_bench_workloads.processors import best_grids, grid_tokens, processed_images
 from entrain_bench_workloads.tokens import audio_items, image_items, video_items
 from support.specs import load, rules_of

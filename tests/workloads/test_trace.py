@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.stream import ListedShapes
 from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.specs.workload import ListedShapes
 from entrain_bench_workloads.columns import Take, read_columns
 from entrain_bench_workloads.dataset.source import data_files
 from entrain_bench_workloads.trace import PACKAGED_TRACES, TraceWorkload

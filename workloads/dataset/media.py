@@ -23,8 +23,8 @@ from PIL import Image, UnidentifiedImageError
 
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import UserError
-from entrain_bench.specs.contents import SOUND_HZ, Pixels, Sound
 from entrain_bench.specs.tokens import TileRules
+from entrain_bench.specs.workload import SOUND_HZ, Pixels, Sound
 
 from ..budget import BUDGET
 from ..processors import best_grids, closest_grids

@@ -13,9 +13,9 @@ import numpy as np
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.remembered import remembered
-from entrain_bench.specs.contents import Moved, Pixels, Sound
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TileRules, TokenRules
+from entrain_bench.specs.workload import Moved, Pixels, Sound
 
 from ..columns import TraceColumns
 from .formats import FileSource, ParquetSource, RecordSource, TarSource

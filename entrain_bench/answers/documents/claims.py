@@ -1,4 +1,4 @@
-"""Claims measured, judged and written: those of ``experiments/claim``, and those of a user's folder.
+"""Judged claims as files and texts: findings, a table, the page with all verdicts, and a page per paper.
 
 ``claims.json`` holds the findings; the other files are written from them and read by people only.
 """
@@ -6,37 +6,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from entrain_bench.answers.documents.agreement import device_memory_bytes
-from entrain_bench.answers.documents.claim import ENCODER_GPUS, ENCODER_STAGES, GPU_DAYS, Claim, load_claims
-from entrain_bench.answers.documents.claim_pages import COLUMNS, claim_row, claims_pages
-from entrain_bench.answers.documents.definition import override_key
-from entrain_bench.answers.documents.published import find_cells
-from entrain_bench.answers.documents.sides import ClaimSetting
-from entrain_bench.answers.documents.verdict import Finding, JudgedClaim, Verdict, judge, measured
-from entrain_bench.answers.tables import MISSING, encoder_stages_and_gpus, run_table
-from entrain_bench.base.errors import UserError
+from entrain_bench.answers.commands import sweep_command
+from entrain_bench.answers.documents.claim import Claim, Kind, cited, load_claims
+from entrain_bench.answers.documents.verdict import JUDGED, Finding, JudgedClaim, Verdict, judge_claim
+from entrain_bench.answers.text import count, load_template, markdown_table
 from entrain_bench.base.files import write_atomically
 from entrain_bench.run.study import Output, Study
 
+TEMPLATES = Path(__file__).parents[1] / "templates"
 FINDINGS = "claims.json"
 TABLE = "claims.csv"
 INDEX = "claims.md"
 # How many claims have each verdict, for pages that show no claim.
 COUNTS = "tables/claims_counts.md"
-TEMPLATES = Path(__file__).parent / "templates"
-MEMORY = "peak_memory_bytes"
-OTHER_MEMORY = "cluster.device.memory_bytes"
-SECONDS_PER_DAY = 86400
-# Overrides of the seeds over which a number is averaged.
-SEEDS = ("seed=", "planning_seed=")
+VERDICTS = ("paper_value", "published_value", "published_verdict", "fair_value", "fair_verdict")
+COLUMNS = (
+    *("name", "group", "claim", "paper", "where", *VERDICTS, "assumption", "otherwise_value", "otherwise_verdict"),
+    *("other_choices", "runs", "published", "fair"),
+)
+HEADINGS = ["paper", "as published", "verdict", "fair", "verdict, fair"]
+KINDS = {"Gains and orders": (Kind.GAIN, Kind.ORDER), "Levels and limits": (Kind.LEVEL, Kind.LIMIT)}
+# Verdicts that ``counts_sentence`` states; others are in between or undecided.
+CLEAR = (Verdict.REPRODUCED, Verdict.EXCEEDS, Verdict.NOT_REPRODUCED)
 
 
 def claims_output(config_dir: str | None = None, theirs: bool = False) -> Output:
@@ -59,7 +58,7 @@ def claims_output(config_dir: str | None = None, theirs: bool = False) -> Output
 def write_claims(claims: Sequence[Claim], study: Study) -> str:
     """Write findings, table, pages and counts; returns what was not measured, if anything."""
     judged = [judge_claim(claim, study) for claim in claims]
-    findings = ",\n".join(json.dumps(_content(one)) for one in judged)
+    findings = ",\n".join(json.dumps(one.to_dict()) for one in judged)
     csv = pd.DataFrame(map(claim_row, judged), columns=[*COLUMNS]).to_csv(index=False, lineterminator="\n")
     files = {FINDINGS: f"[\n{findings}\n]\n", TABLE: csv, **claims_pages(judged)}
     for name, text in files.items():
@@ -67,108 +66,235 @@ def write_claims(claims: Sequence[Claim], study: Study) -> str:
     return "; ".join(
         f"{one.claim.name} ({name}): {finding.verdict}: {finding.reason}"
         for one in judged
-        for name, finding in (("published", one.published), ("fair", one.fair), ("otherwise", one.otherwise))
-        if finding and finding.verdict == Verdict.NOT_MEASURED
+        for name in JUDGED
+        if (finding := getattr(one, name)) and finding.verdict == Verdict.NOT_MEASURED
     )
 
 
 def read_claims(claims: Sequence[Claim], path: Path) -> list[JudgedClaim]:
     """Each claim with its findings in ``claims.json``; a claim that it lacks, or has of other runs, is not measured."""
-    entries: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
-    known = {entry["name"]: entry for entry in entries}
-    unknown = Finding(verdict=Verdict.NOT_MEASURED, reason="run make claims").to_dict()
+    entries = json.loads(path.read_text()) if path.exists() else []
+    known = {(entry["name"], entry["runs"]): entry for entry in entries}
+    unknown = Finding(verdict=Verdict.NOT_MEASURED, reason="run make claims")
     judged = []
     for claim in claims:
-        entry: dict[str, Any] = known.get(claim.name, {"runs": ""})
-        if entry["runs"] != claim.hash_of_runs:
-            has = {"published": True, "fair": claim.fair, "otherwise": claim.toggled}
-            entry = {name: unknown if there else None for name, there in has.items()} | {"choices": {}}
-        findings = {name: Finding.from_dict(entry[name]) if entry[name] else None for name in ("fair", "otherwise")}
-        choices = {label: Finding.from_dict(values) for label, values in entry["choices"].items()}
-        judged.append(JudgedClaim(claim, Finding.from_dict(entry["published"]), **findings, choices=choices))
+        entry = known.get((claim.name, claim.hash_of_runs))
+        if entry is None:
+            findings: dict[str, Any] = {name: unknown for name in JUDGED if getattr(claim, name)}
+            judged.append(JudgedClaim(claim, **findings))
+        else:
+            judged.append(JudgedClaim.from_dict(claim, entry))
     return judged
 
 
-def _content(judged: JudgedClaim) -> dict[str, object]:
-    settings = {"published": judged.published, "fair": judged.fair, "otherwise": judged.otherwise}
+def claims_pages(judged: Sequence[JudgedClaim]) -> dict[str, str]:
+    """``claims.md``, a page for every paper, and the counts for other pages, by path in the folder of results."""
+    papers = [_paper(file, members) for file, members in _by_file(judged)]
+    kinds = {title: [one for one in judged if one.claim.kind in kinds] for title, kinds in KINDS.items()}
+    counted = {title: counts(members) for title, members in kinds.items() if members}
+    values = {"counts": counts(judged), "kinds": counted, "agreement": agreement(judged), "papers": papers}
+    page = load_template("claims_of_paper.md.j2")
     return {
-        "name": judged.claim.name,
-        "runs": judged.claim.hash_of_runs,
-        **{name: finding.to_dict() if finding else None for name, finding in settings.items()},
-        "choices": {label: finding.to_dict() for label, finding in judged.choices.items()},
+        INDEX: load_template("claims.md.j2").render(values),
+        COUNTS: f"{counts_sentence(judged)}\n",
+        **{f"claims/{paper['file']}.md": page.render(paper) for paper in papers},
     }
 
 
-def judge_claim(claim: Claim, study: Study) -> JudgedClaim:
-    """Measure and judge a claim in all its settings."""
-    return JudgedClaim(
-        claim,
-        _finding(claim, claim.published, study),
-        _finding(claim, claim.fair, study) if claim.fair else None,
-        _finding(claim, claim.toggled, study) if claim.toggled else None,
-        {label: _finding(claim, setting, study) for label, setting in claim.choices.items()},
+def _by_file(judged: Iterable[JudgedClaim]) -> Iterator[tuple[str, list[JudgedClaim]]]:
+    def file(one: JudgedClaim) -> str:
+        return one.claim.file
+
+    return ((name, [*members]) for name, members in groupby(sorted(judged, key=file), key=file))
+
+
+def _paper(file: str, judged: Sequence[JudgedClaim]) -> dict[str, Any]:
+    """Values of a paper's pages: claims of one group share a row and a section."""
+    groups: dict[str, list[JudgedClaim]] = {}
+    for one in judged:
+        groups.setdefault(one.claim.group or one.claim.name, []).append(one)
+    return {
+        "file": file,
+        "system": judged[0].claim.system,
+        "counts": counts(judged),
+        "table": markdown_table(["claim", "where", *HEADINGS], [_summary(file, some) for some in groups.values()]),
+        "sections": [_section(members) for members in groups.values()],
+    }
+
+
+def _summary(file: str, members: Sequence[JudgedClaim]) -> list[str]:
+    """The row of a claim in the list of all claims; one row for all claims of a group."""
+    claim = members[0].claim
+    if not claim.group:
+        link = f"[{claim.claim}](claims/{file}.md#{claim.name})"
+        row = claim_row(members[0]) | {"published_value": value_text(claim, members[0].published)}
+        return [link, claim.where, *(row[name] for name in VERDICTS)]
+    values = [value for one in members for value in one.claim.value]
+    places = dict.fromkeys(cell.where.partition(",")[0] for one in members for cell in one.claim.cells)
+    link = f"[{claim.title} ({len(members)} cells)](claims/{file}.md#{claim.group})"
+    paper = claim.format((min(values), max(values)) if values else ())
+    return [link, "; ".join(places), paper, "", tally(members, "published"), "", tally(members, "fair")]
+
+
+def _section(members: Sequence[JudgedClaim]) -> dict[str, Any]:
+    claim = members[0].claim
+    rows = [
+        [one.claim.name, " ".join(cell.id for cell in one.claim.cells), *(claim_row(one)[name] for name in VERDICTS)]
+        for one in members
+    ]
+    return {
+        "name": claim.group or claim.name,
+        "title": claim.title,
+        "table": markdown_table(["case", "cells", *HEADINGS], rows) if claim.group else "",
+        "details": claim_details(members[0]),
+        "commands": claim_commands(claim),
+    }
+
+
+def claim_row(judged: JudgedClaim) -> dict[str, str]:
+    """A claim's row in ``claims.csv``: texts, and the plain verdicts ``published`` and ``fair``."""
+    claim = judged.claim
+    row = {name: str(getattr(claim, name)) for name in ("name", "group", "claim", "paper", "where")}
+    row |= {"paper_value": claim.format(claim.value), "runs": claim.hash_of_runs}
+    row |= {"published": str(judged.published.verdict), "fair": str(judged.fair.verdict) if judged.fair else ""}
+    for name in JUDGED:
+        row[f"{name}_value"] = value_text(claim, getattr(judged, name))
+        row[f"{name}_verdict"] = verdict_text(getattr(judged, name))
+    verdicts = {verdict_text(one): None for one in judged.choices.values() if one.number is not None}
+    verdicts.pop(row["published_verdict"], None)
+    row["published_verdict"] += f"; under other choices {' or '.join(verdicts)}" if verdicts else ""
+    row["published_value"] += _range(claim, [*judged.choices.values()])
+    row["other_choices"] = "; ".join(f"{label}: {_in_words(claim, one)}" for label, one in judged.choices.items())
+    row["assumption"] = f"{claim.assumption}; otherwise, {claim.opposite}" if claim.assumption else ""
+    return row
+
+
+def value_text(claim: Claim, finding: Finding | None) -> str:
+    """The number and its interval; of an order with several cases their ends, and in how many it holds; runs lost."""
+    if finding is None or finding.number is None:
+        return ""
+    ends = [end for end in (finding.low, finding.high) if end is not None]
+    if finding.num_cases > 1:
+        unclear = f", {finding.num_unclear} unclear" if finding.num_unclear else ""
+        text = f"{claim.format(ends)} ({finding.num_held} of {finding.num_cases}{unclear})"
+    else:
+        text = claim.format([finding.number]) + (f" ({claim.format(ends)})" if ends else "")
+    if finding.num_lost:
+        seeds = ", ".join(map(str, finding.lost_seeds))
+        text += f"; {finding.num_lost} of {finding.num_runs} runs have no result (seeds left out: {seeds})"
+    return text
+
+
+def verdict_text(finding: Finding | None) -> str:
+    """The verdict, with what its setting lacks."""
+    if finding is None:
+        return ""
+    reason = finding.reason
+    if finding.need_bytes is not None and finding.has_bytes is not None:
+        reason = f"needs {finding.need_bytes / 2**30:.0f} of {finding.has_bytes / 2**30:.0f} GiB"
+    return f"{finding.verdict}: {reason}" if reason else str(finding.verdict)
+
+
+def _in_words(claim: Claim, finding: Finding | None) -> str:
+    return f"{value_text(claim, finding) or 'nothing'} ({verdict_text(finding)})"
+
+
+def _range(claim: Claim, choices: Sequence[Finding]) -> str:
+    """The range of the numbers under other choices, and how many of these have none."""
+    if not choices:
+        return ""
+    numbers = [one.number for one in choices if one.number is not None]
+    ends = claim.format([*{min(numbers): 0, max(numbers): 0}]) if numbers else "nothing"
+    lacking = len(choices) - len(numbers)
+    return f"; {ends} under other choices" + (f" ({lacking} of {len(choices)} without result)" if lacking else "")
+
+
+def claim_details(judged: JudgedClaim) -> dict[str, str]:
+    """The details of a claim, by label."""
+    claim = judged.claim
+    row = claim_row(judged)
+    differs = "".join(f" Here otherwise: {text}." for text in claim.differs.values())
+    published = f"{row['published_value'] or 'nothing'} ({row['published_verdict']})"
+    details = {
+        "Claim": f"{claim.claim}: {row['paper_value']} ({cited(claim.paper)}, {claim.where})",
+        "Paper": claim.paper_setting + differs,
+        "As published": f"{published}. {claim.published.words}",
+        "Other choices": f"{row['other_choices']}." if row["other_choices"] else "",
+        "Fair": f"{_in_words(claim, judged.fair)}. {claim.fair.words}" if claim.fair else "",
+        "What decides": f"{row['assumption']}: {_in_words(claim, judged.otherwise)}." if claim.assumption else "",
+        "Why": claim.why,
+    }
+    return {label: text for label, text in details.items() if text}
+
+
+def claim_commands(claim: Claim) -> dict[str, str]:
+    """The command of every sweep, once, with the setting that it is of first."""
+    settings = {"as published": claim.published, "fair": claim.fair}
+    settings |= {f"other choice: {label}": setting for label, setting in claim.choices.items()}
+    settings[f"otherwise: {claim.opposite}"] = claim.otherwise
+    commands: dict[str, str] = {}
+    for label, setting in settings.items():
+        for sweep in setting.sweeps if setting else ():
+            commands.setdefault(sweep_command(sweep, claim.config_dir), label)
+    return commands
+
+
+def claim_text(judged: JudgedClaim) -> str:
+    """One claim's details and commands for a terminal."""
+    details = [f"  {label}: {text}" for label, text in claim_details(judged).items()]
+    commands = [f"# {label}\n{command}" for command, label in claim_commands(judged.claim).items()]
+    return "\n".join([judged.claim.name, *details, "", *commands])
+
+
+def claims_text(judged: Sequence[JudgedClaim]) -> str:
+    """For every paper a line per claim with its verdicts, then all counts, for a terminal."""
+    lines = []
+    width = max(len(one.claim.name) for one in judged)
+    for _, members in _by_file(judged):
+        lines.append(f"{members[0].claim.system}, {counts(members)}")
+        for one in members:
+            row = claim_row(one)
+            fair = f" | fair {row['fair_value']} {row['fair_verdict']}" if one.fair else ""
+            published = f"{value_text(one.claim, one.published)} {row['published_verdict']}"
+            lines.append(f"  {one.claim.name:{width}}  {row['paper_value']}: {published}{fair}")
+        lines.append("")
+    return "\n".join([*lines, counts(judged), agreement(judged)])
+
+
+def agreement(judged: Sequence[JudgedClaim]) -> str:
+    """How many claims agree with how many cells; claims that contradict their cells are not loaded."""
+    cells = {cell.id for one in judged for cell in (*one.claim.cells, *one.claim.per)}
+    with_cells = sum(bool(one.claim.cells) for one in judged)
+    return f"0 mismatches between {with_cells} claims and {len(cells)} published cells"
+
+
+def counts(judged: Sequence[JudgedClaim]) -> str:
+    """How many claims there are, and how many have each verdict as published and fair."""
+    fair = tally(judged, "fair")
+    text = f"{count(len(judged), 'claim')}: as published {tally(judged, 'published')}"
+    return text + (f"; fair {fair}" if fair else "")
+
+
+def tally(judged: Iterable[JudgedClaim], name: str) -> str:
+    """How many claims have each verdict in a setting; those without the setting do not count."""
+    number = _verdicts(judged, name)
+    return ", ".join(f"{number[verdict]} {verdict}" for verdict in Verdict if number[verdict])
+
+
+def counts_sentence(judged: Sequence[JudgedClaim]) -> str:
+    """How many claims are reproduced and how many are not, for pages that show no claim."""
+    ends = {}
+    for name in ("published", "fair"):
+        number = _verdicts(judged, name)
+        others = number.total() - sum(number[verdict] for verdict in CLEAR)
+        clear = ", ".join(f"{number[verdict]} {verdict}" for verdict in CLEAR)
+        ends[name] = f"{clear}, {others} in between or undecided"
+    papers = count(len({one.claim.file for one in judged}), "paper")
+    return (
+        f"{count(len(judged), 'claim')} of {papers}. As published: {ends['published']}. "
+        f"Comparisons of speed under equal tuning: {ends['fair']}."
     )
 
 
-def _finding(claim: Claim, setting: ClaimSetting, study: Study) -> Finding:
-    """Return the finding of a setting's runs; seeds at which any run has no result are left out."""
-    pairs = [[_side_table(claim, setting, side, study) for side in pair] for pair in setting.pairs]
-    tables = [table for pair in pairs for table in pair]
-    for table, sweep in zip(tables, setting.sweeps, strict=True):
-        if (table["status"] == MISSING).any():
-            return Finding(verdict=Verdict.NOT_MEASURED, reason=study.problem(*sweep))
-    runs = pd.concat(tables)
-    lost = runs[runs["status"] != "ok"]
-    left = {*runs["seed"]} - {*lost["seed"]}
-    if not left:
-        first = lost.iloc[0]
-        verdict = Verdict.OTHER_SETTING if first["settled"] else Verdict.NOT_MEASURED
-        return Finding(verdict=verdict, reason=f"{len(lost)} of {len(runs)} runs have no result: {first['reason']}")
-    complete = [[table[table["seed"].isin(left)] for table in pair] for pair in pairs]
-    try:
-        finding = judge(claim, setting.measure, measured(claim, setting.measure, complete))
-    except UserError as error:
-        return Finding(verdict=Verdict.NOT_MEASURED, reason=str(error))
-    seeds = tuple(sorted({*lost["seed"].tolist()}))
-    finding = replace(finding, num_runs=len(runs), num_lost=len(lost), lost_seeds=seeds)
-    need = max((float(table[MEMORY].max()) for pair in complete for table in pair if MEMORY in table), default=0.0)
-    has = min(_memory(sweep, study) for sweep in setting.sweeps)
-    if need > has and setting.measure.metric != MEMORY:
-        return replace(finding, verdict=Verdict.OTHER_SETTING, need_bytes=need, has_bytes=has)
-    return finding
-
-
-def _memory(sweep: Sequence[str], study: Study) -> float:
-    """Memory of the published device in bytes, also if the sweep changes it."""
-    if OTHER_MEMORY in map(override_key, sweep):
-        return device_memory_bytes(sweep)
-    return float(study.cells(*sweep)[0].config.cluster["device"]["memory_bytes"])
-
-
-def _side_table(claim: Claim, setting: ClaimSetting, side: Sequence[str], study: Study) -> pd.DataFrame:
-    """The runs of one side; ``configuration`` distinguishes those that differ by more than the seed.
-
-    A plan is the same at every seed of a job. Where a claim sweeps the planning seed, that seed counts instead.
-    """
-    cells = study.cells(*side)
-    table = run_table(cells, study.results)
-    by_key = {cell.key: cell for cell in cells}
-    cell_of_row = [by_key[key] for key in table["key"]]
-    records = [study.results.read(cell.key) for cell in cell_of_row]
-    stages = [encoder_stages_and_gpus(cell, record) for cell, record in zip(cell_of_row, records, strict=True)]
-    if len({cell.config.planning_seed for cell in cells}) > 1:
-        table["seed"] = [cell.config.planning_seed for cell in cell_of_row]
-    table = table.assign(
-        configuration=[" ".join(text for text in cell.overrides if not text.startswith(SEEDS)) for cell in cell_of_row],
-        settled=[record is not None and record.settled for record in records],
-        **{
-            ENCODER_STAGES: [number for number, _ in stages],
-            ENCODER_GPUS: [number * ranks for number, ranks in stages],
-        },
-    )
-    if setting.measure.metric == GPU_DAYS:
-        cluster = cells[0].config.cluster
-        (samples,) = find_cells([setting.measure.samples], claim.config_dir)
-        gpus = cluster["num_nodes"] * cluster["gpus_per_node"]
-        table[GPU_DAYS] = (samples.value or np.nan) * gpus / table["samples_per_s"].astype(float) / SECONDS_PER_DAY
-    return table
+def _verdicts(judged: Iterable[JudgedClaim], name: str) -> Counter[Verdict]:
+    return Counter(finding.verdict for one in judged if (finding := getattr(one, name)))

@@ -1,7 +1,6 @@
 """Files of claims and tables: plain YAML, in which lists may hold lists and texts may be lists of texts.
 
-``defaults`` are values of all entries. What several entries share is stated once with YAML's anchors and merge keys,
-mostly under ``shared``, which is not read.
+``defaults`` are values of all entries. Anchors stand mostly under ``shared``, which is not read.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ import yaml
 from entrain_bench.base.errors import UserError, require, unknown_choice
 
 FIELD = re.compile(r"\{([a-z_0-9]+)\}")
+# Overrides by their keys.
+type Overrides = dict[str, str]
 
 
 def read_definitions[T](path: Path, kind: str, parse: Callable[[str, Mapping[str, Any]], Iterable[T]]) -> Iterator[T]:
@@ -27,9 +28,7 @@ def read_definitions[T](path: Path, kind: str, parse: Callable[[str, Mapping[str
     where = path.name
     try:
         content = yaml.safe_load(path.read_text()) or {}
-        for key in content:
-            require(key in (kind, "shared", "defaults"), "key", key, f"one of {kind}, defaults, shared")
-        require(kind in content, "key", kind, "stated: the entries by name")
+        check_keys(content, (kind, "shared", "defaults"), (kind,))
         for name, values in content[kind].items():
             where = f"{path.name}: {name}"
             yield from parse(name, {**content.get("defaults", {}), **values})
@@ -44,8 +43,7 @@ def check_keys(values: Mapping[str, Any], known: Iterable[str], needed: Iterable
         if key not in names:
             raise unknown_choice(f"{where}key", str(key), names)
     for key in needed:
-        if key not in values:
-            raise UserError(f"{where}{key}: missing")
+        require(key in values, f"{where}{key}", "missing", "stated")
 
 
 def flat(value: Any) -> Iterator[Any]:
@@ -55,21 +53,18 @@ def flat(value: Any) -> Iterator[Any]:
 
 
 def insert(value: Any, fields: Mapping[str, Any]) -> Any:
-    """A value in whose texts ``{name}`` is replaced by the field of this name; other braces stay.
+    """A value in whose texts ``{name}`` is replaced by the field of this name; ``UserError`` for an unknown field."""
 
-    Raises:
-        UserError: for an unknown field.
-    """
+    def field(match: re.Match[str]) -> str:
+        if match[1] not in fields:
+            raise unknown_choice("field", match[1], fields)
+        return str(fields[match[1]])
+
     if isinstance(value, Mapping):
         return {insert(key, fields): insert(inner, fields) for key, inner in value.items()}
     if isinstance(value, list):
         return [insert(inner, fields) for inner in value]
-    if not isinstance(value, str):
-        return value
-    for name in FIELD.findall(value):
-        if name not in fields:
-            raise unknown_choice("field", name, fields)
-    return FIELD.sub(lambda match: str(fields[match[1]]), value)
+    return FIELD.sub(field, value) if isinstance(value, str) else value
 
 
 def words(value: Any) -> str:
@@ -77,9 +72,9 @@ def words(value: Any) -> str:
     return " ".join(" ".join(map(str, flat(value))).split())
 
 
-def overrides(value: Any) -> tuple[str, ...]:
+def overrides(value: Any) -> Overrides:
     """Overrides from a list; a later one replaces an earlier one of the same key, in its place."""
-    return tuple(merge_overrides(map(str, flat(value))))
+    return {override_key(text): text for text in map(str, flat(value))}
 
 
 def override_key(override: str) -> str:
@@ -87,6 +82,6 @@ def override_key(override: str) -> str:
     return override.partition("=")[0].lstrip("+~")
 
 
-def merge_overrides(base: Iterable[str], more: Iterable[str] = ()) -> list[str]:
-    """Overrides in which later ones replace those of the same key, in their place; others follow."""
-    return [*{override_key(text): text for text in (*base, *more)}.values()]
+def override_value(override: str) -> str:
+    """The value that an override gives; empty without one."""
+    return override.partition("=")[2]

@@ -15,7 +15,7 @@ import pandas as pd
 import yaml
 
 from entrain_bench.answers.comparison import TIME, Comparison, Verdict
-from entrain_bench.answers.documents.definition import override_key
+from entrain_bench.answers.documents.definition import override_value, overrides
 from entrain_bench.answers.posterior import KEY, chances, contenders, times_of
 from entrain_bench.answers.tables import MISSING, compared, run_table
 from entrain_bench.base.errors import UserError, require
@@ -38,15 +38,7 @@ type Known = Mapping[str, tuple[str, float | None]]
 
 @dataclass(frozen=True, slots=True)
 class PosteriorPlan:
-    """``experiments/posterior.yaml``.
-
-    Attributes:
-        sweep: the figure's sweep whose jobs are run.
-        within: of the strategies that run, the time over the fastest's without draws, at most.
-        draws: draws of a job.
-        rounds: by the number of a draw, the limit (``contenders``) of those that run further draws.
-        action_noise: of every run under a draw.
-    """
+    """``experiments/posterior.yaml``, which explains the keys; limits of ``rounds`` are those of ``contenders``."""
 
     sweep: str
     within: float
@@ -75,12 +67,9 @@ def read_plan() -> PosteriorPlan:
 
 @dataclass(frozen=True, slots=True)
 class JobDraws:
-    """Sweeps and runs of a job under posterior draws, as far as they are known.
+    """Sweeps of a job under draws, as far as they are known, and their run table with the column ``constants``.
 
-    Attributes:
-        draws: the sweeps under draws, in order.
-        table: the run table of the draws, with the column ``constants``; None if any run is missing. Then no further
-            sweeps are known.
+    The table is None if any run is missing. Then no further sweeps are known.
     """
 
     draws: Sequence[SweepOverrides]
@@ -117,7 +106,7 @@ def lacks_draws(config: RunConfig, number: int) -> str:
 
 
 def _missing(study: Study, plan: PosteriorPlan) -> str:
-    """Why no posterior run can start (no draws of the device, no results of the sweep); empty if all is there."""
+    """Why no posterior run can start; empty if all is there."""
     clusters = {str(cell.config.cluster): cell.config for cell in study.cells(f"figure={plan.sweep}")}
     lacking = filter(None, (lacks_draws(config, plan.draws) for config in clusters.values()))
     return next(lacking, "") or study.problem(f"figure={plan.sweep}")
@@ -186,7 +175,10 @@ def _job(
     if not names:
         return JobDraws((), pd.DataFrame())
     common = _common(cells, plan.sweep)
-    choices = {str(cell.config.strategy["name"]): _choice(cell) for cell in cells}
+    choices = {
+        str(cell.config.strategy["name"]): override_value(overrides(cell.overrides).get("strategy", ""))
+        for cell in cells
+    }
     sweeps = list[SweepOverrides]()
     tables = list[pd.DataFrame]()
     for draws, limit in plan.stages:
@@ -210,20 +202,15 @@ def _common(cells: Sequence[Cell], sweep: str) -> SweepOverrides:
     Raises:
         UserError: if they differ, because draws of one cell would be compared with those of another.
     """
-    first, *others = [
-        tuple(text for text in cell.overrides if override_key(text) not in ("strategy", "seed")) for cell in cells
+    given = [
+        {key: text for key, text in overrides(cell.overrides).items() if key not in ("strategy", "seed")}
+        for cell in cells
     ]
-    swept = {override_key(text) for other in others for text in {*other} ^ {*first}}
+    swept = {key for one in given for key in one if any(one[key] != other.get(key) for other in given)}
     if swept:
         allowed = "Allowed: strategy, model, workload, seed"
         raise UserError(f"{DEFINITION}: sweep={sweep}: must not sweep {', '.join(sorted(swept))}. {allowed}")
-    return first
-
-
-def _choice(cell: Cell) -> str:
-    """Return the YAML that a cell's strategy comes from; empty if its sweep leaves the default."""
-    values = [text.partition("=")[2] for text in cell.overrides if override_key(text) == "strategy"]
-    return values[-1] if values else ""
+    return tuple(given[0].values())
 
 
 def _table(study: Study, sweeps: Sequence[SweepOverrides], known: Known) -> pd.DataFrame | None:

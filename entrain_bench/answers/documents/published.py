@@ -18,14 +18,12 @@ from entrain_bench.config.tree import config_tree
 
 FOLDER = "published"
 NAMES = "names.yaml"
-GROUPS = ("models", "data")
 KINDS = ("time", "throughput", "ratio", "memory", "count", "std", "share", "loss", "mfu", "setting")
 # How a number was obtained: read, in a figure, from an axis, inferred from other cells, from a secondary source.
 HOW = ("R", "F", "A", "I", "S")
 NOTES = "notes"
 # Sizes of the papers' nodes.
 GPUS_PER_NODE = 8
-NUMBERS = ("value", "low", "high")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +64,8 @@ class PublishedCell:
 
     def __post_init__(self) -> None:
         """Check what the CSV states."""
-        require(self.kind in KINDS, "kind", self.kind, f"one of {', '.join(KINDS)}")
-        require(self.how in HOW, "how", self.how, f"one of {', '.join(HOW)}")
-        if self.low is not None and self.high is not None:
-            require(self.low <= self.high, "low", self.low, f"at most high={self.high}")
+        for name, known in (("kind", KINDS), ("how", HOW)):
+            require(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
 
     @property
     def place(self) -> str:
@@ -112,9 +108,8 @@ def _folders(config_dir: str | None) -> list[Path]:
 def _cell(source: str, row: Mapping[str, str]) -> PublishedCell:
     pairs = [text.partition("=") for text in row["setting"].split(";") if text]
     setting = {key.strip(): value.strip() for key, _, value in pairs}
-    numbers = {key: _number(row[key]) for key in NUMBERS}
-    texts: dict[str, Any] = {**row}
-    return PublishedCell(**texts | numbers | {"source": source, "setting": setting, "printed": row["value"]})
+    numbers: dict[str, Any] = {key: _number(row[key]) for key in ("value", "low", "high")}
+    return PublishedCell(**{**row, **numbers, "source": source, "setting": setting, "printed": row["value"]})
 
 
 def _number(text: str) -> float | None:
@@ -133,23 +128,20 @@ def find_cells(patterns: Sequence[str], config_dir: str | None = None) -> tuple[
     cells = published_cells(config_dir)
     chosen: dict[str, PublishedCell] = {}
     for pattern in patterns:
-        matches = [cells[pattern]] if pattern in cells else []
-        matches = matches or [
-            cell for cell in cells.values() if cell.value is not None and fnmatchcase(cell.id, pattern)
-        ]
-        if not matches:
+        matches = {name: one for name, one in cells.items() if one.value is not None and fnmatchcase(name, pattern)}
+        if pattern not in cells and not matches:
             raise unknown_choice("cells", pattern, cells)
-        chosen |= {cell.id: cell for cell in matches}
+        chosen |= {pattern: cells[pattern]} if pattern in cells else matches
     return tuple(chosen.values())
 
 
 @cache
 def our_names(config_dir: str | None = None) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
     """Models and data of the papers by our names: ``models`` and ``data``; those of a user's folder come last."""
-    ours: dict[str, dict[str, tuple[str, ...]]] = {group: {} for group in GROUPS}
+    ours: dict[str, dict[str, tuple[str, ...]]] = {"models": {}, "data": {}}
     for file in (folder / NAMES for folder in _folders(config_dir) if (folder / NAMES).exists()):
         for group, names in (yaml.safe_load(file.read_text()) or {}).items():
-            require(group in GROUPS, f"{FOLDER}/{NAMES}", group, f"one of {', '.join(GROUPS)}")
+            require(group in ours, f"{FOLDER}/{NAMES}", group, f"one of {', '.join(ours)}")
             ours[group] |= {str(name): (to,) if isinstance(to, str) else tuple(to) for name, to in names.items()}
     return ours
 
@@ -161,26 +153,17 @@ def cell_fields(cell: PublishedCell, config_dir: str | None = None) -> dict[str,
     is empty. As printed they have the suffix ``_text``. With two numbers of GPUs the baseline's have the prefix
     ``base_``.
     """
-    fields: dict[str, Any] = {
-        "cell": cell.id,
-        "value": cell.printed,
-        "their_model": cell.model,
-        "their_data": cell.data,
-        "their_system": cell.system,
-        "their_baseline": cell.baseline,
-        "their_metric": cell.metric,
-    }
+    fields: dict[str, Any] = {"cell": cell.id, "value": cell.printed}
+    fields |= {f"their_{name}": getattr(cell, name) for name in ("model", "data", "system", "baseline", "metric")}
     for key, text in cell.setting.items():
         fields |= {key: _plain(key, text), f"{key}_text": text}
     if re.fullmatch(r"\d+(/\d+)*", cell.gpus):
         gpus = [int(number) for number in cell.gpus.split("/")]
-        fields |= {"base_gpus": gpus[0], "base_nodes": gpus[0] // GPUS_PER_NODE}
-        fields |= {"gpus": gpus[-1], "nodes": gpus[-1] // GPUS_PER_NODE}
+        for prefix, number in (("base_", gpus[0]), ("", gpus[-1])):
+            fields |= {f"{prefix}gpus": number, f"{prefix}nodes": number // GPUS_PER_NODE}
     names = our_names(config_dir)
-    for key, ours in (("model", names["models"].get(cell.model)), ("workload", names["data"].get(cell.data))):
-        if ours:
-            fields[key] = ",".join(ours)
-    return fields
+    ours = {"model": names["models"].get(cell.model), "workload": names["data"].get(cell.data)}
+    return fields | {key: ",".join(known) for key, known in ours.items() if known}
 
 
 def _plain(key: str, text: str) -> Any:

@@ -18,6 +18,7 @@ from entrain_bench.answers.tables import compared, interval_over_seeds, over_see
 from entrain_bench.answers.text import count, listing, markdown_table, seconds
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.files import write_atomically
+from entrain_bench.records.metrics import BELIEVED
 from entrain_bench.run.study import Output, Study, SweepOverrides
 
 CASE = ["model", "workload", "strategy"]
@@ -30,7 +31,7 @@ TABLES = {
 }
 POSTERIOR = "Under draws of the hardware constants"
 # What stands above the tables.
-TEXT = Path(__file__).parent / "templates" / "results.md"
+TEXT = Path(__file__).parents[1] / "templates" / "results.md"
 PAGE = "results.md"
 # Taken over by pages, as tables are: who is the fastest under the first heading.
 HEADLINE = "tables/headline.md"
@@ -39,6 +40,12 @@ WITH_RIVALS = "braid_main"
 # What keys that the tuner chooses cost against those of the second heading.
 FREE_KEYS = "tables/free_keys.md"
 COSTLY = 0.01
+# The table of believed against simulated iteration times, and the page of ``docs`` that has it.
+BELIEFS = "beliefs"
+BELIEFS_PAGE = "costs.md"
+# What nobody can believe exactly: estimates that are made wrong, and noise of single actions.
+EXACT = ("belief_error", "belief_bias", "action_noise")
+RUN = ["workload", "model", "cluster", "seed"]
 
 
 def results_output() -> Output:
@@ -189,3 +196,27 @@ def _cell(row: Mapping[Hashable, Any], mark: str) -> str:
     gaps = ", ".join(f"{100 * row[name]:.0f}%" for name in GAPS)
     note = f", {lacking} of {row['num_runs']} {row['status']}" if lacking else ""
     return f"{mark}{text}{mark} ({gaps}){note}"
+
+
+def belief_errors(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs whose beliefs are exact, with the relative ``error`` of their believed iteration time.
+
+    Args:
+        runs: rows of ``table_of``; without the metric, as from older runs, none is returned.
+    """
+    if BELIEVED not in runs:
+        return runs.iloc[:0].assign(error=pd.Series(dtype="float64"))
+    exact = runs["status"].eq("ok") & runs[BELIEVED].notna() & runs[[*EXACT]].eq(0).all(axis=1)
+    return runs[exact].assign(error=lambda table: (table[BELIEVED] / table["iteration_time_s"] - 1).abs())
+
+
+def beliefs_markdown(runs: pd.DataFrame) -> str:
+    """A row for each strategy: number of runs, median and worst error, and the run with the worst."""
+    rows = []
+    for strategy, group in belief_errors(runs).groupby("strategy", sort=True):
+        worst = group.sort_values([*RUN, "key"], kind="stable").sort_values("error", ascending=False, kind="stable")
+        place = ", ".join(str(worst[name].iloc[0]) for name in RUN)
+        errors = (f"{group['error'].median():.2%}", f"{worst['error'].iloc[0]:.1%}")
+        rows.append([str(strategy), f"{len(group):,}", *errors, place])
+    headings = ["strategy", "runs", "median", "worst", "worst run: workload, model, cluster, seed"]
+    return markdown_table(headings, rows, right=["runs", "median", "worst"])

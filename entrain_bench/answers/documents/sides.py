@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
-from entrain_bench.answers.documents.definition import merge_overrides, override_key
+from entrain_bench.answers.documents.definition import Overrides, override_value, overrides
 from entrain_bench.base.errors import require
+from entrain_bench.records.records import METRICS
+from entrain_bench.specs.parse import OneOf
 
 # Overrides of all runs, of the runs in the numerator, and of the runs that they are compared with.
 SIDES = ("common", "of", "to")
-# Overrides that replace those of a setting, by side.
-type Change = Mapping[str, Sequence[str]]
+# Numbers that are derived: from a run's layout the encoders' pipeline stages and their ranks in a replica, GPU days of
+# the samples that a cell states, and products of two columns.
+ENCODER_STAGES = "encoder_stages"
+ENCODER_GPUS = "encoder_gpus"
+GPU_DAYS = "gpu_days"
+PRODUCTS = {"idle_time_s": ("bubble_ratio", "iteration_time_s")}
+MEMORY = "peak_memory_bytes"
+Pick = Annotated[str, OneOf(("mean", "max", "min"))]
 STRATEGY = "strategy"
+BASELINE = "megatron"
 # What a fair setting leaves to the tuner, for every strategy.
 FREE = (
     *("tuning=equal", "layout.tp=null", "layout.cp=null", "layout.pp=null", "layout.dp=null"),
@@ -21,11 +31,13 @@ FREE = (
 # Keys of a strategy's options and parts, and with those of its layout, its tuning and a device that is not published.
 PARTS = (f"{STRATEGY}.", f"{STRATEGY}/")
 TUNED = ("layout.", "microbatch_size", *PARTS, "tuning", "cluster.device.")
-BASELINE = "megatron"
 FAIR_WORDS = (
     "One rule for all claims: the same job for both sides; degrees, microbatch size and recomputation are free and "
     "tuned in the same way; where systems are compared, the tuned Megatron baseline is one of them."
 )
+
+# Overrides that replace those of a setting, by side.
+type Change = Mapping[str, Overrides]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +48,16 @@ class Measure:
     least on average. The two sides are compared seed by seed. Then cases are combined.
 
     Attributes:
-        metric: a column of the table of runs, or a number that ``claims`` derives from it.
-        pick_of, pick_to: which configuration of a side counts (mean, max, min).
-        over: how workloads and models are combined (mean, max, min).
+        metric: a column of the table of runs, or a number that is derived from it.
+        pick_of, pick_to: which configuration of a side counts.
+        over: how workloads and models are combined.
         samples: for GPU days the cell that states the number of samples.
     """
 
-    metric: str
-    pick_of: str = "mean"
-    pick_to: str = "mean"
-    over: str = "mean"
+    metric: Annotated[str, OneOf((*METRICS, *PRODUCTS, ENCODER_STAGES, ENCODER_GPUS, GPU_DAYS))]
+    pick_of: Pick = "mean"
+    pick_to: Pick = "mean"
+    over: Pick = "mean"
     samples: str = ""
 
 
@@ -53,9 +65,9 @@ class Measure:
 class Situation:
     """Overrides of both sides, and of the situation that they are compared in (``at``); without ``to`` one side."""
 
-    of: tuple[str, ...]
-    to: tuple[str, ...] = ()
-    at: tuple[str, ...] = ()
+    of: Overrides
+    to: Overrides = field(default_factory=dict)
+    at: Overrides = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +76,22 @@ class ClaimSetting:
 
     Attributes:
         words: the setting in words, and which parts of it were chosen here.
-        measure: how its number comes out of its runs.
         common: overrides of all runs.
         situations: one, or two whose ratio is the number: the first over the second.
     """
 
     words: str
     measure: Measure
-    common: tuple[str, ...]
+    common: Overrides
     situations: tuple[Situation, ...]
 
     @property
     def pairs(self) -> list[list[tuple[str, ...]]]:
         """The sweeps to run: for every situation the numerator, and the denominator if there is one."""
-        return [[(*self.common, *one.at, *side) for side in (one.of, one.to) if side] for one in self.situations]
+        return [
+            [(*self.common.values(), *one.at.values(), *side.values()) for side in (one.of, one.to) if side]
+            for one in self.situations
+        ]
 
     @property
     def sweeps(self) -> list[tuple[str, ...]]:
@@ -97,21 +111,20 @@ class ClaimSetting:
         Raises:
             UserError: for a key that distinguishes the two situations.
         """
-        everywhere, of, to = (set(map(override_key, change.get(side, ()))) for side in SIDES)
-        for key in (override_key(text) for one in self.situations for text in one.at):
-            require(key not in everywhere | of | to, "change", key, "a key other than those of at and against")
+        everywhere, of, to = (change.get(side, {}) for side in SIDES)
+        for key in (key for one in self.situations for key in one.at):
+            require(key not in {*everywhere, *of, *to}, "change", key, "a key other than those of at and against")
         kept = _without(self.common, everywhere)
-        split = [text for text in kept if override_key(text) in of | to]
+        split = {key: text for key, text in kept.items() if key in of or key in to}
 
-        def side(texts: tuple[str, ...], name: str, keys: set[str]) -> tuple[str, ...]:
-            return (*_without((*split, *texts), everywhere | keys), *change.get(name, ())) if texts else ()
+        def side(texts: Overrides, own: Overrides) -> Overrides:
+            return _without(split | texts, {*everywhere, *own}) | own if texts else {}
 
-        situations = [replace(one, of=side(one.of, "of", of), to=side(one.to, "to", to)) for one in self.situations]
-        common = (*_without(kept, of | to), *change.get("common", ()))
-        return replace(self, common=common, situations=tuple(situations))
+        situations = [replace(one, of=side(one.of, of), to=side(one.to, to)) for one in self.situations]
+        return replace(self, common=_without(kept, split) | everywhere, situations=tuple(situations))
 
 
-def fair_setting(published: ClaimSetting, stated: Change, measure: Measure, words: str = "") -> ClaimSetting:
+def fair_setting(published: ClaimSetting, stated: Change, measure: Measure, text: str = "") -> ClaimSetting:
     """The published job, tuned in the same way for both sides.
 
     The strategies stay, everything else of a strategy, its layout and its device goes. If both sides are one strategy,
@@ -121,48 +134,39 @@ def fair_setting(published: ClaimSetting, stated: Change, measure: Measure, word
         UserError: if ``stated`` fixes what the rule leaves free, or the sides differ in more than the strategy and the
             size of the cluster, or the tuned baseline is missing.
     """
-    for text in stated.get("common", ()):
-        require(_is_job(text), "fair.common", text, "of the job; strategies are tuned by one rule")
-    shared = [text for text in published.common if override_key(text) == STRATEGY or _is_part(text)]
-    common = merge_overrides(filter(_is_job, published.common), stated.get("common", ()))
-    situations = [_fair_situation(one, shared, stated) for one in published.situations]
-    return ClaimSetting(f"{words} {FAIR_WORDS}".strip(), measure, (*FREE, *common), tuple(situations))
+    job = stated.get("common", {})
+    for key, override in job.items():
+        require(_is_job(key), "fair.common", override, "of the job; strategies are tuned by one rule")
+    common = overrides(FREE) | {key: text for key, text in published.common.items() if _is_job(key)} | job
+    situations = tuple(_fair_situation(published.common, one, stated) for one in published.situations)
+    return ClaimSetting(f"{text} {FAIR_WORDS}".strip(), measure, common, situations)
 
 
-def _fair_situation(published: Situation, shared: Sequence[str], stated: Change) -> Situation:
-    both = {"of": merge_overrides(shared, published.of), "to": merge_overrides(shared, published.to)}
-    sides = {name: merge_overrides(filter(_is_of_side, side), stated.get(name, ())) for name, side in both.items()}
-    alone = _strategies(sides["of"]) == _strategies(sides["to"])
-    if alone:
-        for name, side in both.items():
-            sides[name] = merge_overrides([*sides[name], *filter(_is_part, side)], stated.get(name, ()))
-    for text in (*sides["of"], *sides["to"]):
-        allowed = _is_of_side(text) or (alone and _is_part(text))
-        require(allowed, "fair", text, "a strategy, a part of one compared with itself, or the cluster's size")
-    compared = alone or BASELINE in {*_strategies(sides["of"]), *_strategies(sides["to"])}
-    require(bool(sides["to"]) and compared, "fair.to", sides["to"], f"given, with strategy={BASELINE} on one side")
-    return Situation(tuple(sides["of"]), tuple(sides["to"]), tuple(filter(_is_job, published.at)))
+def _fair_situation(common: Overrides, published: Situation, stated: Change) -> Situation:
+    shared = {key: text for key, text in common.items() if key == STRATEGY or key.startswith(PARTS)}
+    both = {"of": shared | published.of, "to": shared | published.to}
+    of, to = ((side | stated.get(name, {})).get(STRATEGY, "") for name, side in both.items())
+
+    def may_differ(key: str) -> bool:
+        is_of_side = key == STRATEGY or (key.split(".")[0] == "cluster" and not key.startswith(TUNED))
+        return is_of_side or (of == to and key.startswith(PARTS))
+
+    sides = {
+        name: {key: text for key, text in side.items() if may_differ(key)} | stated.get(name, {})
+        for name, side in both.items()
+    }
+    for key, text in {**sides["of"], **sides["to"]}.items():
+        require(may_differ(key), "fair", text, "a strategy, a part of one compared with itself, or the cluster's size")
+    named = [name for text in (of, to) for name in override_value(text).split(",")]
+    compared = bool(sides["to"]) and (of == to or BASELINE in named)
+    require(compared, "fair.to", [*sides["to"].values()], f"given, with strategy={BASELINE} on one side")
+    return Situation(**sides, at={key: text for key, text in published.at.items() if _is_job(key)})
 
 
-def _is_job(override: str) -> bool:
-    """Whether an override is of the training job, not of a strategy, its layout or its tuning."""
-    return override_key(override) != STRATEGY and not override_key(override).startswith(TUNED)
+def _is_job(key: str) -> bool:
+    """Whether a key is of the training job, not of a strategy, its layout or its tuning."""
+    return key != STRATEGY and not key.startswith(TUNED)
 
 
-def _is_of_side(override: str) -> bool:
-    """Whether fair sides may differ in an override: the strategy, or the size of the cluster."""
-    key = override_key(override)
-    return (key == STRATEGY or key.split(".")[0] == "cluster") and not key.startswith(TUNED)
-
-
-def _is_part(override: str) -> bool:
-    return override_key(override).startswith(PARTS)
-
-
-def _strategies(overrides: Iterable[str]) -> tuple[str, ...]:
-    names = [text.partition("=")[2] for text in overrides if override_key(text) == STRATEGY]
-    return tuple(names[-1].split(",")) if names else ()
-
-
-def _without(overrides: Iterable[str], keys: set[str]) -> tuple[str, ...]:
-    return tuple(text for text in overrides if override_key(text) not in keys)
+def _without(texts: Overrides, keys: Iterable[str]) -> Overrides:
+    return {key: text for key, text in texts.items() if key not in {*keys}}

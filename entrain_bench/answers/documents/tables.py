@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -20,13 +20,7 @@ import pandas as pd
 import yaml
 
 from entrain_bench.answers.comparison import TIME, Standing, compare, lead_of
-from entrain_bench.answers.documents.definition import (
-    check_keys,
-    flat,
-    overrides,
-    read_definitions,
-    words,
-)
+from entrain_bench.answers.documents.definition import check_keys, flat, overrides, read_definitions, words
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.sentences import lead_sentence, winners_sentence
 from entrain_bench.answers.statistics import mean_interval
@@ -53,7 +47,6 @@ SEED = "seed"
 # In the text of a layout: a module's layers, too long for a cell, and the name of a module that recomputes.
 LAYERS = r" layers [\d/]+"
 RECOMPUTING = r"(\S+) tp[^;]* recompute"
-KEYS = ("title", "common", "corner", "rows", "columns", "show", "over")
 GIB = "peak_memory_gib"
 # Number of a replica's microbatches, and samples of an average microbatch.
 MICROBATCHES = "num_microbatches"
@@ -61,6 +54,8 @@ SAMPLES = "samples_per_microbatch"
 # Texts: degrees of every module; modules whose activations are recomputed.
 DEGREES = "degrees"
 RECOMPUTED = "recomputed"
+# Name of the strategy that leads among the rivals, whose names are their strategies and labels.
+LEADER = ""
 # A page shows what is the same on all machines, so no wall times.
 NUMBERS = (*(name for name in METRICS if name not in MEASURED), GIB, MICROBATCHES, SAMPLES)
 FIELDS = (*NUMBERS, DEGREES, RECOMPUTED)
@@ -147,66 +142,6 @@ class Table(Definition):
         return {name for text in self.show.values() for name in fields_of(text)}
 
 
-def fields_of(text: str) -> set[str]:
-    """Names in the braces of a text, without what follows a dot."""
-    return {name.partition(".")[0] for _, name, _, _ in Formatter().parse(text) if name is not None}
-
-
-def parse_table(name: str, values: Mapping[str, Any]) -> Table:
-    """A table from plain values; ``columns`` and ``over`` may be left out, and ``show`` may be one text.
-
-    Raises:
-        UserError: for an unknown or missing key, and a text that cannot be shown.
-    """
-    stated = _stated(name, {"over": SEED, **values}, "columns", KEYS)
-    if not isinstance(stated["show"], Mapping):
-        stated["show"] = {"": stated["show"]}
-    for text in stated["show"].values():
-        try:
-            for field in fields_of(text):
-                if field not in FIELDS:
-                    raise unknown_choice("show", field, FIELDS)
-            text.format(**{field: Spread() if field in NUMBERS else "" for field in FIELDS})
-        except UserError:
-            raise
-        except (AttributeError, ValueError) as error:
-            raise UserError(f"show={text}: {error}") from error
-    return Table(**stated)
-
-
-def _stated(name: str, values: Mapping[str, Any], optional: str, keys: Sequence[str]) -> dict[str, Any]:
-    """The fields of a table; ``optional`` are overrides by label that may be left out."""
-    filled = {optional: {"": []}, **values}
-    check_keys(filled, keys, keys)
-    labels = {key: _labelled(filled[key]) for key in ("rows", optional)}
-    return {
-        **filled,
-        **labels,
-        "name": name,
-        "title": words(filled["title"]),
-        "common": overrides(filled["common"]),
-    }
-
-
-def _labelled(values: Any) -> dict[str, SweepOverrides]:
-    """Overrides by label: a mapping, or ``key=a,b``, whose values are the labels; of a list every combination."""
-    axes = []
-    for axis in flat(values):
-        if isinstance(axis, str):
-            key, _, choices = axis.partition("=")
-            axis = {choice: [f"{key}={choice}"] for choice in choices.split(",")}
-        axes.append({str(label): overrides(texts) for label, texts in axis.items()})
-    return {
-        " ".join(label for label, _ in combination): tuple(text for _, texts in combination for text in texts)
-        for combination in product(*(axis.items() for axis in axes))
-    }
-
-
-LEAD_KEYS = ("title", "common", "corner", "rows", "leader", "strategies", "rivals")
-# Name of the strategy that leads among the rivals, whose names are their strategies and labels.
-LEADER = ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lead(Definition):
     """A table of the speedups of one strategy over the fastest of others; its rows are jobs.
@@ -239,21 +174,72 @@ class Lead(Definition):
         return [*map(self.of_leader, self.rows), *rivals]
 
 
-def parse_lead(name: str, values: Mapping[str, Any], families: Mapping[str, Sequence[str]]) -> Lead:
-    """A lead from plain values; ``strategies`` is a list of names, one of the families, or ``all`` but the leader.
+def fields_of(text: str) -> set[str]:
+    """Names in the braces of a text, without what follows a dot."""
+    return {name.partition(".")[0] for _, name, _, _ in Formatter().parse(text) if name is not None}
 
-    Rivals may be left out.
+
+def parse_table(name: str, values: Mapping[str, Any], families: Mapping[str, Sequence[str]]) -> Table | Lead:
+    """A table from plain values; with ``leader`` it is a lead.
+
+    ``columns``, ``over`` and ``rivals`` may be left out, ``show`` may be one text, and ``strategies`` is a list of
+    names, one of the families, or ``all`` but the leader.
 
     Raises:
-        UserError: for a key that is unknown or missing, and an unknown family.
+        UserError: for an unknown or missing key, an unknown family, and a text that cannot be shown.
     """
-    stated = _stated(name, values, "rivals", LEAD_KEYS)
+    is_lead = "leader" in values
+    kind = Lead if is_lead else Table
+    given = {"rivals": {"": []}} if is_lead else {"columns": {"": []}, "over": SEED}
+    stated = {**given, **values}
+    names = [field.name for field in fields(kind) if field.name not in ("name", "file")]
+    check_keys(stated, names, names)
+    for key in ("rows", "rivals" if is_lead else "columns"):
+        stated[key] = _labelled(stated[key])
+    for key in ("common", "leader") if is_lead else ("common",):
+        stated[key] = tuple(overrides(stated[key]).values())
+    stated |= {"name": name, "title": words(stated["title"])}
+    if is_lead:
+        return Lead(**stated | {"strategies": _strategies(stated, families)})
+    show = stated["show"] if isinstance(stated["show"], Mapping) else {"": stated["show"]}
+    for text in show.values():
+        _check_shown(text)
+    return Table(**stated | {"show": show})
+
+
+def _strategies(stated: Mapping[str, Any], families: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     chosen = stated["strategies"]
     if isinstance(chosen, str):
         known = {**families, "all": [strategy for members in families.values() for strategy in members]}
         require(chosen in known, "strategies", chosen, f"a list, or one of {', '.join(known)}")
         chosen = [strategy for strategy in known[chosen] if f"strategy={strategy}" not in stated["leader"]]
-    return Lead(**stated | {"leader": overrides(stated["leader"]), "strategies": tuple(chosen)})
+    return tuple(chosen)
+
+
+def _check_shown(text: str) -> None:
+    try:
+        names = fields_of(text)
+        if unknown := sorted(names - {*FIELDS}):
+            raise unknown_choice("show", unknown[0], FIELDS)
+        text.format(**{name: Spread() if name in NUMBERS else "" for name in names})
+    except UserError:
+        raise
+    except (AttributeError, ValueError) as error:
+        raise UserError(f"show={text}: {error}") from error
+
+
+def _labelled(values: Any) -> dict[str, SweepOverrides]:
+    """Overrides by label: a mapping, or ``key=a,b``, whose values are the labels; of a list every combination."""
+    axes = []
+    for axis in flat(values):
+        if isinstance(axis, str):
+            key, _, choices = axis.partition("=")
+            axis = {choice: [f"{key}={choice}"] for choice in choices.split(",")}
+        axes.append([(str(label), tuple(overrides(texts).values())) for label, texts in axis.items()])
+    return {
+        " ".join(label for label, _ in combination): tuple(text for _, texts in combination for text in texts)
+        for combination in product(*axes)
+    }
 
 
 def lead_markdown(lead: Lead, study: Study) -> tuple[str, str]:
@@ -309,7 +295,7 @@ def load_tables(config_dir: str | None = None) -> list[Table | Lead]:
     families = strategies_by_family(config_dir)
 
     def parse(name: str, values: Mapping[str, Any]) -> list[Table | Lead]:
-        return [parse_lead(name, values, families) if "leader" in values else parse_table(name, values)]
+        return [parse_table(name, values, families)]
 
     folder = Path(config_dir) if config_dir else config_tree()
     tables = [

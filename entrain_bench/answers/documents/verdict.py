@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from entrain_bench.answers.documents.claim import PRODUCTS, SCALES, Claim, Kind
-from entrain_bench.answers.documents.sides import Measure
+from entrain_bench.answers.documents.claim import SCALES, Claim, Kind, device_memory_bytes
+from entrain_bench.answers.documents.definition import overrides
+from entrain_bench.answers.documents.published import find_cells
+from entrain_bench.answers.documents.sides import (
+    ENCODER_GPUS,
+    ENCODER_STAGES,
+    GPU_DAYS,
+    MEMORY,
+    PRODUCTS,
+    ClaimSetting,
+    Measure,
+)
 from entrain_bench.answers.statistics import Interval, mean_interval, ratio_interval
+from entrain_bench.answers.tables import MISSING, encoder_stages_and_gpus, run_table
 from entrain_bench.base.errors import UserError
+from entrain_bench.run.study import Study
 
 CASE = ["workload", "model"]
 # Shares of the paper's gain: from the first to the second "reproduced", beyond "exceeds"; from the third "partly".
@@ -28,6 +41,11 @@ COUNTS = {"stages": (0.5, 1.5), "GPUs": (1.0, 3.0)}
 # to 1 is no gain: "reproduced" up to the first from it, "partly" up to the second.
 ORDER = 1.02
 NEARLY = 1.05
+SECONDS_PER_DAY = 86400
+# Overrides of the seeds over which a number is averaged.
+SEEDS = ("seed=", "planning_seed=")
+# Settings of a claim that have a verdict of their own.
+JUDGED = ("published", "fair", "otherwise")
 # Significant digits of a finding's numbers, so that machines agree.
 DIGITS = 12
 
@@ -53,7 +71,6 @@ class Finding:
     """Result of the runs of one setting for a claim; numbers are in the claim's unit.
 
     Attributes:
-        verdict: the verdict.
         number: the mean over cases and seeds; None without a result.
         low, high: ends of its 95% interval, or of the cases' numbers if an order has several cases; None for one seed.
         num_cases, num_held, num_unclear: for an order with several cases, their number, and in how many it holds or
@@ -98,15 +115,100 @@ class JudgedClaim:
     otherwise: Finding | None = None
     choices: Mapping[str, Finding] = field(default_factory=dict)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The findings as JSON holds them."""
+        settings = {name: finding.to_dict() if (finding := getattr(self, name)) else None for name in JUDGED}
+        choices = {label: finding.to_dict() for label, finding in self.choices.items()}
+        return {"name": self.claim.name, "runs": self.claim.hash_of_runs, **settings, "choices": choices}
+
+    @classmethod
+    def from_dict(cls, claim: Claim, values: Mapping[str, Any]) -> JudgedClaim:
+        """The findings that ``to_dict`` gave, also after JSON."""
+        findings = {name: Finding.from_dict(values[name]) for name in JUDGED if values[name]}
+        choices = {label: Finding.from_dict(finding) for label, finding in values["choices"].items()}
+        return cls(claim, **findings, choices=choices)
+
+
+def judge_claim(claim: Claim, study: Study) -> JudgedClaim:
+    """Measure and judge a claim in all its settings."""
+    settings = {name: setting for name in JUDGED if (setting := getattr(claim, name))}
+    findings = {name: _finding(claim, setting, study) for name, setting in settings.items()}
+    return JudgedClaim(
+        claim, **findings, choices={label: _finding(claim, one, study) for label, one in claim.choices.items()}
+    )
+
+
+def _finding(claim: Claim, setting: ClaimSetting, study: Study) -> Finding:
+    """Return the finding of a setting's runs; seeds at which any run has no result are left out."""
+    pairs = [[_side_table(claim, setting, side, study) for side in pair] for pair in setting.pairs]
+    tables = [table for pair in pairs for table in pair]
+    for table, sweep in zip(tables, setting.sweeps, strict=True):
+        if (table["status"] == MISSING).any():
+            return Finding(verdict=Verdict.NOT_MEASURED, reason=study.problem(*sweep))
+    runs = pd.concat(tables)
+    lost = runs[runs["status"] != "ok"]
+    left = {*runs["seed"]} - {*lost["seed"]}
+    if not left:
+        first = lost.iloc[0]
+        verdict = Verdict.OTHER_SETTING if first["settled"] else Verdict.NOT_MEASURED
+        return Finding(verdict=verdict, reason=f"{len(lost)} of {len(runs)} runs have no result: {first['reason']}")
+    complete = [[table[table["seed"].isin(left)] for table in pair] for pair in pairs]
+    try:
+        finding = judge(claim, setting.measure, measured(claim, setting.measure, complete))
+    except UserError as error:
+        return Finding(verdict=Verdict.NOT_MEASURED, reason=str(error))
+    seeds = tuple(sorted({*lost["seed"].tolist()}))
+    finding = replace(finding, num_runs=len(runs), num_lost=len(lost), lost_seeds=seeds)
+    need = max((float(table[MEMORY].max()) for pair in complete for table in pair if MEMORY in table), default=0.0)
+    has = min(_memory(sweep, study) for sweep in setting.sweeps)
+    if need > has and setting.measure.metric != MEMORY:
+        return replace(finding, verdict=Verdict.OTHER_SETTING, need_bytes=need, has_bytes=has)
+    return finding
+
+
+def _memory(sweep: Sequence[str], study: Study) -> float:
+    """Memory of the published device in bytes, also if the sweep changes it."""
+    if "cluster.device.memory_bytes" in overrides(sweep):
+        return device_memory_bytes(sweep)
+    return float(study.cells(*sweep)[0].config.cluster["device"]["memory_bytes"])
+
+
+def _side_table(claim: Claim, setting: ClaimSetting, side: Sequence[str], study: Study) -> pd.DataFrame:
+    """The runs of one side; ``configuration`` distinguishes those that differ by more than the seed.
+
+    A plan is the same at every seed of a job. Where a claim sweeps the planning seed, that seed counts instead.
+    """
+    cells = study.cells(*side)
+    table = run_table(cells, study.results)
+    by_key = {cell.key: cell for cell in cells}
+    cell_of_row = [by_key[key] for key in table["key"]]
+    records = [study.results.read(cell.key) for cell in cell_of_row]
+    stages = [encoder_stages_and_gpus(cell, record) for cell, record in zip(cell_of_row, records, strict=True)]
+    if len({cell.config.planning_seed for cell in cells}) > 1:
+        table["seed"] = [cell.config.planning_seed for cell in cell_of_row]
+    table = table.assign(
+        configuration=[" ".join(text for text in cell.overrides if not text.startswith(SEEDS)) for cell in cell_of_row],
+        settled=[record is not None and record.settled for record in records],
+        **{
+            ENCODER_STAGES: [number for number, _ in stages],
+            ENCODER_GPUS: [number * ranks for number, ranks in stages],
+        },
+    )
+    if setting.measure.metric == GPU_DAYS:
+        cluster = cells[0].config.cluster
+        (samples,) = find_cells([setting.measure.samples], claim.config_dir)
+        gpus = cluster["num_nodes"] * cluster["gpus_per_node"]
+        table[GPU_DAYS] = (samples.value or np.nan) * gpus / table["samples_per_s"].astype(float) / SECONDS_PER_DAY
+    return table
+
 
 def measured(claim: Claim, measure: Measure, pairs: Sequence[Sequence[pd.DataFrame]]) -> pd.DataFrame:
     """The claim's numbers from the runs of one setting: ratios of what is compared, or the metric itself.
 
     Args:
-        claim: the claim.
+        claim: whose numbers these are.
         measure: of the setting.
-        pairs: for every situation the run tables of its sides (``workload``, ``model``, ``configuration``, ``seed``,
-            the metric), numerator first.
+        pairs: for every situation the run tables of its sides, numerator first.
 
     Returns:
         A row for every workload and model, a single one where two situations are compared; a column for every seed.

@@ -8,22 +8,40 @@ folder compares the runs of the race and names the same strategy.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
+
+from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.comparison import MARGIN, TIME, Comparison, Times, Verdict, shared_ratio, with_result
+from entrain_bench.answers.console_table import Column, fitting, table_lines
 from entrain_bench.answers.documents.posterior import lacks_draws, read_plan
 from entrain_bench.answers.documents.sides import FREE
 from entrain_bench.answers.posterior import KEY, Chance, ChanceSummary, chances
 from entrain_bench.answers.recommend.strategy_race import Raced, Refuse, StrategyRace, standings
-from entrain_bench.answers.statistics import Interval, prediction_interval
+from entrain_bench.answers.statistics import Interval, mean_interval
+from entrain_bench.answers.text import (
+    NOTHING,
+    TIME_WORDS,
+    count,
+    decimals,
+    ends,
+    listing,
+    load_template,
+    percent,
+    seconds,
+    spell_seeds,
+)
 from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.overrides import parse
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan, plan_overrides, plan_text
 from entrain_bench.records.records import Record, Results, labels_of
 from entrain_bench.records.time_shares import TIME_SHARES
@@ -64,10 +82,9 @@ class Recommendation:
     """The recommendation for a job.
 
     Attributes:
-        best: name of the fastest strategy.
-        plan: its frozen plan.
+        plan: of the fastest strategy, frozen.
         comparison: of all, at the seeds of the race that each ran.
-        fresh: its records at fresh seeds.
+        fresh: the fastest's records at fresh seeds.
         spent: where time goes (``spent_s``), for the fastest and its rivals.
         values: all else, for ``templates/recommendation.jinja``.
     """
@@ -96,11 +113,11 @@ def recommend(
 
     Args:
         runner: of the race.
-        raced: the race; a failure at a fresh seed joins its times.
+        raced: its result; a failure at a fresh seed joins its times.
         baseline: the strategy that speedups are over.
         refuse: says which runs are not taken.
-        given: the overrides by key; assumptions about their keys stay unmodified.
-        usual: choices and values of the keys that these leave open.
+        given: the overrides by key; assumptions about their keys stay unmodified. ``usual``: all that they leave open.
+        usual: choices and values of the keys.
         has_time: whether posterior draws may start; they come last.
     """
     judge = replace(runner, results=Results(runner.results.root / JUDGED), watch=lambda _: None, timelines=False)
@@ -111,13 +128,16 @@ def recommend(
         if not comparison.with_verdict(Verdict.FASTEST):
             return None
         (best,) = comparison.with_verdict(Verdict.FASTEST)
-        judged = _judged(runner, judge, {best, baseline} if comparison.standings[baseline].num_ok else {best}, seeds)
+        names = sorted({best, baseline} if comparison.standings[baseline].num_ok else {best})
+        for name in names:
+            judge.keep_plan(name, runner.plan(name))
+        judged = judge.times(names, seeds)
         lost = [seed for seed, time in judged[best].items() if time is None]
         if not lost:
             break
         raced.times[best] = {**raced.times[best], **runner.times([best], lost[:1])[best]}
     fresh = with_result(judged[best])
-    time = prediction_interval([*fresh.values()], FURTHER, config.iterations)
+    time = mean_interval([*fresh.values()], config.iterations, FURTHER)
     times = {best: time} | {
         name: standing.time
         for name in comparison.ranked
@@ -206,10 +226,8 @@ def plan_of(runner: StrategyRace, name: str, time: Interval, usual: Mapping[str,
 def assumption_effect(label: str, best: str, usual: Times, changed: Mapping[str, Times]) -> dict[str, Any]:
     """Return the effect of a changed assumption on the fastest strategy and its rivals.
 
-    Returns:
-        ``change``: the fastest's time over its usual one, at the same seeds; None if it has no result there.
-        ``overtaking``: strategies that are then faster, or have a result where the fastest has none. ``speedups``: of
-        those over the fastest, or over its usual time.
+    ``change`` is the fastest's time over its usual one (None without a result), ``overtaking`` who is then faster, or
+    has a result where the fastest has none, ``speedups`` theirs over the fastest, or over its usual time.
     """
     change = _ratio(changed[best], usual)
     reference = changed[best] if change else usual
@@ -221,14 +239,6 @@ def assumption_effect(label: str, best: str, usual: Times, changed: Mapping[str,
         "speedups": {name: 1 / ratio.mean for name, ratio in ratios.items() if ratio and ratio.mean < 1},
         "has_rivals": bool(ratios),
     }
-
-
-def _judged(
-    runner: StrategyRace, judge: StrategyRace, names: set[str], seeds: Sequence[int]
-) -> dict[str, dict[int, float | None]]:
-    for name in sorted(names):
-        judge.keep_plan(name, runner.plan(name))
-    return judge.times(sorted(names), seeds)
 
 
 def _job_values(config: RunConfig, layout: Layout) -> dict[str, Any]:
@@ -274,10 +284,7 @@ def _effects(
 
 
 def _drawn(judge: StrategyRace, names: Sequence[str], given: Mapping[str, str]) -> dict[str, Chance]:
-    """Return chances under the first posterior draws, each with plans of its own and at a fresh seed.
-
-    Empty without a rival, if the user gave ``constants``, and for a device without draws.
-    """
+    """Return chances under the first draws, each at a fresh seed; empty without a rival, and without draws."""
     config = judge.config(names[0], judge.first_seed)
     if len(names) < 2 or KEY in given or lacks_draws(config, NUM_DRAWS):
         return {}
@@ -326,3 +333,145 @@ def _knob_costs(
 def _mean_size(config: RunConfig, job: Job, layout: Layout) -> float:
     """Samples of an LLM microbatch on average."""
     return config.global_batch / (layout.modules[job.model.llm_index].dp * layout.num_microbatches)
+
+
+INDENT = "  "
+# Strategies that a line on the race so far names.
+NUM_NAMED = 3
+# Spans of ranks in a line at most.
+MAX_SPANS = 6
+# The first class: work that every strategy must do.
+WORK = next(iter(TIME_WORDS))
+# Seconds of an iteration by strategy and class, the fastest strategy first.
+type Spent = Mapping[str, Mapping[str, float]]
+
+
+def answer_lines(answer: Recommendation, omitted: Mapping[str, Any], width: int, judged_dir: str) -> list[str]:
+    """Return the answer, wrapped at ``width``; ``omitted``: strategies and keys that were not considered."""
+    values = {
+        **answer.values,
+        "omitted": omitted,
+        "layout": [*map(module_values, answer.plan.layout.modules)],
+        "reason": reason(answer.spent),
+        "commands": commands_of(answer.fresh, judged_dir),
+        "ranking": ranking_lines(answer.comparison, width),
+        "spent": spent_lines(answer.spent, width - len(INDENT)),
+        "as_good": ties(answer.comparison),
+    }
+    return _lines("answer", values, width)
+
+
+def summary_lines(answer: Recommendation, width: int) -> list[str]:
+    """Return the answer in few lines: strategy to run, P(fastest), the first rows of the ranking, and the bounds."""
+    # Below two lines of heading.
+    ranking = ranking_lines(answer.comparison, width)
+    shown = [*ranking[: 2 + NUM_NAMED], *(["..."] if len(ranking) > 2 + NUM_NAMED else [])]
+    return _lines("summary", {**answer.values, "ranking": shown, "as_good": ties(answer.comparison)}, width)
+
+
+def no_result_lines(reasons: Mapping[str, str]) -> list[str]:
+    """Return why no strategy has a result: the most frequent reason first; if there are several, a line for each."""
+    (first, number), *others = Counter(reasons.values()).most_common()
+    of = f", of {number} of {len(reasons)}" if others else ""
+    lines = [f"no strategy has a result{of}: {first}"]
+    for reason, _ in [(first, number), *others] if others else []:
+        lines.append(f"{listing([name for name, text in reasons.items() if text == reason])}: {reason}")
+    return lines
+
+
+def _lines(macro: str, values: Mapping[str, Any], width: int) -> list[str]:
+    text: str = getattr(load_template("recommendation.jinja").module, macro)(values, width)
+    return text.splitlines()
+
+
+def ties(comparison: Comparison[str]) -> dict[str, Any]:
+    """Return the strategies that are not decided, as good, or perhaps behind by chance."""
+    rivals = {name: one.behind.num_values for name, one in comparison.standings.items() if one.behind}
+    behind = comparison.with_verdict(Verdict.BEHIND)
+    unsure = [name for name in behind if rivals[name] > 1]
+    return {
+        "has_rivals": bool(rivals),
+        "is_single_seed": max(rivals.values(), default=0) == 1,
+        "undecided": comparison.with_verdict(Verdict.OPEN),
+        "good": comparison.with_verdict(Verdict.AS_GOOD),
+        "unsure": unsure,
+        "num_far": len(behind) - len(unsure),
+    }
+
+
+def ranking_lines(comparison: Comparison[str], width: int) -> list[str]:
+    """Return a table of strategies with a result; columns that do not fit the width are dropped."""
+    ranked = [(name, comparison.standings[name]) for name in comparison.ranked]
+    shown = [(name, one.time, one) for name, one in ranked if one.verdict != Verdict.FAILED and one.time]
+    digits = decimals([time.mean for _, time, _ in shown])
+    columns = [
+        Column("strategy", [name for name, *_ in shown]),
+        Column("s/iter", [seconds(time.mean, digits) for _, time, _ in shown]),
+        Column("behind", [percent(one.behind.mean) if one.behind else NOTHING for *_, one in shown]),
+        Column("95%", [ends(one.behind, percent) for *_, one in shown]),
+        Column("seeds", [f"{time.num_values}" for _, time, _ in shown]),
+        Column("", [one.verdict if one.verdict != Verdict.FASTEST else "" for *_, one in shown]),
+    ]
+    return table_lines(fitting(columns, width, ["strategy", "s/iter", "behind"]), 1)
+
+
+def so_far(times: Mapping[str, Times], total: int) -> str:
+    """Return the state of the race in one line: the fastest strategies, and how many have run."""
+    comparison = standings(times)
+    seeds = spell_seeds([seed for by_seed in times.values() for seed in by_seed])
+    firsts = comparison.with_verdict(Verdict.FASTEST)
+    best = comparison.standings[firsts[0]].time if firsts else None
+    number = f"{len(times)} of {count(total, 'strategy', 'strategies')}"
+    if not best:
+        return f"no result yet ({number}, {seeds})"
+    lost = comparison.with_verdict(Verdict.FAILED)
+    behind = {name: comparison.standings[name].behind for name in comparison.ranked if name not in lost}
+    named = [f"{name} {percent(ratio.mean)}" for name, ratio in behind.items() if ratio]
+    then = f", then {', '.join(named[:NUM_NAMED])}" if named else ""
+    without = f", {len(lost)} without a result" if lost else ""
+    return f"{firsts[0]} {seconds(best.mean, decimals([best.mean]))} s{then} ({number}{without}; {seeds})"
+
+
+def spent_lines(spent: Spent, width: int) -> list[str]:
+    """Return a table: a row for each class with time, a column for each strategy that fits the width."""
+    totals = [math.fsum(spent_s.values()) for spent_s in spent.values()]
+    digits = decimals(totals)
+    shown = [name for name in TIME_WORDS if any(round(spent_s[name], digits) for spent_s in spent.values())]
+    columns = [Column("", [*(TIME_WORDS[name] for name in shown), "iteration"])]
+    for (strategy, spent_s), total in zip(spent.items(), totals, strict=True):
+        columns.append(
+            Column(strategy, [f"{value:.{digits}f}" for value in (*(spent_s[name] for name in shown), total)])
+        )
+    return table_lines(fitting(columns, width, ["", next(iter(spent))]), 1)
+
+
+def reason(spent: Spent) -> dict[str, Any]:
+    """Return how much of its time the fastest strategy computes, and the largest part of the rest."""
+    best, seconds_by_class = next(iter(spent.items()))
+    total = math.fsum(seconds_by_class.values())
+    rest = max((name for name in seconds_by_class if name != WORK), key=lambda name: seconds_by_class[name])
+    shares = {"work": seconds_by_class[WORK] / total, "rest_share": seconds_by_class[rest] / total}
+    return {"strategy": best, "rest": rest, **shares}
+
+
+def module_values(placed: ModuleLayout) -> dict[str, Any]:
+    """Return a module's degrees, layers of each stage and ranks as plain values."""
+    is_grouped = len(placed.widths) > 1
+    return {
+        "name": placed.module,
+        # Virtual stages count as the one that their ranks make up.
+        "pp": int(np.unique(placed.ranks[0]).size) // placed.ranks_per_block,
+        **{name: getattr(placed, name) for name in ("tp", "cp", "dp", "sharded", "recompute", "offload")},
+        "groups": [f"{tp}x{cp}" for tp, cp in placed.widths] if is_grouped else [],
+        "stages_per_rank": placed.stages_per_rank,
+        "layers": [*placed.layers_per_stage],
+        "ranks": spans(placed.ranks),
+    }
+
+
+def spans(ranks: IntArray) -> str:
+    """Return ranks in words: ``0-15``, ``0-3, 8-11``; a long list is shortened."""
+    distinct = np.unique(ranks)
+    cuts = np.flatnonzero(np.diff(distinct) != 1) + 1
+    parts = [f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in np.split(distinct, cuts)]
+    return ", ".join(parts if len(parts) <= MAX_SPANS else [*parts[: MAX_SPANS - 1], "...", parts[-1]])

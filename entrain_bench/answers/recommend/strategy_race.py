@@ -25,10 +25,10 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.layout import Layout
-from entrain_bench.records.cached_layouts import CachedLayout, CachedLayouts
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import plan_key
 from entrain_bench.records.records import Record, Results
+from entrain_bench.records.sealed import CachedLayout, CachedLayouts
 from entrain_bench.run.cells import run_cells
 from entrain_bench.run.experiment import plan_of, prepare
 
@@ -73,7 +73,6 @@ class StrategyRace:
         first_seed: seeds count from it.
         variants: overrides of every strategy by its name, the first its choice (``strategy=dip``).
         num_processes: runs at a time; 0: in this process.
-        watch: told of every run.
         timelines: whether runs keep theirs.
         keys: of all runs that were asked for.
     """
@@ -161,13 +160,7 @@ type Refuse = Callable[[StrategyRace, str, int], str]
 
 @dataclass(frozen=True, slots=True)
 class Raced:
-    """The result of a race.
-
-    Attributes:
-        times: seconds an iteration by strategy and seed, for as many seeds as it raced.
-        out_of_time: whether there would have been more rounds.
-        refusals: why results were not taken, the first reason of each strategy.
-    """
+    """The result of a race: seconds by strategy and seed, and the first reason why a result was not taken."""
 
     times: dict[str, Times]
     out_of_time: bool

@@ -1,12 +1,18 @@
-"""Runs as MLflow shows them: one for every case and strategy, its seeds as steps, below the parent of its sweep."""
+"""Runs as MLflow shows them: one for every case and strategy, its seeds as steps, below the parent of its sweep.
+
+And the names in MLflow: of its store, of a sweep, of pages and their view.
+"""
 
 from __future__ import annotations
 
 import getpass
 import hashlib
 import json
+import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, lru_cache, partial
@@ -14,6 +20,7 @@ from itertools import product, zip_longest
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from urllib.parse import urlencode
 
 import pandas as pd
 import yaml
@@ -21,21 +28,10 @@ import yaml
 from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.commands import COMMAND, commands_of, decisive_overrides
 from entrain_bench.answers.labels import cost_source
-from entrain_bench.answers.posterior import KEY as DRAW
 from entrain_bench.answers.report import answer_report, html, markdown
 from entrain_bench.answers.sentences import notices, run_notices, sample_notices, sentences
-from entrain_bench.answers.tracking.pages import (
-    ANSWER_PAGE,
-    BASELINE_TAG,
-    CASE_TAG,
-    NOTE_TAG,
-    clean,
-    shortened,
-    speedup_name,
-)
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.instantiate import instantiate
-from entrain_bench.config.targets import check_targets
+from entrain_bench.config.targets import check_targets, instantiate
 from entrain_bench.config.tree import config_tree
 from entrain_bench.records.leaves import flatten
 from entrain_bench.records.metrics import TIME
@@ -56,13 +52,36 @@ CAPITALS = {"strategy": "Strategy", "workload": "Workload"}
 DEGREES = ("tp", "cp", "pp", "dp")
 # The case of a parent.
 SWEEP = "sweep"
-# Longest name and text in a store, in characters.
+# Longest names of a run and of a parameter or metric, and longest text in a store, in characters.
 MAX_NAME = 500
+MAX_KEY = 250
 MAX_TEXT = 6000
+# Pages and files are readable with shorter names.
+MAX_SHOWN = 160
+# Characters that no parameter or metric may have in its name.
+FORBIDDEN = re.compile(r"[^/\w.\- :]")
 # Records of a sweep of at most so many runs are artifacts.
 MAX_RECORDS = 100
-# A file, or what makes the content of one when it is logged.
-type Artifact = Path | Callable[[], bytes]
+# The server to log to if no key names one; MLflow's own variable.
+URI_VARIABLE = "MLFLOW_TRACKING_URI"
+# Overrides that say nothing about what is swept.
+ASIDE = ("results_dir=", "mlflow", "retry=", "hydra")
+# Other pages are made for generative models.
+WORKFLOW = {"workflowType": "machine_learning"}
+# The name under which a page's link finds its view among the experiment's tags.
+VIEW = "fastest_first"
+# Columns of the page after the iteration time and the speedup.
+COLUMNS = ("metrics.`gap_to_lower_bound`", "metrics.`bubble_ratio`", "metrics.`peak_memory_bytes`")
+# An artifact of a sweep's parent run.
+ANSWER_PAGE = "answer.html"
+# Tags of runs: the job, if a sweep has several; whether the present code makes the run, yes or no; of a parent, the
+# answer in short, and the strategy that speedups are over.
+CASE_TAG = "case"
+CURRENT_TAG = "current"
+NOTE_TAG = "mlflow.note.content"
+BASELINE_TAG = "baseline"
+# Makes the content of a file when it is logged.
+type Artifact = Callable[[], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +92,6 @@ class Entry:
         case: hash of the configuration that its seeds share, or ``SWEEP``.
         code_version: of its records; empty for a parent.
         metrics: values by step: seeds, then their mean as the last; iterations for ``BY_ITERATION``.
-        artifacts: by their paths in the run.
-        table: all runs of a sweep.
         dataset: name, digest and configuration (JSON) of its workload; None if its files cannot be read now.
         made_ms: time of its first and last record, since 1970; empty if that is not recorded.
     """
@@ -103,11 +120,6 @@ class Entry:
         return _hash([self.name, self.failed, self.tags, self.params, self.metrics, files, self.dataset, self.made_ms])
 
 
-def content_of(artifact: Artifact) -> bytes:
-    """Return the content of an artifact."""
-    return artifact.read_bytes() if isinstance(artifact, Path) else artifact()
-
-
 def entries_of(
     results: Results,
     records: Sequence[Record],
@@ -123,30 +135,23 @@ def entries_of(
     if len(records) == 1:
         (record,) = records
         paths = {"record.json": results.record_path(record.key), "chrome_trace.json": results.trace_path(record.key)}
-        return [_entry(results, {record.labels["seed"]: record}, name, files=paths, apart=())]
+        return [_entry(results, {record.labels["seed"]: record}, name, files=paths, apart="")]
     answer = Answer.of(records, lost)
     cases = [*_cases(answer, results, is_small=len(records) <= MAX_RECORDS)]
     return [_parent(answer, name, results, cases, files, pictures), *cases]
 
 
 def _cases(answer: Answer, results: Results, is_small: bool) -> Iterator[Entry]:
-    """Yield every case and strategy, then those of runs under posterior draws, whose steps are the draws."""
+    """Yield every case and strategy; the table has runs under posterior draws."""
     for case in answer.cases:
         where = answer.case_name(case)
         for result in case.results:
-            runs = dict(sorted(result.group.runs.items()))
-            name = " ".join(filter(None, (answer.variant(result.group), where)))
+            runs = dict(sorted(result.runs.items()))
+            name = " ".join(filter(None, (result.name, where)))
             paths = {f"records/seed_{seed}.json": results.record_path(one.key) for seed, one in runs.items()}
             mean = result.standing.speedup
             gains = {speedup_name(answer.baseline): _with_mean(result.standing.gains, mean.mean)} if mean else {}
             yield _entry(results, runs, name, where, gains, paths if is_small else {})
-    drawn: dict[str, dict[int, Record]] = {}
-    for record in answer.draws:
-        drawn.setdefault(_shared_configuration(record, ("seed", DRAW)), {})[record.config[DRAW]] = record
-    for runs in drawn.values():
-        labels = next(iter(runs.values())).labels
-        where = f"{labels['workload']} {labels['model']}, posterior draws"
-        yield _entry(results, runs, f"{labels['strategy']} {where}", where, apart=("seed", DRAW))
 
 
 def _entry(
@@ -156,9 +161,9 @@ def _entry(
     where: str = "",
     speedup: Mapping[str, Mapping[int, float]] | None = None,
     files: Mapping[str, Path] | None = None,
-    apart: Sequence[str] = ("seed",),
+    apart: str = "seed",
 ) -> Entry:
-    """Show records by step as one run; their configurations differ in the keys ``apart`` only."""
+    """Show records by step as one run; their configurations differ in the key ``apart`` only."""
     records = [*runs.values()]
     done = {step: record for step, record in runs.items() if record.status == "ok"}
     names = (*SHOWN, *dict.fromkeys(name for record in records for name in record.added))
@@ -166,21 +171,17 @@ def _entry(
     metrics = {name: _with_mean(by_step, fmean(by_step.values())) for name, by_step in values.items() if by_step}
     workload = json.dumps(records[0].config["workload"], sort_keys=True)
     return Entry(
-        _shared_configuration(records[0], apart),
+        _hash({key: value for key, value in records[0].config.items() if key != apart}),
         records[0].code_version,
         name[:MAX_NAME],
         failed=any(record.status == "failed" for record in records),
         tags=_tags(records, where, results),
         params=parameters(records),
         metrics={**metrics, **(speedup or {}), **_by_iteration([*done.values()])},
-        artifacts={path: file for path, file in (files or {}).items() if file.exists()},
+        artifacts={path: file.read_bytes for path, file in (files or {}).items() if file.exists()},
         dataset=_dataset(workload, str(records[0].labels["workload"])),
         made_ms=_made_ms(records),
     )
-
-
-def _shared_configuration(record: Record, apart: Sequence[str]) -> str:
-    return _hash({name: value for name, value in record.config.items() if name not in apart})
 
 
 def _with_mean(values: Mapping[int, float], mean: float) -> dict[int, float]:
@@ -202,10 +203,9 @@ def parameters(records: Sequence[Record]) -> dict[str, Any]:
     """
     first = records[0]
     config = flatten(first.config)
-    given = decisive_overrides(first.overrides, first.config_dir)
     values = {CAPITALS.get(label, label): first.labels[label] for label in LABELS if label != "seed"}
     values |= {f"layout.{name}": degree for name in DEGREES if (degree := first.config["layout"][name]) is not None}
-    for key, text in given.items():
+    for key, text in decisive_overrides(first.overrides, first.config_dir).items():
         value = config.get(key.lstrip("+"), text.removeprefix("="))
         if key not in LABELS and (key not in _defaults() or value != _defaults()[key]):
             values[key.lstrip("+~")] = "null" if value is None else value
@@ -245,11 +245,10 @@ def _once(texts: Iterable[str]) -> str:
 @cache
 def _made_with() -> dict[str, str]:
     tags = {"mlflow.source.name": COMMAND, "mlflow.source.type": "LOCAL"}
-    try:
-        return {**tags, "mlflow.user": getpass.getuser()}
-    except (OSError, KeyError):
-        # Users of containers may have no name.
-        return tags
+    # Users of containers may have no name.
+    with suppress(OSError, KeyError):
+        tags["mlflow.user"] = getpass.getuser()
+    return tags
 
 
 def _parent(
@@ -261,10 +260,9 @@ def _parent(
     pictures: Pictures | None,
 ) -> Entry:
     records = [*answer.records, *answer.draws]
-    speedups = {variant: overall.speedup.mean for variant, overall in answer.overall.items()}
+    speedups = {clean(f"speedup/{name}"): overall.speedup.mean for name, overall in answer.overall.items()}
     metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}
-    metrics |= {clean(f"speedup/{variant}"): speedup for variant, speedup in speedups.items()}
-    metrics |= {"best_speedup": max(speedups.values())} if speedups else {}
+    metrics |= {**speedups, "best_speedup": max(speedups.values())} if speedups else {}
     note = "\n\n".join([" ".join(sentences(answer)), *(f"- {line}" for line in notices(answer.records))])
     shown = [*(case.digest for case in cases), *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)]
     tags = {NOTE_TAG: note[:MAX_TEXT], "best_strategy": answer.fastest, BASELINE_TAG: answer.baseline}
@@ -275,7 +273,7 @@ def _parent(
         failed=False,
         tags={key: text for key, text in tags.items() if text} | _made_with() | {"entrain_bench.shown": _hash(shown)},
         metrics={key: {0: value} for key, value in metrics.items()},
-        artifacts={**_pages(answer, results, pictures), **{f"figures/{file.name}": file for file in files}},
+        artifacts={**_pages(answer, results, pictures), **{f"figures/{file.name}": file.read_bytes for file in files}},
         table=partial(table_of, records),
         made_ms=_made_ms(records),
     )
@@ -319,3 +317,57 @@ def _dataset(workload: str, name: str) -> tuple[str, str, str] | None:
 
 def _hash(values: object) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def tracking_uri(given: str | None) -> str:
+    """Return the address of the tracking server; empty for the store in the folder of results."""
+    return given or os.environ.get(URI_VARIABLE, "")
+
+
+def store_path(results: Results) -> Path:
+    """Return the SQLite file of a results folder."""
+    return results.root / "mlflow.db"
+
+
+def sweep_name(overrides: Sequence[str]) -> str:
+    """Return the name of a sweep: its figure, or its overrides, or ``defaults`` without any."""
+    texts = [text for text in overrides if not text.lstrip("+").startswith(ASIDE)]
+    name = texts[0].removeprefix("figure=") if len(texts) == 1 else " ".join(texts)
+    return shortened(name) or "defaults"
+
+
+def shortened(name: str) -> str:
+    """Cut a name that is too long for a page or a file; a hash keeps different names different."""
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}... {digest}"
+
+
+def clean(name: str) -> str:
+    """Return a name that MLflow takes for a parameter or a metric."""
+    return FORBIDDEN.sub("_", name)[:MAX_KEY]
+
+
+def speedup_name(baseline: str) -> str:
+    """Return the metric that holds the speedup over a strategy."""
+    return clean(f"speedup_over_{baseline}")
+
+
+def page_tags(baseline: str = "", by_case: bool = False) -> dict[str, str]:
+    """Return the tags of an experiment that make its page; ``by_case``: times of different jobs are not comparable."""
+    speedup = [f"metrics.`{speedup_name(baseline)}`"] if baseline else []
+    groups = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": CASE_TAG}]}
+    view = {
+        "searchFilter": f"tags.`{CURRENT_TAG}` = 'yes'",
+        "orderByKey": "metrics.`iteration_time_s`",
+        "orderByAsc": True,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "selectedColumns": ["metrics.`iteration_time_s`", *speedup, *COLUMNS],
+        **({"groupBy": groups} if by_case else {}),
+    }
+    return {"mlflow.experimentKind": "custom_model_development", f"mlflow.sharedViewState.{VIEW}": json.dumps(view)}
+
+
+def page_link(base: str, *path: str, **query: str) -> str:
+    """Return the address of a page of experiments on a server, whose root shows MLflow's pages for GenAI."""
+    return f"{base}/#/{'/'.join(['experiments', *path])}?{urlencode({**WORKFLOW, **query})}"

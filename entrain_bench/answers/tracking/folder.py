@@ -18,7 +18,7 @@ from mlflow.entities import FileInfo
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Engine
 
-from entrain_bench.answers.tracking.pages import store_path
+from entrain_bench.answers.tracking.entries import store_path
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.records import Results
 
@@ -28,11 +28,7 @@ TIMEOUT_S = 60.0
 
 
 class FolderClient(MlflowClient):
-    """MLflow's client of a results folder.
-
-    Raises:
-        UserError: if the store is damaged; MLflow would try to open it for minutes.
-    """
+    """MLflow's client of a results folder; ``UserError`` if the store is damaged."""
 
     def __init__(self, results: Results) -> None:
         path = store_path(results)

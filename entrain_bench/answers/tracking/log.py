@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -15,16 +14,18 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from entrain_bench.answers.answer import Pictures
-from entrain_bench.answers.tracking.entries import SWEEP, Entry, content_of, entries_of
-from entrain_bench.answers.tracking.pages import (
+from entrain_bench.answers.tracking.entries import (
+    ANSWER_PAGE,
     BASELINE_TAG,
     CASE_TAG,
     CURRENT_TAG,
     NOTE_TAG,
-    answer_link,
-    experiments_link,
+    SWEEP,
+    VIEW,
+    Entry,
+    entries_of,
+    page_link,
     page_tags,
-    runs_link,
     store_path,
 )
 from entrain_bench.records.records import Record, Results
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 # The experiment of runs that belong to no sweep.
 SINGLE_RUNS = "single runs"
-# Tags of a run: what it is known by (``Entry.key``), a hash of all that it shows, and its parent.
+# Tags of a run: what it is known by, a hash of all that it shows, and its parent.
 ID_TAG = "entrain_bench.case"
 CODE_TAG = "code_version"
 DIGEST_TAG = "entrain_bench.digest"
@@ -93,7 +94,7 @@ def log_records(
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-    return num_runs, answer_link(uri.rstrip("/"), experiment, sweep) if uri and sweep and num_runs else ""
+    return num_runs, _answer_link(uri.rstrip("/"), experiment, sweep) if uri and sweep and num_runs else ""
 
 
 def open_client(results: Results, uri: str) -> MlflowClient:
@@ -120,16 +121,19 @@ def links(results: Results, base: str, most: int) -> list[str]:
     lines = list[str]()
     for one in sorted(logged, key=lambda one: int(one.tags[LOGGED_TAG]), reverse=True)[:most]:
         sweep = one.tags.get(SWEEP_TAG)
-        answer = [f"  answer: {answer_link(base, one.experiment_id, sweep)}"] if sweep else []
-        lines += [one.name, *answer, f"  runs:   {runs_link(base, one.experiment_id)}"]
-    return [*lines, f"all experiments: {experiments_link(base)}"] if lines else []
+        answer = [f"  answer: {_answer_link(base, one.experiment_id, sweep)}"] if sweep else []
+        lines += [one.name, *answer, f"  runs:   {page_link(base, one.experiment_id, 'runs', viewStateShareKey=VIEW)}"]
+    return [*lines, f"all experiments: {page_link(base)}"] if lines else []
+
+
+def _answer_link(base: str, experiment: str, run_id: str) -> str:
+    return page_link(base, experiment, "runs", run_id, "artifacts", ANSWER_PAGE)
 
 
 def _experiment(client: MlflowClient, name: str, uri: str) -> str:
     known = client.get_experiment_by_name(name)
     if known is None:
-        place = None if uri else "mlflow-artifacts:/"
-        return str(client.create_experiment(name, place, page_tags()))
+        return str(client.create_experiment(name, None if uri else "mlflow-artifacts:/", page_tags()))
     if known.lifecycle_stage == "deleted":
         client.restore_experiment(known.experiment_id)
     return str(known.experiment_id)
@@ -139,42 +143,39 @@ def _log_all(
     client: MlflowClient, experiment: str, entries: Sequence[Entry], pool: ThreadPoolExecutor
 ) -> tuple[int, str]:
     """Log the entries that are not there; returns how many, without the parent, and the parent's run if any."""
-
-    def do(calls: Sequence[Callable[[], object]]) -> None:
-        for future in [pool.submit(call) for call in calls]:
-            future.result()
-
-    def tag(runs: Sequence[Run], name: str, text: str) -> None:
-        do([partial(client.set_tag, run.info.run_id, name, text) for run in runs if run.data.tags.get(name) != text])
-
-    first = entries[0]
     digests = {entry.key: entry.digest for entry in entries}
-    logged = client.search_runs([experiment], f"tags.`{ID_TAG}` != ''", max_results=MAX_RUNS)
-    # One that is still running was interrupted.
-    whole = [run for run in logged if run.info.status != "RUNNING"]
-    kept = {_key(run): run for run in whole if digests.get(_key(run)) == run.data.tags.get(DIGEST_TAG)}
-    replaced = [run for run in logged if _key(run) in digests and kept.get(_key(run)) is not run]
-    do([partial(client.delete_run, run.info.run_id) for run in replaced])
-    outdated = [run for run in logged if _key(run) not in digests]
+    kept: dict[tuple[str, str], Run] = {}
+    outdated: list[Run] = []
+    for run in client.search_runs([experiment], f"tags.`{ID_TAG}` != ''", max_results=MAX_RUNS):
+        key = run.data.tags[ID_TAG], run.data.tags.get(CODE_TAG, "")
+        if key not in digests:
+            outdated += [run] if entries[0].case in (SWEEP, key[0]) else []
+        # One that is still running was interrupted; restored experiments have runs twice.
+        elif key in kept or run.data.tags.get(DIGEST_TAG) != digests[key] or run.info.status == "RUNNING":
+            client.delete_run(run.info.run_id)
+        else:
+            kept[key] = run
+    parent, *cases = entries if entries[0].case == SWEEP else (None, *entries)
     sweep = ""
     tags: dict[str, str] = {}
-    if first.case == SWEEP:
-        sweep = str(kept[first.key].info.run_id) if first.key in kept else log_entry(client, experiment, first, {})
+    if parent:
+        known = kept.pop(parent.key, None)
+        sweep = known.info.run_id if known else log_entry(client, experiment, parent, {})
         tags = {PARENT_TAG: sweep}
-        tag([run for key, run in kept.items() if key != first.key], PARENT_TAG, sweep)
-        page = page_tags(first.tags.get(BASELINE_TAG, ""), any(CASE_TAG in entry.tags for entry in entries))
-        tags_of_page = {**page, NOTE_TAG: first.tags[NOTE_TAG], SWEEP_TAG: sweep}
-    else:
-        tags_of_page = {}
-        outdated = [run for run in outdated if _key(run)[0] == first.case]
-    fresh = [entry for entry in entries if entry.key not in kept]
-    children = [entry for entry in fresh if entry.case != SWEEP]
-    do([partial(log_entry, client, experiment, entry, tags) for entry in children])
-    tag([*kept.values()], CURRENT_TAG, "yes")
-    tag(outdated, CURRENT_TAG, "no")
-    for name, text in {**tags_of_page, LOGGED_TAG: str(time.time_ns() // 10**6)}.items() if fresh else ():
-        client.set_experiment_tag(experiment, name, text)
-    return len(children), sweep
+    fresh = [entry for entry in cases if entry.key not in kept]
+    [*pool.map(lambda entry: log_entry(client, experiment, entry, tags), fresh)]
+    marks = [(run, {**tags, CURRENT_TAG: "yes"}) for run in kept.values()]
+    marks += [(run, {CURRENT_TAG: "no"}) for run in outdated]
+    changed = [(run, *mark) for run, texts in marks for mark in texts.items() - run.data.tags.items()]
+    [*pool.map(lambda change: client.set_tag(change[0].info.run_id, *change[1:]), changed)]
+    if fresh or (parent and not known):
+        page = {LOGGED_TAG: str(time.time_ns() // 10**6)}
+        if parent:
+            page |= page_tags(parent.tags.get(BASELINE_TAG, ""), any(CASE_TAG in entry.tags for entry in cases))
+            page |= {NOTE_TAG: parent.tags[NOTE_TAG], SWEEP_TAG: sweep}
+        for name, text in page.items():
+            client.set_experiment_tag(experiment, name, text)
+    return len(fresh), sweep
 
 
 def log_entry(client: MlflowClient, experiment: str, entry: Entry, tags: Mapping[str, str]) -> str:
@@ -185,12 +186,12 @@ def log_entry(client: MlflowClient, experiment: str, entry: Entry, tags: Mapping
     started_ms, ended_ms = entry.made_ms or [time.time_ns() // 10**6] * 2
     run = client.create_run(experiment, started_ms, {**entry.tags, **tags, **known_by}, entry.name)
     run_id = str(run.info.run_id)
-    with TemporaryDirectory() as folder:
-        for path, content in entry.artifacts.items():
-            file = Path(folder) / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content_of(content))
-        if entry.artifacts:
+    if entry.artifacts:
+        with TemporaryDirectory() as folder:
+            for path, content in entry.artifacts.items():
+                file = Path(folder) / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content())
             client.log_artifacts(run_id, folder)
     if entry.table:
         client.log_table(run_id, entry.table(), "table.json")
@@ -198,15 +199,14 @@ def log_entry(client: MlflowClient, experiment: str, entry: Entry, tags: Mapping
         name, digest, source = entry.dataset
         context = InputTag("mlflow.data.context", "training")
         client.log_inputs(run_id, [DatasetInput(Dataset(name, digest, "code", source), [context])])
-    values = [(name, step, value) for name, steps in entry.metrics.items() for step, value in steps.items()]
     client.log_batch(
         run_id,
-        metrics=[Metric(name, value, ended_ms, step) for name, step, value in values],
+        metrics=[
+            Metric(name, value, ended_ms, step)
+            for name, steps in entry.metrics.items()
+            for step, value in steps.items()
+        ],
         params=[Param(name, str(value)) for name, value in entry.params.items()],
     )
     client.set_terminated(run_id, "FAILED" if entry.failed else "FINISHED", ended_ms)
     return run_id
-
-
-def _key(run: Run) -> tuple[str, str]:
-    return run.data.tags[ID_TAG], run.data.tags.get(CODE_TAG, "")

@@ -35,8 +35,7 @@ def is_reference(value: object) -> bool:
 def published_model(reference: str) -> dict[str, Any]:
     """The model that a reference names, as a model's YAML states one; it is called like the reference.
 
-    Raises:
-        UserError: for files that are not there or cannot be read, and for fields that cannot be mapped.
+    ``UserError`` for files that are not there or cannot be read, and for fields that cannot be mapped.
     """
     try:
         values = model_values(_published(reference))
@@ -55,19 +54,18 @@ def _published(reference: str) -> Published:
     newer = files.get(NEWER_PROCESSOR, {})
     processor = {key: value for key, value in newer.items() if key not in NESTED} | files.get(PROCESSOR, {})
     for name in NESTED:
-        processor |= newer.get(name, {}) if isinstance(newer.get(name), Mapping) else {}
+        if isinstance(newer.get(name), Mapping):
+            processor |= newer[name]
     return Published(Fields(files[CONFIG], CONFIG), Fields(processor, PROCESSOR), lambda name: _published(HUB + name))
 
 
 def _file(reference: str, name: str) -> Path | None:
     """A file of a published model; None if there is none."""
     place = Path(reference.removeprefix(HUB)).expanduser()
-    if place.is_dir():
-        return found if (found := place / name).is_file() else None
-    if place.suffix == ".json" or not reference.startswith(HUB):
+    if place.is_dir() or place.suffix == ".json" or not reference.startswith(HUB):
         # The processor's files are in the folder of the configuration.
-        found = place if name == CONFIG else place.with_name(name)
-        return found if found.is_file() else None
+        beside = place / name if place.is_dir() else place if name == CONFIG else place.with_name(name)
+        return beside if beside.is_file() else None
     if not (match := REPOSITORY.fullmatch(reference.removeprefix(HUB))):
         raise UserError("must be hf:ORG/NAME, a folder, or the path of a config.json")
     return _from_hub(match[1], match[2], name)
@@ -106,13 +104,9 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
-        if len(text) > MAX_BYTES:
-            raise UserError(f"{path.name} has more than {MAX_BYTES} bytes; must be a configuration")
-        values = json.loads(text)
+        values = json.loads(text) if len(text) <= MAX_BYTES else None
     except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"{path.name} cannot be read ({error})") from error
     if not isinstance(values, dict):
-        raise UserError(f"{path.name} must hold a mapping")
+        raise UserError(f"{path.name} must hold a mapping in at most {MAX_BYTES} bytes")
     return values

@@ -24,9 +24,6 @@ USUAL: Mapping[str, Any] = {
 }
 # Frames of a video at most, one a second, as in experiments/model/tokens/llavaov.yaml.
 MAX_FRAMES = 32
-# Whisper's spectrogram: 100 frames a second, then convolutions ``[kernel, stride, padding]`` of which one halves them.
-WHISPER_RATE = 100.0
-WHISPER_STEPS = [[3, 1, 1], [3, 2, 1]]
 
 
 def qwen_images(processor: Fields, vision: Fields) -> dict[str, Any]:
@@ -73,9 +70,9 @@ def tile_side(processor: Fields) -> int:
     return height
 
 
-def patches_a_side(pixels: int, vision: Fields) -> int:
-    """Patches on a side of a square image."""
-    return pixels // vision.square("patch_size")
+def keeps_all(config: Fields) -> bool:
+    """Whether all of the encoder's tokens reach the LLM, the class token included."""
+    return config.choice("vision_feature_select_strategy", ("default", "full")) == "full"
 
 
 def fixed(encoder_tokens: int, llm_tokens: int) -> dict[str, Any]:
@@ -86,28 +83,27 @@ def fixed(encoder_tokens: int, llm_tokens: int) -> dict[str, Any]:
 def any_resolution(processor: Fields, config: Fields, vision: Fields, has_class_token: bool) -> dict[str, Any]:
     """Grids of tiles as LLaVA-NeXT and LLaVA-OneVision have them."""
     pixels = tile_side(processor)
-    side = patches_a_side(pixels, vision)
-    keeps_all = config.choice("vision_feature_select_strategy", ("default", "full")) == "full"
-    if not keeps_all and not has_class_token:
+    patch = vision.square("patch_size")
+    side = pixels // patch
+    if not keeps_all(config) and not has_class_token:
         raise UserError("vision_feature_select_strategy=default: would drop a patch; must be full for this encoder")
     rules: dict[str, Any] = {
         "kind": "any_resolution",
         "pixels": pixels,
         "side": side,
         "encoder_tokens": side**2 + has_class_token,
-        "overview_tokens": side**2 + (has_class_token and keeps_all),
+        "overview_tokens": side**2 + (has_class_token and keeps_all(config)),
         "grids": _grids(processor if processor.get("image_grid_pinpoints") else config, pixels),
     }
-    found: dict[str, Any] = {"images": rules, "patch_pixels": vision.square("patch_size")}
-    if config.get("vision_aspect_ratio"):
-        ratio = str(config.get("vision_aspect_ratio"))
-        limit = re.fullmatch(r"anyres_max_(\d+)", ratio)
-        if limit is None:
-            raise UserError(f"vision_aspect_ratio={ratio}: must be anyres_max_N")
-        rules |= {"max_tiles": int(limit[1]), "single_only": True}
-        frame = {"encoder_tokens": side**2, "llm_tokens": math.ceil(side / 2) ** 2, "max_frames": MAX_FRAMES}
-        found["frames"] = frame
-    return found
+    ratio = config.get("vision_aspect_ratio")
+    if not ratio:
+        return {"images": rules, "patch_pixels": patch}
+    limit = re.fullmatch(r"anyres_max_(\d+)", str(ratio))
+    if limit is None:
+        raise UserError(f"vision_aspect_ratio={ratio}: must be anyres_max_N")
+    rules |= {"max_tiles": int(limit[1]), "single_only": True}
+    frames = {"encoder_tokens": side**2, "llm_tokens": math.ceil(side / 2) ** 2, "max_frames": MAX_FRAMES}
+    return {"images": rules, "frames": frames, "patch_pixels": patch}
 
 
 def _grids(fields: Fields, pixels: int) -> list[list[int]]:
@@ -121,31 +117,31 @@ def _grids(fields: Fields, pixels: int) -> list[list[int]]:
 
 
 def nearest_grid(
-    max_tiles: int, min_tiles: int, pixels: int, patch: int, ratio: float, has_overview: bool
+    max_tiles: int, min_tiles: int, pixels: int, vision: Fields, ratio: float, has_overview: bool
 ) -> dict[str, Any]:
     """InternVL's dynamic tiling; ``ratio``: LLM tokens on a side of a tile relative to its patches."""
     require(min_tiles == 1, "min_patches", min_tiles, "1")
     require(has_overview, "use_thumbnail", has_overview, "true")
+    patch = vision.square("patch_size")
     side = pixels // patch
-    tokens = int(side * ratio) ** 2
-    images = {"pixels": pixels, "max_tiles": max_tiles, "encoder_tokens": side**2 + 1, "llm_tokens": tokens}
-    frames = {"encoder_tokens": side**2 + 1, "llm_tokens": tokens, "max_frames": MAX_FRAMES}
-    return {"images": {"kind": "nearest_grid", **images}, "frames": frames, "patch_pixels": patch}
+    tile = {"encoder_tokens": side**2 + 1, "llm_tokens": int(side * ratio) ** 2}
+    images = {"kind": "nearest_grid", "pixels": pixels, "max_tiles": max_tiles, **tile}
+    return {"images": images, "frames": {**tile, "max_frames": MAX_FRAMES}, "patch_pixels": patch}
 
 
 def longest_edge(processor: Fields, vision: Fields, scale: int) -> dict[str, Any]:
     """Tiles and an overview as Idefics3 and SmolVLM have them; ``scale``: patches on a side of an LLM token."""
     pixels = processor.part("max_image_size").integer("longest_edge")
-    side = patches_a_side(pixels, vision)
-    encoder_tokens = side**2
+    patch = vision.square("patch_size")
+    side = pixels // patch
     llm_tokens = (side // scale) ** 2
     if processor.get("do_image_splitting") is False:
         # With a marker on each side, and one that tells the overview.
-        return fixed(encoder_tokens, llm_tokens + 3)
+        return fixed(side**2, llm_tokens + 3)
     longest = processor.part("size").integer("longest_edge")
     require(longest % pixels == 0, "size.longest_edge", longest, f"a multiple of max_image_size.longest_edge={pixels}")
-    rules = {"pixels": pixels, "longest_edge": longest, "encoder_tokens": encoder_tokens, "llm_tokens": llm_tokens}
-    return {"images": {"kind": "longest_edge", **rules}, "patch_pixels": vision.square("patch_size")}
+    rules = {"pixels": pixels, "longest_edge": longest, "encoder_tokens": side**2, "llm_tokens": llm_tokens}
+    return {"images": {"kind": "longest_edge", **rules}, "patch_pixels": patch}
 
 
 def native_size(processor: Fields, vision: Fields, merge: int) -> dict[str, Any]:
@@ -177,12 +173,15 @@ def conformer_audio(rate: int) -> dict[str, Any]:
     return {"audio": rules, "audio_segment_s": 5.0 * rate, "audio_frames_per_s": 100.0 / rate}
 
 
-def whisper_audio(pooling: int, rounds_up: bool = False, pads_llm: bool = False) -> dict[str, Any]:
-    """Segments of 30 seconds, padded before Whisper's encoder; the LLM gets a token of ``pooling`` of its own."""
+def whisper_audio(pooling: int, pads_llm: bool = False) -> dict[str, Any]:
+    """Segments of 30 seconds, padded before Whisper's encoder; the LLM gets a token of ``pooling`` of its own.
+
+    Whisper's spectrogram has 100 frames a second; convolutions ``[kernel, stride, padding]`` halve them.
+    """
     rules = {
-        "frames_per_s": WHISPER_RATE,
-        "encoder_steps": WHISPER_STEPS,
-        "llm_steps": [[1 if rounds_up else pooling, pooling, 0]],
+        "frames_per_s": 100.0,
+        "encoder_steps": [[3, 1, 1], [3, 2, 1]],
+        "llm_steps": [[pooling, pooling, 0]],
         "pads_encoder": True,
         "pads_llm": pads_llm,
     }

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.costs.profiled.fitting import fit_factors
-from entrain_bench.costs.profiled.timed_points import DeviceProfile, StagePoint
+from entrain_bench.base.arithmetic import matmul, solve
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.costs.profiled.file import DeviceProfile, StagePoint
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModuleSpec
 
@@ -27,9 +27,7 @@ LEAST_SCORES = 4096.0
 class PiecewiseLine:
     """A piecewise linear function that never falls: constant below the first knot, with the last slope above the last.
 
-    Attributes:
-        knots: arguments, ascending ``[knots]``.
-        values: values at the knots ``[knots]``.
+    Knots ascend ``[knots]``.
     """
 
     knots: FloatArray
@@ -80,17 +78,11 @@ def knots_of_scores(tokens: FloatArray, scores: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Seconds of one layer's pass, as the sum of three terms.
+    """Seconds of one layer's pass, as the sum of three terms."""
 
-    Attributes:
-        products: seconds by tokens.
-        attention: seconds by scores; None without attention.
-        segment_s: seconds per sequence, or per window.
-    """
-
-    products: PiecewiseLine
-    attention: PiecewiseLine | None = None
-    segment_s: float = 0.0
+    products: PiecewiseLine  # by tokens
+    attention: PiecewiseLine | None = None  # by scores
+    segment_s: float = 0.0  # per sequence, or per window
 
     def at(self, tokens: FloatArray, scores: FloatArray, segments: FloatArray) -> FloatArray:
         """Return the seconds of packs; 0 without tokens ``[packs]``."""
@@ -114,19 +106,12 @@ type GroupKey = tuple[str, str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class LayerCurves:
-    """Curves of one layer kind at one tensor-parallel and one context-parallel degree, in seconds.
+    """Curves of one layer kind at one tensor-parallel and one context-parallel degree, in seconds."""
 
-    Attributes:
-        layer: curve of a layer, by ``PASSES``.
-        stage: curve of a stage without its layers, by ``PASSES``; 0 for layers that are not blocks.
-        tokens: fewest and most measured tokens of a rank.
-        scores: most measured scores of a rank.
-    """
-
-    layer: tuple[Curve, ...]
-    stage: tuple[Curve, ...]
-    tokens: tuple[int, int]
-    scores: float
+    layer: tuple[Curve, ...]  # of a layer, by ``PASSES``
+    stage: tuple[Curve, ...]  # of a stage without its layers, by ``PASSES``; empty if layers are not blocks
+    tokens: tuple[int, int]  # fewest and most measured tokens of a rank
+    scores: float  # most measured scores of a rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,3 +245,49 @@ def _curves(group: _Group) -> LayerCurves:
         (int(group.tokens.min()), int(group.tokens.max())),
         float(group.scores.max()),
     )
+
+
+# Of a column's square: what columns that only repeat others are told apart by.
+RIDGE = 1e-9
+# Slope, relative to the seconds, below which a factor stays 0.
+LEAST_SLOPE = 1e-9
+
+
+def fit_factors(parts: FloatArray, seconds: Sequence[float]) -> FloatArray:
+    """Return the factors >= 0 that minimize the squared relative residuals ``[parts]``.
+
+    ``parts`` are multipliers of each factor at each point ``[points, parts]``. The active-set method of Lawson and
+    Hanson (Solving Least Squares Problems, 1974, chapter 23), with arithmetic in a fixed order, so the same points give
+    the same factors on every machine.
+    """
+    relative = np.asarray(parts, np.float64) / np.asarray(seconds, np.float64)[:, None]
+    scale = np.sqrt((relative * relative).sum(axis=0))
+    used = np.flatnonzero(scale > 0)
+    columns = relative[:, used] / scale[used]
+    square = matmul(columns.T, columns) + RIDGE * np.eye(len(used))
+    right = columns.sum(axis=0)
+    factors = np.zeros(len(used))
+    above = np.zeros(len(used), bool)
+    while True:
+        slope = np.where(above, -np.inf, right - matmul(square, factors))
+        if above.all() or slope.max() <= LEAST_SLOPE:
+            break
+        above[int(np.argmax(slope))] = True
+        factors = _best_above(square, right, factors, above)
+    solution = np.zeros(len(scale))
+    solution[used] = factors / scale[used]
+    return solution
+
+
+def _best_above(square: FloatArray, right: FloatArray, factors: FloatArray, above: BoolArray) -> FloatArray:
+    """Return the best factors of a positive set; drop from the set those that would become negative."""
+    while True:
+        best = np.zeros(len(factors))
+        best[above] = solve(square[np.ix_(above, above)], right[above])
+        if not (best[above] <= 0).any():
+            return best
+        falling = np.flatnonzero(above & (best <= 0))
+        steps = factors[falling] / (factors[falling] - best[falling])
+        factors = factors + steps.min() * (best - factors)
+        factors[falling[int(np.argmin(steps))]] = 0.0
+        above &= factors > 0

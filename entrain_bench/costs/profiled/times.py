@@ -1,40 +1,53 @@
-"""Layer times between the measured points of a profile."""
+"""Layer times between the points of a device profile, and ``cluster/device=profiled``: a cluster made of one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, sum_in_order, sum_rows
-from entrain_bench.base.errors import UserError
+from entrain_bench.base.arrays import FloatArray, IntArray, sum_in_order
+from entrain_bench.base.errors import UserError, require
+from entrain_bench.costs.layer_times import PassTimes, Stages
 from entrain_bench.costs.loads import Loads, busiest_area, count_labelled, most_labelled, packed
-from entrain_bench.costs.profiled.fitting import fit_factors
+from entrain_bench.costs.profiled.file import (
+    STATISTICS,
+    CollectivePoint,
+    Constants,
+    DeviceProfile,
+    digest,
+    read_profile,
+)
 from entrain_bench.costs.profiled.layers import (
     MEDIAN,
     Curve,
     GroupKey,
     LayerCurves,
     fit_curves,
+    fit_factors,
     held_segments,
     num_segments,
     score_elements,
 )
-from entrain_bench.costs.profiled.timed_points import DeviceProfile
-from entrain_bench.costs.roofline import (
-    ATTENTION_BACKWARD,
-    GEMM_BACKWARD,
-    PassTimes,
-    Roofline,
-    remade_layers,
-)
-from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.costs.roofline import ATTENTION_BACKWARD, GEMM_BACKWARD, Roofline
+from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, Speed
 from entrain_bench.specs.framework import PACK, FrameworkOptions
 from entrain_bench.specs.layer import Layer
-from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.model import FULL, ModelSpec, ModuleSpec
+from entrain_bench.specs.module_layers import UNFUSED
+from entrain_bench.specs.parse import OneOf, parse
 
 FORWARD, BACKWARD, REMADE = range(3)
+LINK_KEYS = ("bandwidth_bytes_per_s", "latency_s")
+# Layer times are measured, so the roofline's other constants are never read.
+UNUSED = {
+    field.name: 1e-9 if field.name.endswith("_s") else 1.0
+    for field in fields(DeviceSpec)
+    if field.default is MISSING and field.name not in {"name", *Constants.__dataclass_fields__}
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +57,13 @@ class ProfiledTimes:
     A context-parallel degree that was not profiled takes the times of degree 1 for its rank's tokens, scores and
     segments, which leaves out what copies of gathered keys and values take. Communication follows from the cluster's
     links; only ``tp_overlap`` hides it, because a profile has no times of single matrix products.
-
-    Attributes:
-        roofline: of the cluster; prices communication.
-        curves: by module, layer kind, tensor-parallel and context-parallel degree.
-        step_s: fixed seconds of an optimizer step, and seconds per parameter.
-        where: the profile's name in errors.
-        extrapolate: whether a pack may be outside the measured range.
     """
 
-    roofline: Roofline
+    roofline: Roofline  # of the cluster; prices communication
     curves: Mapping[GroupKey, LayerCurves]
-    step_s: tuple[float, float]
-    where: str
-    extrapolate: bool = False
+    step_s: tuple[float, float]  # fixed seconds of an optimizer step, and seconds per parameter
+    where: str  # the profile's name in errors
+    extrapolate: bool = False  # a pack may be outside the measured range
 
     @classmethod
     def of(
@@ -73,14 +79,14 @@ class ProfiledTimes:
         if not profile.finished:
             raise UserError(f"{where}: is not finished. To resume, run entrain-bench profile with the same options")
         sequences = profile.subject.sequence_parallel
+        heads = profile.subject.head_tokens
         same = all(framework.of(module).sequence_parallel == sequences for module in model.modules)
-        if not same and any(point.tp > 1 for point in profile.stages):
-            raise UserError(
-                f"{where}: was measured with sequence_parallel={str(sequences).lower()}. Set the same here, or profile "
-                "the device again"
-            )
-        if (heads := profile.subject.head_tokens) != framework.head_tokens:
-            raise UserError(f"{where}: was measured with head_tokens={heads}. Set the same here, or profile again")
+        different = {
+            f"sequence_parallel={str(sequences).lower()}": not same and any(point.tp > 1 for point in profile.stages),
+            f"head_tokens={heads}": heads != framework.head_tokens,
+        }
+        for measured in filter(different.get, different):
+            raise UserError(f"{where}: was measured with {measured}. Set the same here, or profile the device again")
         for module in model.modules:
             profile.subject.check_module(module, where)
         curves = fit_curves(profile, model.modules)
@@ -102,25 +108,14 @@ class ProfiledTimes:
         return replace(self, extrapolate=True)
 
     def loads(
-        self,
-        module: ModuleSpec,
-        lengths: IntArray,
-        offsets: IntArray | None = None,
-        labelled: IntArray | None = None,
+        self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None, labelled: IntArray | None = None
     ) -> Loads:
         """Return tokens, attention scores and segments per chunk; without offsets each sequence is its own chunk."""
-        areas = count_labelled(module, lengths, labelled)
-        segments = dict[str, FloatArray]()
-        for layer in module.kinds:
-            if layer.attention:
-                areas[layer.kind] = score_elements(layer.attention, lengths)
-                segments[layer.kind] = num_segments(layer.attention, lengths)
-        sequence_loads = Loads(np.asarray(lengths, np.float64), areas, segments)
-        if offsets is not None:
-            area, count = (
-                {kind: sum_rows(offsets, values) for kind, values in by_kind.items()} for by_kind in (areas, segments)
-            )
-            sequence_loads = Loads(sum_rows(offsets, lengths), area, count)
+        attentions = {layer.kind: layer.attention for layer in module.kinds if layer.attention}
+        areas = {kind: score_elements(attention, lengths) for kind, attention in attentions.items()}
+        segments = {kind: num_segments(attention, lengths) for kind, attention in attentions.items()}
+        areas |= count_labelled(module, lengths, labelled)
+        sequence_loads = Loads(np.asarray(lengths, np.float64), areas, segments).packed_by(offsets)
         return packed(sequence_loads, module, lengths, offsets, self.roofline.framework, labelled)
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
@@ -138,44 +133,30 @@ class ProfiledTimes:
             kinds.append(PassTimes(ahead, comm, back, comm_back, weight))
         return kinds
 
-    def stages_s(
-        self,
-        module: ModuleSpec,
-        loads: Loads,
-        counts: FloatArray,
-        tp: int,
-        cp: int,
-        recompute: bool | FloatArray,
-        split: bool = False,
-    ) -> PassTimes:
+    def stages_s(self, module: ModuleSpec, loads: Loads, stages: Stages, split: bool = False) -> PassTimes:
         """Return the seconds of each chunk on each stage ``[chunks, stages]``; see ``LayerTimes``."""
-        cp = self.roofline.framework.sequence_parts(module, cp)
+        tp = stages.tp
+        cp = self.roofline.framework.sequence_parts(module, stages.cp)
         carried = {layer.kind: self._carried(module, layer, loads, tp, cp) for layer in module.kinds}
-        whole = self._stages(module, loads, counts, tp, cp, recompute, lambda kind, curve: curve.at(*carried[kind]))
+        whole = self._stages(module, loads, stages, cp, lambda kind, curve: curve.at(*carried[kind]))
         if not split:
             return whole
         weight_s = np.zeros_like(whole.backward_s)
         for index, layer in enumerate(module.kinds):
-            backward = self._curves(module, layer, tp, cp).layer[BACKWARD]
-            kind_layers = carried[layer.kind]
-            weight_s += (_weight_share(layer, *kind_layers[:2]) * backward.at(*kind_layers))[:, None] * counts[:, index]
+            backward_s = self._curves(module, layer, tp, cp).layer[BACKWARD].at(*carried[layer.kind])
+            share = _weight_share(layer, *carried[layer.kind][:2])
+            weight_s += (share * backward_s)[:, None] * stages.counts[:, index]
         return replace(whole, backward_s=whole.backward_s - weight_s, weight_s=weight_s)
 
-    def work_s(
-        self, module: ModuleSpec, loads: Loads, counts: FloatArray, tp: int, cp: int, recompute: bool
-    ) -> FloatArray:
+    def work_s(self, module: ModuleSpec, loads: Loads, stages: Stages) -> FloatArray:
         """Return the least seconds of a chunk's sequences on each stage, for any packing ``[chunks, stages]``.
 
         Every term of a curve is at least its lowest rate times its quantity. Communication is least in one pack.
         """
-        cp = self.roofline.framework.sequence_parts(module, cp)
-        carried = {layer.kind: _of_kind(layer, loads) for layer in module.kinds}
-
-        def least(kind: str, curve: Curve) -> FloatArray:
-            tokens, scores, segments = carried[kind]
-            return curve.least(tokens / cp, scores / cp, segments / cp, self.extrapolate)
-
-        return self._stages(module, loads, counts, tp, cp, recompute, least).total_s
+        cp = self.roofline.framework.sequence_parts(module, stages.cp)
+        carried = {layer.kind: [size / cp for size in _of_kind(layer, loads)] for layer in module.kinds}
+        least = self.extrapolate
+        return self._stages(module, loads, stages, cp, lambda kind, curve: curve.least(*carried[kind], least)).total_s
 
     def knows(self, module: ModuleSpec, tp: int) -> bool:
         """Return whether every layer kind of the module was profiled at this tensor-parallel degree."""
@@ -187,7 +168,7 @@ class ProfiledTimes:
         A shard may be faster than its share, because it may fit a cache that is too small for the whole layer.
         """
         degrees = sorted({key[2:] for key in self.curves if key[0] == module.name and self.knows(module, key[2])})
-        group_s = [tp * cp * self.work_s(module, loads, counts, tp, cp, False) for tp, cp in degrees]
+        group_s = [tp * cp * self.work_s(module, loads, Stages(counts, tp, cp)) for tp, cp in degrees]
         return np.asarray(np.min(group_s, axis=0))
 
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
@@ -196,20 +177,15 @@ class ProfiledTimes:
         return np.where(parameters > 0, fixed + per_parameter * parameters, 0.0)
 
     def _stages(
-        self,
-        module: ModuleSpec,
-        loads: Loads,
-        counts: FloatArray,
-        tp: int,
-        cp: int,
-        recompute: bool | FloatArray,
-        seconds: Callable[[str, Curve], FloatArray],
+        self, module: ModuleSpec, loads: Loads, stages: Stages, cp: int, seconds: Callable[[str, Curve], FloatArray]
     ) -> PassTimes:
         """Return times of stages; ``seconds(kind, curve)`` gives those of chunks, ``cp`` ranks split sequences."""
         roofline = self.roofline.of(module)
+        counts = stages.counts
+        tp = stages.tp
         totals = np.zeros((4, len(loads.tokens), len(counts)))
         blocks = [index for index, layer in enumerate(module.kinds) if layer.attention]
-        remade = remade_layers(module, counts, recompute)
+        remade = stages.remade(module)
         for index, layer in enumerate(module.kinds):
             curves = self._curves(module, layer, tp, cp)
             ahead_s = seconds(layer.kind, curves.layer[FORWARD])
@@ -256,13 +232,10 @@ class ProfiledTimes:
             outside = (tokens > 0) & ((tokens < least) | (tokens > most) | (scores > curves.scores))
             if outside.any():
                 first = int(np.argmax(outside))
-                what = f"{self.where}: {module.name} {layer.kind} at tp {tp}: {tokens[first]:.0f} tokens"
-                covered = f"{least}..{most}"
-                if least <= tokens[first] <= most:
-                    what = f"{what} with {scores[first]:.4g} attention scores"
-                    covered = f"0..{curves.scores:.4g}"
+                pack = f"{tokens[first]:.0f} tokens with {scores[first]:.4g} attention scores"
+                covered = f"the profile covers {least}..{most} tokens with 0..{curves.scores:.4g}"
                 fix = "Profile larger packs with entrain-bench profile, or set cluster.device.extrapolate=true"
-                raise UserError(f"{what}; the profile covers {covered}. {fix}")
+                raise UserError(f"{self.where}: {module.name} {layer.kind} at tp {tp}: {pack}; {covered}. {fix}")
         return tokens, scores, segments
 
 
@@ -286,3 +259,98 @@ def _of_kind(layer: Layer, loads: Loads) -> tuple[FloatArray, FloatArray, FloatA
     """Return tokens, scores and segments of chunks for one layer kind ``[chunks]``."""
     nothing = np.zeros_like(loads.tokens)
     return loads.tokens, loads.areas.get(layer.kind, nothing), loads.segments.get(layer.kind, nothing)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledDevice:
+    """The configuration of a profiled ``cluster.device``."""
+
+    path: str
+    extrapolate: bool = False  # a pack may be outside the measured range
+    statistic: Annotated[str, OneOf(STATISTICS)] = "median"  # of a point's repetitions
+    name: str | None = None  # the device that the profile must describe; None for any
+
+    @classmethod
+    def of(cls, cluster: Mapping[str, Any]) -> ProfiledDevice | None:
+        """Return the profile that a cluster's configuration names; None if it names none."""
+        device = cluster.get("device")
+        if not isinstance(device, Mapping) or "path" not in device:
+            return None
+        return parse(cls, device, "cluster.device")
+
+    @property
+    def where(self) -> str:
+        """The beginning of every error."""
+        return f"cluster.device.path={self.path}"
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the file; ``UserError`` if the file cannot be read."""
+        return digest(Path(self.path).expanduser(), self.where)
+
+    def read(self) -> DeviceProfile:
+        """Read the profile, reduced to ``statistic``; ``UserError`` if it is none, or describes another device."""
+        profile = read_profile(Path(self.path).expanduser(), self.where)
+        if self.name is not None and profile.subject.device != self.name:
+            stated = f"cluster.device.name={self.name}"
+            raise UserError(f"{self.where}: describes device {profile.subject.device}, not {stated}")
+        return profile.only(self.statistic)
+
+
+def cluster_with_times(
+    config: Mapping[str, Any], model: ModelSpec, framework: FrameworkOptions, speed: Speed
+) -> tuple[ClusterSpec, ProfiledTimes | None]:
+    """Return the cluster with its constants multiplied by ``speed``, and its profiled layer times if there are any.
+
+    ``UserError`` names a field of the configuration or the profile that is invalid.
+    """
+    device = ProfiledDevice.of(config)
+    if device is None:
+        cluster = ClusterSpec.from_config(config).at(speed)
+        framework.check_device(cluster.device)
+        return cluster, None
+    measured = {"freeze": (), "attention_kernel": None, "recompute_granularity": FULL, "cross_entropy": UNFUSED}
+    for key, value in measured.items():
+        stated = getattr(framework, key)
+        shown = "null" if value is None else value or "[]"
+        allowed = f"{shown} with cluster/device=profiled, because the profile was measured with it"
+        require(stated == value, key, [*stated] if key == "freeze" else stated, allowed)
+    for name in ("gemm", "attention", "memory", "launch"):
+        require(getattr(speed, name) == 1.0, f"speed.{name}", getattr(speed, name), "1 with cluster/device=profiled")
+    profile = device.read()
+    cluster = ClusterSpec.from_config(filled(config, profile, device.where)).at(speed)
+    return cluster, ProfiledTimes.of(profile, model, cluster, framework, device.where, device.extrapolate)
+
+
+def filled(config: Mapping[str, Any], profile: DeviceProfile, where: str) -> dict[str, Any]:
+    """Return a cluster's configuration with the profile's device, and its links where they are null.
+
+    ``UserError`` if the profile did not measure them.
+    """
+    constants = profile.constants
+    values = {name: getattr(constants, name) for name in constants.__dataclass_fields__ if name != "sources"}
+    tiers = []
+    for tier in config["tiers"] if isinstance(config["tiers"], list) else []:
+        open_keys = [key for key in LINK_KEYS if key in tier and tier[key] is None]
+        measured = fitted_link(profile.collectives, f"{where}: cluster.tiers.{tier.get('name')}") if open_keys else {}
+        tiers.append({**tier, **{key: measured[key] for key in open_keys}})
+    device = {"name": profile.subject.device, "peak_dtype": profile.subject.dtype, **values, **UNUSED}
+    return {**config, "device": device, "tiers": tiers or config["tiers"]}
+
+
+def fitted_link(points: tuple[CollectivePoint, ...], where: str) -> dict[str, float]:
+    """Fit bandwidth (bytes/s) and latency (s) of ``costs/links.py``; ``UserError`` if nothing was measured."""
+    if not points:
+        raise UserError(f"{where}: communication was not measured. Run entrain-bench profile ranks=[...]")
+    parts = np.array([link_parts(point) for point in points])
+    latency_s, per_byte_s = fit_factors(parts, [point.seconds[MEDIAN] for point in points])
+    # A cluster has positive ones.
+    return {"bandwidth_bytes_per_s": 1.0 / max(float(per_byte_s), 1e-15), "latency_s": max(float(latency_s), 1e-12)}
+
+
+def link_parts(point: CollectivePoint) -> tuple[float, float]:
+    """Return the number of sequential latencies and the bytes through a rank's link (``costs/links.py``)."""
+    steps = point.ranks - 1
+    if point.operation == "send":
+        return 1.0, float(point.num_bytes)
+    rounds = 2 if point.operation == "all_reduce" else 1
+    return float(rounds * steps), rounds * point.num_bytes * steps / point.ranks

@@ -1,6 +1,6 @@
 """Train and predict programs; write ``results/fidelity.csv`` and a figure, and resume where an earlier call ended.
 
-Ranks are pinned to cores, one thread each. With more ranks than cores, ranks share cores, in the prediction too.
+Every rank has a core of its own and one thread; programs with more ranks than cores are left out.
 """
 
 from __future__ import annotations
@@ -18,15 +18,21 @@ import pandas as pd
 
 from entrain_bench.answers.console_table import make_console
 from entrain_bench.base.errors import require
-from entrain_bench.lab.fidelity import figure
-from entrain_bench.lab.fidelity.comparison import pair_rows, rank_correlations, summary
-from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP, all_rows, predict_group
-from entrain_bench.lab.fidelity.programs import HALVES, FidelityProgram, all_programs
+from entrain_bench.lab.fidelity.comparison import (
+    TARGET_ITERATION,
+    TARGET_SPEEDUP,
+    TITLE,
+    draw,
+    pair_rows,
+    rank_correlations,
+    summary,
+)
+from entrain_bench.lab.fidelity.predict import all_rows, predict_group
+from entrain_bench.lab.fidelity.programs import HALVES, NUM_RANKS, FidelityProgram, all_programs
 from entrain_bench.lab.fidelity.ranks import train_programs
 from entrain_bench.lab.measuring import allowed_cores, read_json, write_json, write_outputs
-from entrain_bench.train.launching.launch import on_ranks
-from entrain_bench.train.profiling.collectives import measure_collectives
-from entrain_bench.train.profiling.sampling import Patience
+from entrain_bench.train.launching import on_ranks
+from entrain_bench.train.profiling.timing import Patience, measure_collectives
 
 # Of each half.
 REPEATS = 4
@@ -55,8 +61,9 @@ def run(options: Namespace) -> int:
     os.environ |= KEPT_HEAP
     if load > 0.5:
         print(f"load average {load:.1f}: other work on this machine disturbs the measurement", file=sys.stderr)
+    require(len(cores) >= min(NUM_RANKS), "cores", len(cores), f"at least {min(NUM_RANKS)}")
     print("making the programs", flush=True)
-    programs = [*all_programs()]
+    programs = [*all_programs(len(cores))]
     measure(programs, options.repeats, folder, cores)
     return report(all_rows(programs, folder), options.results_dir, load)
 
@@ -86,9 +93,9 @@ def report(rows: pd.DataFrame, results: Path, load: float) -> int:
     pairs = pair_rows(rows)
     setting = {name: rows[name].unique().tolist() for name in ("num_ranks", "workload", "strategy")}
     seeds = sorted(rows["seed"].unique().tolist())
-    draw = partial(figure.draw, rows, pairs)
+    drawn = partial(draw, rows, pairs)
     table = rows.assign(load_average=load)
-    write_outputs(results, table, "fidelity", figure.TITLE, draw, COMMAND, setting, seeds, "measured")
+    write_outputs(results, table, "fidelity", TITLE, drawn, COMMAND, setting, seeds, "measured")
     values = summary(rows, pairs)
     for name, value in values.items():
         target = f"  (target: at most {TARGETS[name]:g})" if name in TARGETS else ""

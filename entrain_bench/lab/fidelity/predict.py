@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter, defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, replace
@@ -18,26 +18,18 @@ import numpy as np
 import pandas as pd
 
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench.base.errors import DeadlockError
-from entrain_bench.costs.truth import CostTruth, Prices
+from entrain_bench.costs.truth import CostTruth
 from entrain_bench.lab.fidelity.programs import HALVES, FidelityProgram
 from entrain_bench.lab.measuring import read_json, write_json
 from entrain_bench.program import Program
-from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import rank_seconds
 from entrain_bench.run.experiment import prepare
-from entrain_bench.simulate.executor import make_timeline, place_program, place_steps
+from entrain_bench.simulate.executor import make_timeline, place_program
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
-from entrain_bench.train.emulate import Emulator
-from entrain_bench.train.emulate.emulator import Measured
-from entrain_bench.train.emulate.work import LaneOrder, PassSeconds, StageShape, StageWork, lane_orders
-from entrain_bench.train.launching.launch import pin
-from entrain_bench.train.messages.channels import lane_of_rank
+from entrain_bench.train.emulate import Emulator, LaneOrder, Measured, PassSeconds, StageShape, StageWork, lane_orders
+from entrain_bench.train.launching import pin
 
-# Targets of median errors.
-TARGET_ITERATION = 0.10
-TARGET_SPEEDUP = 0.05
 # Turns of the programs of a group, and repetitions in each.
 TURNS = 4
 REPETITIONS = 2
@@ -59,8 +51,8 @@ def predict_group(
     num_ranks = programs[0].num_ranks
     context = get_context("spawn")
     free: Queue[int] = context.Queue()
-    for rank in range(num_ranks):
-        free.put(cores[rank % len(cores)])
+    for core in cores[:num_ranks]:
+        free.put(core)
     with ProcessPoolExecutor(num_ranks, context, _take_core, (free,)) as pool:
         for turn in range(1 + TURNS):
             for one in programs if turn % 2 else programs[::-1]:
@@ -74,8 +66,6 @@ def predict_group(
                 prices = emulator.price(one.program)
                 memory = emulator.truth.memory.over_program(one.program)
                 timeline = make_timeline(one.program, prices, memory)
-                if num_ranks > len(cores):
-                    timeline = place_on_cores(one.program, prices, cores_of_lanes(one.program.layout, cores), memory)
                 waits[one.key] = timeline
                 if turn == TURNS:
                     values = {
@@ -121,84 +111,6 @@ def joined_by(cluster: ClusterSpec, links: Mapping[str, float]) -> ClusterSpec:
 def _take_core(free: Queue[int]) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     pin([free.get()], 0)
-
-
-def cores_of_lanes(layout: Layout, cores: Sequence[int]) -> list[list[int]]:
-    """The core of every rank of each lane; ranks take turns at the given cores."""
-    held: list[list[int]] = [[] for _ in range(layout.num_lanes)]
-    for rank in range(1 + max(int(placed.ranks.max()) for placed in layout.modules)):
-        if (lane := lane_of_rank(layout, rank)) is not None:
-            held[lane].append(cores[rank % len(cores)])
-    return held
-
-
-def place_on_cores(program: Program, prices: Prices, cores: Sequence[Sequence[int]], memory: FloatArray) -> Timeline:
-    """When every action runs if a core's ranks share it; transfers neither queue nor hold anybody.
-
-    Each rank that computes gets an equal part of its core, as Linux gives it over turns of a few milliseconds. A rank
-    that waits takes nothing; what messages cost the core is left out.
-
-    ``prices`` have the seconds that passes and optimizer steps take on a core of their own; ``cores`` the core of every
-    rank of each lane; ``memory`` that of a rank during and after each entry of ``lane_actions`` ``[2, entries]``.
-    """
-    start, end = _place_passes(program, prices, cores)
-    wait = np.zeros(program.num_actions)
-    # All ranks step at the same time, for they wait for the norm of all gradients together.
-    busiest = Counter(core for held in cores for core in held).most_common(1)[0][1]
-    steps = replace(prices.steps, optimizer_s=prices.steps.optimizer_s * busiest)
-    place_steps(program, steps, np.zeros(program.num_actions), start, end, wait)
-    peak = np.maximum.reduceat(memory[0], program.lane_offsets[:-1])
-    return Timeline(program, start, end, prices.comm_s, wait, peak, memory)
-
-
-def _place_passes(program: Program, prices: Prices, cores: Sequence[Sequence[int]]) -> tuple[FloatArray, FloatArray]:
-    """Start and end of every pass, NaN for steps ``[actions]``."""
-    start = np.full(program.num_actions, np.nan)
-    end = np.full(program.num_actions, np.nan)
-    # From the end of what a dependency's data come from to their arrival ``[dependencies]``.
-    delay_s = prices.delay_s
-    transfers = prices.transfers
-    if transfers is not None and len(transfers):
-        sent = transfers.first >= 0
-        delay_s = delay_s + np.where(sent, transfers.link_s[np.where(sent, transfers.first, 0)], 0.0)
-    lanes = np.split(program.lane_actions, program.lane_offsets[1:-1])
-    queues = [deque(action for action in lane.tolist() if program.chunk[action] >= 0) for lane in lanes]
-    lanes_of = defaultdict[int, list[int]](list)
-    for lane, queue in enumerate(queues):
-        for action in queue:
-            lanes_of[action].append(lane)
-    left_s: dict[int, float] = {}
-    now = 0.0
-    while any(queues):
-        upcoming = []
-        for action in {queue[0] for queue in queues if queue}:
-            if action in left_s or any(queues[lane][0] != action for lane in lanes_of[action]):
-                continue
-            rows = slice(program.dep_offsets[action], program.dep_offsets[action + 1])
-            # Not a number as long as one of them is not done.
-            ready_s = float((end[program.dep_actions[rows]] + delay_s[rows]).max(initial=0.0))
-            if ready_s <= now:
-                start[action] = now
-                left_s[action] = float(prices.duration_s[action])
-            elif np.isfinite(ready_s):
-                upcoming.append(ready_s - now)
-        load = Counter(core for action in left_s for lane in lanes_of[action] for core in cores[lane])
-        shares = {action: max(load[core] for lane in lanes_of[action] for core in cores[lane]) for action in left_s}
-        steps_s = [left_s[action] * shares[action] for action in left_s] + upcoming
-        if not steps_s:
-            raise DeadlockError("program: deadlock; no action can start, but some have not run")
-        step_s = min(steps_s)
-        now += step_s
-        for action in [*left_s]:
-            # Rounding must not leave a rest that never ends.
-            done = left_s[action] * shares[action] <= step_s
-            left_s[action] -= step_s / shares[action]
-            if done:
-                del left_s[action]
-                end[action] = now
-                for lane in lanes_of[action]:
-                    queues[lane].popleft()
-    return start, end
 
 
 def program_row(

@@ -12,7 +12,6 @@ from entrain_bench.program import Program
 from entrain_bench.program.layout import layout_to_json
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
-from entrain_bench.train.messages.control import program_to_bytes
 
 STRATEGIES = ("megatron", "entrain", "disttrain", "dflop", "dip")
 # Besides, on four ranks: a group that splits weights and sequences.
@@ -64,8 +63,9 @@ class FidelityProgram:
     @property
     def key(self) -> str:
         """Name of its files; changes with what is run."""
-        content = layout_to_json(self.program.layout).encode() + program_to_bytes(self.program)
-        digest = hashlib.sha256(content).hexdigest()[:8]
+        program = self.program
+        columns = (program.lane_actions, program.dep_actions, *(chunks.members for chunks in program.chunks))
+        digest = hashlib.sha256(b"".join([layout_to_json(program.layout).encode(), *columns])).hexdigest()[:8]
         return f"{self.num_ranks}_{self.workload}_{self.seed}_{self.strategy}_{digest}"
 
 
@@ -90,9 +90,10 @@ def overrides_of(num_ranks: int, workload: str, seed: int, strategy: str) -> lis
     ]
 
 
-def all_programs() -> Iterator[FidelityProgram]:
-    """Yield every program, those of a group one after the other."""
-    for num_ranks, workload, seed, strategy in product(NUM_RANKS, WORKLOADS, SEEDS, (*STRATEGIES, *SPLIT)):
+def all_programs(num_cores: int) -> Iterator[FidelityProgram]:
+    """Yield every program with a core for each rank, those of a group one after the other."""
+    ranks = [number for number in NUM_RANKS if number <= num_cores]
+    for num_ranks, workload, seed, strategy in product(ranks, WORKLOADS, SEEDS, (*STRATEGIES, *SPLIT)):
         if strategy in SPLIT and (num_ranks, seed) != (NUM_RANKS[-1], SEEDS[0]):
             continue
         (cell,) = compose_cells(overrides_of(num_ranks, workload, seed, strategy))

@@ -20,13 +20,12 @@ from torch import Tensor
 from entrain_bench.lab.fidelity.programs import FidelityProgram
 from entrain_bench.lab.measuring import write_json
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train.launching.launch import TIMEOUT_S
+from entrain_bench.train.device import prepare_platform
+from entrain_bench.train.launching import TIMEOUT_S
 from entrain_bench.train.measuring import Clock, merge_timeline
-from entrain_bench.train.messages.control import gather_json
-from entrain_bench.train.messages.positions import believed_order
-from entrain_bench.train.platform import prepare_platform
-from entrain_bench.train.running.groups import GroupMaker
-from entrain_bench.train.running.runtime import Runtime, build_runtime
+from entrain_bench.train.messages.control import gather_values
+from entrain_bench.train.messages.rank_plan import believed_order
+from entrain_bench.train.running.runtime import GroupMaker, Runtime, build_runtime
 from entrain_bench.train.settings import TrainSettings
 
 WARM_UPS = 2
@@ -142,7 +141,7 @@ class _Run:
         # Memory that lives through iterations, and that of autograd.
         own_bytes = float(kept.peak + _live_bytes() - before)
         del runtime, kept
-        everyone = gather_json({"rows": self.rows, "bytes": own_bytes}, self.maker.control)
+        everyone = gather_values({"rows": self.rows, "bytes": own_bytes}, self.maker.control)
         if dist.get_rank():
             return
         program = self.one.program
@@ -163,10 +162,7 @@ class _Run:
         settings = self.setting.executor
         assert isinstance(settings, TrainSettings)
         own = replace(settings, dtype=dtype)
-        job = self.setting.job
-        layout = self.one.program.layout
-        control = self.maker.control
-        return build_runtime(job, layout, own, CPU, self.one.seed, control, self.maker)
+        return build_runtime(self.one.program.layout, own, CPU, self.one.seed, self.maker.control, self.maker)
 
 
 def _live_bytes() -> int:

@@ -10,28 +10,31 @@ import hashlib
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
+from entrain_bench.answers.text import markdown_table
 from entrain_bench.base.errors import UserError, explain, require, unknown_choice
 from entrain_bench.base.files import write_atomically
-from entrain_bench.config.tree import config_tree
-from entrain_bench.lab.gpu_check.report import FAILED, Finding, Section, SectionResult, page, read_result
-from entrain_bench.lab.gpu_check.sections import SECTIONS, Check
-from entrain_bench.lab.gpu_check.settings import make_setup
+from entrain_bench.lab.gpu_check.sections import FAILED, NUM_DEVICES, SECTIONS, Check, Finding, Rows, Section, say
 from entrain_bench.lab.measuring import Machine, last_line, read_json, run_python, write_json
 from entrain_bench.records.code import hash_of, sources_of
 from entrain_bench.train.settings import DEVICES
 
 COMMAND = "make gpu-check"
 MACHINE_S = 300.0
+# Ranks over gloo where there is no GPU.
+CPU_RANKS = 2
 # In every folder that a check has made.
 MARK = ".gpu-check"
 # A profile depends on this module and on its imports.
 PROFILING = frozenset({"entrain_bench.train.profiling.recorder"})
+# Columns for programs that read numbers.json.
+HIDDEN = frozenset({"repetitions_s", "num_ranks", "seed", "chance", "sign_error"})
+FORMATS = {"last_loss": ".6f", "largest_difference": ".1e", "error": "+.1%", "iteration_error": "+.1%", "MFU": ".1%"}
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -51,9 +54,7 @@ def run(options: Namespace) -> int:
     machine = look(folder, options.device)
     if options.device == "cuda" and not machine.gpus:
         raise UserError("--device=cuda: torch sees no GPU here")
-    kind = "cuda" if machine.gpus else "cpu"
-    setup = make_setup(kind, len(machine.gpus), options.devices, options.all, folder, origin_of(machine))
-    check = Check(machine, setup, config_tree().resolve().parent / "tests", partial(print, flush=True))
+    check = make_check(machine, options.devices, options.all, folder, origin_of(machine))
     results = run_sections(check, names)
     for result in results:
         print(f"{result.name:12} {result.finding.verdict:8} {result.finding.result}")
@@ -91,6 +92,20 @@ def look(folder: Path, device: str) -> Machine:
     return Machine(**read_json(place))
 
 
+def make_check(machine: Machine, num_devices: int | None, everything: bool, folder: Path, origin: str) -> Check:
+    """The check of a machine; ``UserError`` where devices are missing, or no layout fits.
+
+    Without ``num_devices`` as many as layouts are made for are used.
+    """
+    kind = "cuda" if machine.gpus else "cpu"
+    present = len(machine.gpus)
+    if num_devices is None:
+        num_devices = max(n for n in NUM_DEVICES if n <= present) if kind == "cuda" else CPU_RANKS
+    require(num_devices in NUM_DEVICES, "--devices", num_devices, "1, 2, 4 or 8")
+    require(kind == "cpu" or num_devices <= present, "--devices", num_devices, f"at most the {present} GPUs here")
+    return Check(machine, kind, num_devices, everything, folder, origin)
+
+
 def origin_of(machine: Machine) -> str:
     """Hash of what a measurement depends on: the machine, its packages and variables, and the code that measures."""
     # Load and kernel release are not part of it.
@@ -99,36 +114,87 @@ def origin_of(machine: Machine) -> str:
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
 
 
+@dataclass(frozen=True, slots=True)
+class SectionResult:
+    """A section that came to an end, on the devices and with the options of ``identity``."""
+
+    name: str
+    identity: str
+    finding: Finding
+    seconds: float
+
+
+def read_result(path: Path) -> SectionResult | None:
+    """Return the result that a file holds, or None if there is none, or half of one."""
+    try:
+        values = read_json(path)
+        return SectionResult(**values | {"finding": Finding(**values["finding"])})
+    except (KeyError, TypeError):
+        return None
+
+
 def run_sections(check: Check, names: Sequence[str], sections: Mapping[str, Section] = SECTIONS) -> list[SectionResult]:
     """Run sections; an error in one does not stop the next.
 
     The folder keeps their results, with those of other sections, and the report of all.
     """
-    setup = check.setup
     results = list[SectionResult]()
     for number, name in enumerate(names, start=1):
         counted = f"[{number}/{len(names)}] {name}"
-        check.say(counted)
+        say(counted)
         started = perf_counter()
         try:
             finding = sections[name].run(check)
         except Exception as error:
             finding = Finding(FAILED, explain(error) if not isinstance(error, UserError) else str(error))
-        result = SectionResult(name, setup.identity, finding, perf_counter() - started)
-        write_json(setup.folder / "sections" / f"{name}.json", asdict(result))
+        result = SectionResult(name, check.identity, finding, perf_counter() - started)
+        write_json(check.folder / "sections" / f"{name}.json", asdict(result))
         results.append(result)
-        check.say(f"{counted}: {finding.verdict} ({result.seconds:.0f} s): {finding.result}")
+        say(f"{counted}: {finding.verdict} ({result.seconds:.0f} s): {finding.result}")
         write_report(check)
     return results
 
 
 def write_report(check: Check) -> None:
     """Write report.md and numbers.json of all results in the folder that are of these devices and options."""
-    folder = check.setup.folder
+    folder = check.folder
     machine = check.machine
     found = [read_result(folder / "sections" / f"{name}.json") for name in SECTIONS]
-    done = [result for result in found if result and result.identity == check.setup.identity]
-    device = f"x {machine.gpus[0]['name']}" if check.setup.on_gpu else f"ranks on {machine.host['processor']}"
-    title = f"Check of {check.setup.num_devices} {device}, {datetime.now(UTC).date().isoformat()}"
+    done = [result for result in found if result and result.identity == check.identity]
+    device = f"x {machine.gpus[0]['name']}" if check.on_gpu else f"ranks on {machine.host['processor']}"
+    title = f"Check of {check.num_devices} {device}, {datetime.now(UTC).date().isoformat()}"
     write_atomically(folder / "report.md", page(title, COMMAND, done, SECTIONS).encode())
     write_json(folder / "numbers.json", [asdict(result) for result in done])
+
+
+def page(title: str, command: str, results: Sequence[SectionResult], sections: Mapping[str, Section]) -> str:
+    """Return the report: a title, what made it, and results in order; sections without one are listed as not run."""
+    parts = [f"# {title}\n"]
+    rows = [
+        [r.name, sections[r.name].question, r.finding.verdict, r.finding.result, f"{r.seconds:.0f}"] for r in results
+    ]
+    done = {result.name for result in results}
+    rows += [[name, each.question, "not run", "", ""] for name, each in sections.items() if name not in done]
+    parts.append(markdown_table(["section", "question", "verdict", "result", "seconds"], rows, right=["seconds"]))
+    parts.append(f"Made by `{command}`. All numbers: `numbers.json`; output of every process: `*.log`, `runs/`.")
+    for result in results:
+        finding = result.finding
+        parts += [f"\n## {result.name}: {finding.verdict}\n", finding.result]
+        if note := sections[result.name].note:
+            parts.append(f"\n{note}")
+        for heading, table in finding.tables.items():
+            if table:
+                parts += [f"\n**{heading}**\n" if heading else "", _table(table)]
+        parts += [f"\n`{heading}`\n\n```\n{text}\n```" for heading, text in finding.text.items() if text]
+    return "\n".join(parts) + "\n"
+
+
+def _table(rows: Rows) -> str:
+    def cell(column: str, value: Any) -> str:
+        if value is None:
+            return ""
+        return f"{value:{FORMATS.get(column, '.4g')}}" if isinstance(value, float) else str(value)
+
+    columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in HIDDEN]
+    numbers = [name for name in columns if any(isinstance(row.get(name), float | int) for row in rows)]
+    return markdown_table(columns, [[cell(name, row.get(name)) for name in columns] for row in rows], right=numbers)

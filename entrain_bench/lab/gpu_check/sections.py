@@ -1,31 +1,218 @@
-"""The sections of the check: each looks at one thing and has a verdict of its own."""
+"""The sections of the check: each looks at one thing and has a verdict of its own; every run has its own process."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
-from entrain_bench.config.tree import choices
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.costs.profiled.file import read_profile
-from entrain_bench.costs.profiled.profiled_cluster import fitted_link
-from entrain_bench.lab.fidelity.comparison import pair_rows
-from entrain_bench.lab.fidelity.predict import TARGET_ITERATION, TARGET_SPEEDUP, program_row
-from entrain_bench.lab.gpu_check.report import FAILED, PASSED, SKIPPED, Finding, Rows, Section
-from entrain_bench.lab.gpu_check.settings import CORRECTNESS, REFERENCE, Runs, Setup, TestMatrix, layout_of, series
+from entrain_bench.costs.profiled.times import fitted_link
+from entrain_bench.lab.fidelity.comparison import TARGET_ITERATION, TARGET_SPEEDUP, pair_rows
+from entrain_bench.lab.fidelity.predict import program_row
+from entrain_bench.lab.fidelity.programs import STRATEGIES, WORKLOADS
 from entrain_bench.lab.measuring import Machine, last_line, run_python
-from entrain_bench.records.records import Record
+from entrain_bench.records.records import Record, Results
+from entrain_bench.run.cells import compose_cells
+
+PASSED = "passed"
+FAILED = "failed"
+SKIPPED = "skipped"
+# Rows of a table: values by column.
+type Rows = list[dict[str, Any]]
+type Overrides = tuple[str, ...]
+PREDICTION_S = 600.0
+# Numbers of devices that layouts are made for.
+NUM_DEVICES = (1, 2, 4, 8)
+# The planner chooses degrees; samples are small, for what is checked is that all strategies compute the same.
+CORRECTNESS = (
+    # Costs are orders of magnitude, to plan with; no profile is needed.
+    "cluster=hostx2",
+    "model=tiny",
+    "workload=synthetic",
+    "workload.text.median=20",
+    "workload.modalities.image.llm_tokens.median=8",
+    "workload.modalities.image.llm_tokens.max=40",
+    "workload.modalities.image.probability=0.8",
+    "layout.tp=null",
+    "layout.dp=null",
+    "global_batch=8",
+    "microbatch_size=2",
+    "iterations=3",
+)
+# Programs of which predictions are judged. On a CPU no transfer holds a rank.
+FREE = ("layout.tp=null", "layout.dp=null")
+GPU_JOB = ("model=qwen25vl_llama3_1b", *FREE)
+CPU_JOB = ("model=tiny", "microbatch_size=2", "p2p=overlapped", *FREE)
+# One device has no pipeline.
+ALONE = ("megatron", "dip", "mdp", "token_budget")
+GPU_WORKLOADS: Mapping[str, Overrides] = {name: (f"workload={name}",) for name in ("chartqa", "coco", "opencqa_ocr")}
+CPU_WORKLOADS: Mapping[str, Overrides] = {name: ("workload=synthetic", *WORKLOADS[name]) for name in ("even", "uneven")}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of a section: verdict, one line, tables of rows, and output to show unmodified, by title."""
+
+    verdict: str
+    result: str
+    tables: Mapping[str, Rows] = field(default_factory=dict)
+    text: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TestMatrix:
+    """Strategies on workloads: what is trained and predicted, under the overrides of all and of each workload."""
+
+    strategies: tuple[str, ...]
+    workloads: Mapping[str, Overrides]
+    job: Overrides
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A machine, devices of it (``kind`` is ``cuda`` or ``cpu``), and the runs on them.
+
+    With ``everything`` all strategies and workloads are checked, by default a part. ``folder`` is that of the report.
+    Another machine or other code that measures has another ``origin``.
+    """
+
+    machine: Machine
+    kind: str
+    num_devices: int
+    everything: bool
+    folder: Path
+    origin: str
+
+    @property
+    def identity(self) -> str:
+        """Results with another one are not of these devices and options."""
+        return f"{self.origin} {self.kind} {self.num_devices} {self.everything}"
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether there are GPUs."""
+        return self.kind == "cuda"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables of processes: without GPUs none is seen."""
+        return {} if self.on_gpu else {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+    @property
+    def runs(self) -> Path:
+        """Where all is that was measured here, and nothing of another machine's."""
+        return self.folder / "runs" / self.origin
+
+    @property
+    def profile(self) -> Path:
+        """Where the profile of this device is."""
+        return self.runs / "profile.json"
+
+    @property
+    def dtype(self) -> str:
+        """In which speed is measured."""
+        return "bfloat16" if self.on_gpu else "float32"
+
+    @property
+    def gpu_tests(self) -> list[Path]:
+        """Files of the suite with tests marked ``gpu``; none in a wheel."""
+        folder = config_tree().resolve().parent / "tests"
+        return sorted(path for path in folder.rglob("test_*.py") if "mark.gpu" in path.read_text())
+
+    def profiled(self) -> list[str]:
+        """The cluster of these devices as measured; packs outside what was measured go on with the last slope."""
+        device = ["cluster/device=profiled", f"cluster.device.path={self.profile}", "cluster.device.extrapolate=true"]
+        if self.num_devices == 1:
+            return ["cluster=h200x1", *device]
+        return ["cluster=tiny", "cluster/node=profiled", *device, f"cluster.gpus_per_node={self.num_devices}"]
+
+    def profiling(self) -> list[str]:
+        """Arguments of ``entrain-bench profile``."""
+        ranks = [n for n in NUM_DEVICES if n <= self.num_devices]
+        # The tiny model has 4 heads.
+        degrees = [n for n in ranks if self.on_gpu or n <= 4]
+        lists = [f"tp={degrees}", f"cp={ranks}", f"ranks={ranks[1:]}"]
+        common = [*(each.replace(" ", "") for each in lists), f"output={self.profile}"]
+        if self.on_gpu:
+            return ["model=qwen25vl_llama3_1b", "max_repetitions=20", "point_s=2", *common, "device=cuda"]
+        small = ["model=tiny", "tokens=[16,128,1024]", "min_repetitions=3", "max_repetitions=5"]
+        return [*small, "message_bytes=[4096,1048576]", *common, "device=cpu"]
+
+    def fidelity(self) -> TestMatrix:
+        """Programs that are trained and predicted."""
+        strategies: tuple[str, ...] = STRATEGIES if self.num_devices > 1 else ALONE
+        if self.everything:
+            strategies = tuple(choices("strategy"))
+        elif not self.on_gpu:
+            strategies = strategies[:3]
+        workloads, job = (GPU_WORKLOADS, GPU_JOB) if self.on_gpu else (CPU_WORKLOADS, CPU_JOB)
+        num_workloads = len(workloads) if self.everything else 1 + self.on_gpu
+        sizes = (f"global_batch={32 if self.on_gpu else 8}", "iterations=4")
+        return TestMatrix(strategies, dict([*workloads.items()][:num_workloads]), (*job, *sizes))
+
+    def throughput(self) -> TestMatrix:
+        """Programs whose throughput is of interest: the 1B model, on one GPU out of the box only."""
+        strategies = STRATEGIES if self.num_devices > 1 else ALONE[:1]
+        job = (*GPU_JOB, f"global_batch={32 * self.num_devices}", "iterations=6")
+        return TestMatrix(strategies, {"chartqa": GPU_WORKLOADS["chartqa"]}, job)
+
+    def predict(self, section: str, overrides: Sequence[str], strategies: Sequence[str]) -> dict[str, Record]:
+        """Simulate a job under strategies in one process."""
+        given = ["harness=simulate", *overrides]
+        return self._run(self.runs / section, "predicted", strategies, given, PREDICTION_S)
+
+    def train(
+        self, section: str, name: str, strategy: str, overrides: Sequence[str], num_devices: int, timeout_s: float
+    ) -> Record:
+        """Train as the run ``name`` on a number of the devices."""
+        harness = ["harness=train", f"harness.device={self.kind}", f"harness.num_ranks={num_devices}"]
+        return self._run(self.runs / section, name, [strategy], [*harness, *overrides], timeout_s)[strategy]
+
+    def _run(
+        self, folder: Path, name: str, strategies: Sequence[str], overrides: Sequence[str], timeout_s: float
+    ) -> dict[str, Record]:
+        """Records by strategy; if a process left none, a failed record says what became of the process."""
+        log = folder / f"{name}.log"
+        results = Results(folder / name)
+        given = [f"strategy={','.join(strategies)}", *overrides, f"results_dir={results.root}", "mlflow=false"]
+        try:
+            cells = compose_cells(given, multirun=True)
+        except UserError as error:
+            return dict.fromkeys(strategies, Record("", "failed", str(error), {}, {}, ""))
+        # The folder has records of other devices, code and options, too: what counts is of these cells. What an earlier
+        # process left unfinished would be taken for what this one leaves.
+        for cell in cells:
+            if not (found := results.read(cell.key)) or not found.finished:
+                results.record_path(cell.key).unlink(missing_ok=True)
+        wrong = run_python(["-m", "entrain_bench.cli", "--multirun", *given], log, timeout_s, self.environment)
+        reason = f"{wrong or 'left no record of this configuration and code'} ({last_line(log)})"
+        lost = Record("", "failed", reason, {}, {}, "")
+        return {strategy: results.read(cell.key) or lost for strategy, cell in zip(strategies, cells, strict=True)}
+
+
+def layout_of(record: Record) -> str:
+    """The layout of a run as one text."""
+    return "; ".join(f"{module} {text}" for module, text in record.layout.items())
+
+
+def series(record: Record, metric: str) -> list[float]:
+    """A metric of every iteration of a run."""
+    return [float(row[metric]) for row in record.iterations]
+
 
 # Seconds that a process may take; ranks that wait for each other give up after two minutes.
 TESTS_S = 900.0
-PREDICTION_S = 600.0
 CORRECTNESS_S = 300.0
 PROFILE_S = 900.0
 PROGRAM_S = 420.0
@@ -42,23 +229,11 @@ THROUGHPUT = {
     "MFU": ("mfu", 1.0),
     "peak GiB": ("peak_memory_bytes", 2.0**-30),
 }
+# What trains on any number of ranks, one included.
+REFERENCE = "hetero_colocated"
+say = partial(print, flush=True)
 # The record of a run that was trained, and that of its prediction.
 type Measured = tuple[Record, Record]
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The input of a section; ``tests`` is the folder of the suite's tests, ``say`` prints a line of progress."""
-
-    machine: Machine
-    setup: Setup
-    tests: Path
-    say: Callable[[str], None]
-
-    @property
-    def gpu_tests(self) -> list[Path]:
-        """Files with tests marked ``gpu``."""
-        return sorted(path for path in self.tests.rglob("test_*.py") if "mark.gpu" in path.read_text())
 
 
 def environment(check: Check) -> Finding:
@@ -75,7 +250,7 @@ def environment(check: Check) -> Finding:
     listed = len(machine.nvidia_smi.splitlines()) - 1
     if listed > len(machine.gpus) and "CUDA_VISIBLE_DEVICES" not in machine.variables:
         return Finding(FAILED, f"the driver lists {listed} GPUs, torch sees {len(machine.gpus)}", tables, text)
-    used = f"{check.setup.num_devices} {'GPUs' if check.setup.on_gpu else 'ranks over gloo on the CPU'}"
+    used = f"{check.num_devices} {'GPUs' if check.on_gpu else 'ranks over gloo on the CPU'}"
     return Finding(PASSED, f"{found}; checked with {used}", tables, text)
 
 
@@ -85,10 +260,10 @@ def gpu_tests(check: Check) -> Finding:
     files = [os.path.relpath(path) for path in check.gpu_tests]
     if not files:
         return Finding(SKIPPED, "no tests marked gpu: they come with the source, not with a wheel")
-    log = check.setup.folder / "tests.log"
+    log = check.folder / "tests.log"
     log.unlink(missing_ok=True)
     options = ["-m", "gpu", "-n", "0", "-q", "-rfEs", "--no-header", "-p", "no:cacheprovider"]
-    wrong = run_python(["-m", "pytest", *files, *options], log, TESTS_S, check.setup.environment)
+    wrong = run_python(["-m", "pytest", *files, *options], log, TESTS_S, check.environment)
     return judge_tests(log.read_text(errors="replace"), wrong)
 
 
@@ -104,7 +279,7 @@ def judge_tests(output: str, wrong: str) -> Finding:
 
 def correctness(check: Check) -> Finding:
     """Compare the losses of every strategy with those of one device."""
-    dtypes = ["float32", "bfloat16"] if check.setup.on_gpu else ["float32"]
+    dtypes = ["float32", "bfloat16"] if check.on_gpu else ["float32"]
     return judge_correctness({dtype: _losses(check, dtype) for dtype in dtypes})
 
 
@@ -138,24 +313,23 @@ def judge_correctness(losses: dict[str, Rows]) -> Finding:
 
 
 def _losses(check: Check, dtype: str) -> Rows:
-    setup = check.setup
-    runs = Runs(setup.runs / f"correctness_{dtype}", setup)
-    job = [*CORRECTNESS, f"cluster.gpus_per_node={setup.num_devices}"]
+    section = f"correctness_{dtype}"
+    job = [*CORRECTNESS, f"cluster.gpus_per_node={check.num_devices}"]
     given = f"harness.dtype={dtype}"
-    check.say(f"training {REFERENCE} on one device in {dtype}")
+    say(f"training {REFERENCE} on one device in {dtype}")
     alone = [*CORRECTNESS, "cluster.gpus_per_node=1", given]
-    record = runs.train("one_device", REFERENCE, alone, 1, CORRECTNESS_S)
+    record = check.train(section, "one_device", REFERENCE, alone, 1, CORRECTNESS_S)
     if record.status != "ok":
         reason = record.reason or record.status
         return [{"strategy": f"{REFERENCE} on one device", "verdict": FAILED, "reason": reason}]
     reference = series(record, "loss")
     strategies = ["megatron", "entrain", "fsdp"]
-    if setup.on_gpu or setup.everything:
+    if check.on_gpu or check.everything:
         strategies = choices("strategy")
-    check.say(f"planning {len(strategies)} strategies")
+    say(f"planning {len(strategies)} strategies")
     where = f"in {dtype} ({{number}} of {len(strategies)})"
     rows = list[dict[str, Any]]()
-    for row, done in _trained(check, runs, job, strategies, given, CORRECTNESS_S, where):
+    for row, done in _trained(check, section, job, strategies, given, CORRECTNESS_S, where):
         if done:
             row |= judge_losses(row["strategy"], series(done[0], "loss"), reference, TOLERANCES[dtype])
             row |= {"layout": layout_of(done[0])}
@@ -164,10 +338,10 @@ def _losses(check: Check, dtype: str) -> Rows:
 
 
 def _trained(
-    check: Check, runs: Runs, job: Sequence[str], strategies: Sequence[str], given: str, limit_s: float, where: str
+    check: Check, section: str, job: Sequence[str], strategies: Sequence[str], given: str, limit_s: float, where: str
 ) -> Iterator[tuple[dict[str, Any], Measured | None]]:
     """Predict and train a job: rows of strategies with what was measured, or with the verdict and reason for none."""
-    predicted = runs.predict(job, strategies, PREDICTION_S)
+    predicted = check.predict(section, job, strategies)
     for number, name in enumerate(strategies, start=1):
         plan = predicted[name]
         row = {"strategy": name}
@@ -176,8 +350,8 @@ def _trained(
             verdict = SKIPPED if plan.finished else FAILED
             yield row | {"verdict": verdict, "reason": plan.reason or plan.status}, None
             continue
-        check.say(f"training {name} {where.format(number=number)}")
-        done = runs.train(name, name, [*job, given], check.setup.num_devices, limit_s)
+        say(f"training {name} {where.format(number=number)}")
+        done = check.train(section, name, name, [*job, given], check.num_devices, limit_s)
         if done.status != "ok":
             yield row | {"verdict": FAILED, "reason": done.reason or done.status}, None
         else:
@@ -186,14 +360,13 @@ def _trained(
 
 def profile(check: Check) -> Finding:
     """Measure layers, optimizer and communication, for the predictions of the next sections."""
-    setup = check.setup
-    log = setup.folder / "profile.log"
+    log = check.folder / "profile.log"
     log.unlink(missing_ok=True)
-    check.say("profiling layers and communication")
-    command = ["-m", "entrain_bench.cli", "profile", *setup.profiling()]
-    if wrong := run_python(command, log, PROFILE_S, setup.environment):
+    say("profiling layers and communication")
+    command = ["-m", "entrain_bench.cli", "profile", *check.profiling()]
+    if wrong := run_python(command, log, PROFILE_S, check.environment):
         return Finding(FAILED, f"{wrong} ({last_line(log)}); a second call resumes")
-    found = read_profile(setup.profile, str(setup.profile))
+    found = read_profile(check.profile, str(check.profile))
     constants = found.constants
     values = {
         "fastest product": f"{constants.peak_bf16_flops / 1e12:.4g} TFLOP/s",
@@ -211,12 +384,12 @@ def profile(check: Check) -> Finding:
 
 def fidelity(check: Check) -> Finding:
     """Compare trained iterations with those simulated under the profile."""
-    if not check.setup.profile.exists():
+    if not check.profile.exists():
         return Finding(SKIPPED, "there is no profile: see the section profile")
-    measured, others = _measure(check, "fidelity", check.setup.fidelity())
+    measured, others = _measure(check, "fidelity", check.fidelity())
     rows = []
     for case, (trained, predicted) in measured:
-        where = {"num_ranks": check.setup.num_devices, "workload": case["workload"], "seed": 0, **case}
+        where = {"num_ranks": check.num_devices, "workload": case["workload"], "seed": 0, **case}
         # The first iteration warms up.
         took_s, predicted_s = (series(record, "iteration_time_s")[1:] for record in (trained, predicted))
         rows.append(program_row(where, layout_of(trained), fmean(took_s), fmean(predicted_s), took_s))
@@ -236,11 +409,11 @@ def _words(what: str, errors: pd.Series, target: float) -> str:
 
 def throughput(check: Check) -> Finding:
     """Measure the throughput of the 1B model."""
-    if not check.setup.on_gpu:
+    if not check.on_gpu:
         return Finding(SKIPPED, "needs a GPU: the 1B model takes minutes per iteration on a CPU")
-    if not check.setup.profile.exists():
+    if not check.profile.exists():
         return Finding(SKIPPED, "there is no profile: see the section profile")
-    measured, others = _measure(check, "throughput", check.setup.throughput())
+    measured, others = _measure(check, "throughput", check.throughput())
     rows: Rows = []
     for case, records in measured:
         for what, record in zip(("measured", "predicted"), records, strict=True):
@@ -254,15 +427,15 @@ def throughput(check: Check) -> Finding:
 
 def _measure(check: Check, section: str, matrix: TestMatrix) -> tuple[list[tuple[dict[str, Any], Measured]], Rows]:
     """Train and predict what fits the devices; return it by workload and strategy, and a row for everything else."""
-    setup = check.setup
     measured = list[tuple[dict[str, Any], Measured]]()
     others = list[dict[str, Any]]()
     for workload, overrides in matrix.workloads.items():
-        job = [*matrix.job, *overrides, *setup.profiled()]
-        runs = Runs(setup.runs / f"{section}_{workload}", setup)
-        check.say(f"predicting {len(matrix.strategies)} strategies on {workload}")
-        given = f"harness.dtype={setup.dtype}"
-        for row, done in _trained(check, runs, job, matrix.strategies, given, PROGRAM_S, f"on {workload}"):
+        job = [*matrix.job, *overrides, *check.profiled()]
+        say(f"predicting {len(matrix.strategies)} strategies on {workload}")
+        given = f"harness.dtype={check.dtype}"
+        for row, done in _trained(
+            check, f"{section}_{workload}", job, matrix.strategies, given, PROGRAM_S, f"on {workload}"
+        ):
             case = {"workload": workload, **row}
             measured += [(case, done)] if done else []
             others += [] if done else [case]
@@ -279,6 +452,15 @@ def verdict_of(others: Rows, count: int, what: str, tables: dict[str, Rows]) -> 
     elif not count:
         return Finding(FAILED, f"no run fits: {others[0]['reason']}", tables)
     return Finding(FAILED if wrong else PASSED, line, tables)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the check: the question that it answers, what looks (at a ``Check``), how its tables are to be read."""
+
+    question: str
+    run: Callable[[Check], Finding]
+    note: str = ""
 
 
 SECTIONS = {

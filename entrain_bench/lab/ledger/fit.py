@@ -12,13 +12,40 @@ permits all constants up to those that bring one of its ends there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from statistics import median
+from typing import Any
 
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.base.errors import require
+from entrain_bench.config.compose import Composer
+from entrain_bench.lab.ledger.jobs import OK
+from entrain_bench.lab.ledger.kernels import (
+    ATTENTION,
+    PRODUCT,
+    Forward,
+    KernelRow,
+    compose_devices,
+    plan_forwards,
+    read_kernels,
+)
+from entrain_bench.lab.ledger.predict import (
+    Case,
+    Change,
+    Entry,
+    Outcome,
+    Prediction,
+    Table,
+    predict_entries,
+    remember_predictions,
+)
+from entrain_bench.specs.cluster import ClusterSpec
 
 # Rows that a source counts at most: within a source, errors are not independent.
 MAX_ROWS = 20
@@ -42,63 +69,73 @@ OF_SOURCE = 0.5
 # A median distance times this is a normal's standard deviation.
 NORMAL = 1.4826
 
+# No efficiency or share exceeds it.
+MOST = 1.0
+
 type Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Knob:
-    """A constant that is fitted, as a factor on its configured value.
+class Constant:
+    """A constant that is fitted, as a factor on its usual value.
 
     Attributes:
-        name: what is printed and written.
+        place: ``device``, or all tiers inside (``node``) or between nodes (``network``).
+        field: of ``DeviceSpec`` or ``LinkTier``.
+        usual: median of what is expected before anything is fitted, in the field's unit.
         spread: standard deviation of the log of the factor before anything is fitted.
         shared: correlation of these logs between devices, in [0, 1): 0 for a property of a chip.
+        why: what the expectation rests on.
     """
 
-    name: str
+    place: str
+    field: str
+    usual: float
     spread: float
-    shared: float = 0.0
+    shared: float
+    why: str
 
-    def __post_init__(self) -> None:
-        require(self.spread > 0, f"{self.name}: spread", self.spread, "positive")
-        require(0 <= self.shared < 1, f"{self.name}: shared", self.shared, "in [0, 1)")
+    @property
+    def name(self) -> str:
+        """Its name in tables."""
+        return f"{self.place}.{self.field}"
+
+    def value(self, factor: float) -> float:
+        """The constant at a factor on what is usual; a fraction of something is at most 1."""
+        value = self.usual * factor
+        return min(value, MOST) if self.field.endswith(("efficiency", "fraction", "cost")) else value
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A measured time, or an interval that holds it, and its prediction.
+    """A measured time and its prediction.
 
     Attributes:
-        published_s: least and greatest measured seconds; one number twice, or 0 or infinity for an open end.
-        predict: least and greatest predicted seconds under factors ``[knobs]``.
+        predict: least and greatest predicted seconds under factors ``[constants]``.
         error: standard deviation of the log, of all points of the source, which have no offset then; None: that of
             sources left out.
     """
 
     source: str
     device: str
-    published_s: Interval
+    published_s: float
     predict: Callable[[FloatArray], Interval]
     error: float | None = None
-
-    def residual(self, factors: FloatArray) -> float:
-        """Log of predicted over published, from the nearest ends; 0 where the intervals meet."""
-        return log_ratio(self.predict(factors), self.published_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Points, knobs, and the prior of all unknowns.
+    """Points, constants, and the prior of all unknowns.
 
     Attributes:
         errors: known standard deviations of sources; NaN for those of sources left out ``[sources]``.
-        at: logs of factors around which ``slopes`` hold ``[devices, knobs]``.
-        distances: there, log of the least predicted over the greatest published seconds and of the greatest predicted
-            over the least published ``[points, 2]``; the first is positive or the second negative outside.
-        slopes: derivatives of the distances by the logs of the point's device ``[points, 2, knobs]``.
+        at: logs of factors around which ``slopes`` hold ``[devices, constants]``.
+        distances: there, logs of the least and the greatest predicted over the published seconds ``[points, 2]``; the
+            first is positive or the second negative outside.
+        slopes: derivatives of the distances by the logs of the point's device ``[points, 2, constants]``.
     """
 
-    knobs: tuple[Knob, ...]
+    constants: tuple[Constant, ...]
     devices: tuple[str, ...]
     sources: tuple[str, ...]
     source_of: IntArray
@@ -114,21 +151,21 @@ class Problem:
         return _outside(self.distances)
 
     def design(self, at: FloatArray) -> FloatArray:
-        """Derivatives of the residuals elsewhere, by all unknowns ``[points, devices x knobs]``."""
+        """Derivatives of the residuals elsewhere, by all unknowns ``[points, devices x constants]``."""
         distances = self._distances(at)
-        rows, _, knobs = self.slopes.shape
+        rows, _, count = self.slopes.shape
         above = distances[:, 0] > 0
         outside = (distances[:, 0] > 0) | (distances[:, 1] <= 0)
-        full = np.zeros((rows, len(self.devices), knobs))
+        full = np.zeros((rows, len(self.devices), count))
         nearest = np.where(above[:, None], self.slopes[:, 0], self.slopes[:, 1])
         full[np.arange(rows), self.device_of] = np.where(outside[:, None], nearest, 0.0)
         return full.reshape(rows, -1)
 
     @property
     def prior(self) -> FloatArray:
-        """Covariance of all unknowns before a fit ``[devices x knobs] * 2``."""
-        spread = np.array([knob.spread for knob in self.knobs])
-        shared = np.array([knob.shared for knob in self.knobs])
+        """Covariance of all unknowns before a fit ``[devices x constants] * 2``."""
+        spread = np.array([one.spread for one in self.constants])
+        shared = np.array([one.shared for one in self.constants])
         count = len(self.devices)
         between = shared * np.ones((count, count, 1)) + (1.0 - shared) * np.eye(count)[:, :, None]
         blocks = between[:, :, :, None] * np.diag(spread**2)
@@ -149,8 +186,8 @@ class Fit:
     """The result of a fit: constants and their uncertainty.
 
     Attributes:
-        at: logs of factors ``[devices, knobs]``.
-        covariance: of ``at``, flattened (Laplace's approximation) ``[devices x knobs] * 2``.
+        at: logs of factors ``[devices, constants]``.
+        covariance: of ``at``, flattened (Laplace's approximation) ``[devices x constants] * 2``.
         error: standard deviation of the log of a prediction for a source that was not fitted to.
     """
 
@@ -160,20 +197,8 @@ class Fit:
     error: float
 
     def factors(self, device: str) -> FloatArray:
-        """Factors of a device ``[knobs]``."""
+        """Factors of a device ``[constants]``."""
         return np.asarray(np.exp(self.at[self.problem.devices.index(device)]))
-
-
-def log_ratio(predicted: Interval, published: Interval) -> float:
-    """Log of predicted over published from the ends that are nearest; 0 where the intervals meet."""
-    return float(_outside(np.array([_ends(predicted, published)]))[0])
-
-
-def _ends(predicted: Interval, published: Interval) -> Interval:
-    """Logs of least predicted over greatest published, and of greatest predicted over least published."""
-    low, high = (np.log(predicted[end]) for end in (0, 1))
-    above = low - np.log(published[1]) if published[1] < np.inf else -np.inf
-    return float(above), float(high - np.log(published[0]) if published[0] > 0 else np.inf)
 
 
 def _outside(distances: FloatArray) -> FloatArray:
@@ -181,33 +206,33 @@ def _outside(distances: FloatArray) -> FloatArray:
     return np.asarray(np.where(distances[:, 0] > 0, distances[:, 0], np.minimum(distances[:, 1], 0.0)))
 
 
-def linearize(points: Sequence[Point], knobs: Sequence[Knob], at: FloatArray | None = None) -> Problem:
-    """Predict every point at ``at`` (default: the configured constants) and once more for every knob.
+def linearize(points: Sequence[Point], constants: Sequence[Constant], at: FloatArray | None = None) -> Problem:
+    """Predict every point at ``at`` (default: the configured constants) and once more for every constant.
 
     Raises:
-        UserError: no points or no knobs.
+        UserError: no points or no constants.
     """
     require(len(points) > 0, "ledger", 0, "at least one row with a time that can be predicted")
-    require(len(knobs) > 0, "knobs", 0, "at least one")
+    require(len(constants) > 0, "constants", 0, "at least one")
     devices = tuple(dict.fromkeys(point.device for point in points))
     sources = tuple(dict.fromkeys(point.source for point in points))
-    where = np.zeros((len(devices), len(knobs))) if at is None else at
+    where = np.zeros((len(devices), len(constants))) if at is None else at
     device_of = np.array([devices.index(point.device) for point in points])
     distances = np.zeros((len(points), 2))
-    slopes = np.zeros((len(points), 2, len(knobs)))
+    slopes = np.zeros((len(points), 2, len(constants)))
     for row, (point, device) in enumerate(zip(points, device_of.tolist(), strict=True)):
         middle = point.predict(np.exp(where[device]))
-        distances[row] = _ends(middle, point.published_s)
+        distances[row] = [np.log(end) - np.log(point.published_s) for end in middle]
         if distances[row, 0] < -FAR_INSIDE and distances[row, 1] > FAR_INSIDE:
             continue
-        for index in range(len(knobs)):
+        for index in range(len(constants)):
             moved = where[device].copy()
             moved[index] += DIFFERENCE
             slopes[row, :, index] = np.log(np.divide(point.predict(np.exp(moved)), middle)) / DIFFERENCE
     source_of = np.array([sources.index(point.source) for point in points])
     known = {point.source: np.nan if point.error is None else point.error for point in points}
     errors = np.array([known[source] for source in sources])
-    return Problem(tuple(knobs), devices, sources, source_of, device_of, errors, where, distances, slopes)
+    return Problem(tuple(constants), devices, sources, source_of, device_of, errors, where, distances, slopes)
 
 
 def solve(problem: Problem, error: float | None = None, left_out: str | None = None) -> Fit:
@@ -233,15 +258,15 @@ def left_out_fits(problem: Problem, error: float) -> dict[str, Fit]:
 
 
 def fit_points(
-    points: Sequence[Point], knobs: Sequence[Knob], error: float | None = None, iterations: int = ITERATIONS
+    points: Sequence[Point], constants: Sequence[Constant], error: float | None = None, iterations: int = ITERATIONS
 ) -> Fit:
-    """Fit by Gauss and Newton: predict all points ``1 + knobs`` times in each of the iterations.
+    """Fit by Gauss and Newton: predict all points ``1 + constants`` times in each of the iterations.
 
     ``error`` as of ``solve``; one source alone does not tell it.
     """
-    fit = solve(linearize(points, knobs), error)
+    fit = solve(linearize(points, constants), error)
     for _ in range(iterations - 1):
-        fit = solve(linearize(points, knobs, fit.at), error)
+        fit = solve(linearize(points, constants, fit.at), error)
     return fit
 
 
@@ -292,3 +317,165 @@ def _error(problem: Problem, fit: Fit) -> float:
         alone = _step(problem, ~rows, fit.error)
         sizes.append(NORMAL * float(np.median(np.abs(problem.linear(alone.at)[rows]))))
     return max(float(np.sqrt(np.mean(np.square(sizes)))), LEAST_ERROR) if sizes else LEAST_ERROR
+
+
+DEVICE, NODE, NETWORK = PLACES = ("device", "node", "network")
+# Significant digits of a fitted constant.
+DIGITS = 2
+# Standard deviation of the log of a kernel's time: of the published rates around the fitted ones.
+KERNEL_ERROR = 0.1
+type Changes = Callable[[FloatArray], Change]
+
+
+FITTED: tuple[Constant, ...] = (
+    Constant(DEVICE, "sustained_fraction", 0.75, 0.4, 0.0, "boards throttle under load; between a half and all"),
+    Constant(DEVICE, "gemm_half_width", 300.0, 0.8, 0.8, "products with one side of a few hundred lose up to a half"),
+    Constant(DEVICE, "elementwise_efficiency", 0.9, 0.15, 0.5, "dropout and softmax compute as they move data"),
+    Constant(DEVICE, "overlap_cost", 0.3, 0.7, 0.8, "NCCL takes up to 16 of 108 or 132 multiprocessors, and bandwidth"),
+    Constant(DEVICE, "host_launch_s", 6e-6, 0.5, 0.8, "eager PyTorch issues a kernel in 4 to 12 us"),
+    Constant(NODE, "collective_efficiency", 0.8, 0.2, 0.5, "nccl-tests reach 0.8 to 0.95 with large messages"),
+    Constant(NODE, "collective_start_s", 20e-6, 0.6, 0.8, "nccl-tests: 10 to 40 us for small messages"),
+    Constant(NETWORK, "collective_efficiency", 0.7, 0.8, 0.5, "nccl-tests: 0.6 to 0.95, by fabric"),
+)
+# Constants that kernels alone decide: what is known of them before is nearly nothing.
+OF_KERNELS = {
+    PRODUCT: (Constant(DEVICE, "gemm_half_flops", 2.5e9, 1.0, 0.0, "small products are slow"),),
+    ATTENTION: (
+        Constant(DEVICE, "attention_half_tokens", 280.0, 1.0, 0.0, "short sequences are slow"),
+        Constant(DEVICE, "attention_half_head_dim", 44.0, 1.0, 0.0, "narrow heads are slow"),
+    ),
+}
+
+
+def with_constants(constants: Sequence[Constant], factors: FloatArray) -> Change:
+    """A change of clusters: constants at factors on what is usual."""
+    values: dict[str, dict[str, Any]] = {place: {} for place in PLACES}
+    for constant, factor in zip(constants, factors.tolist(), strict=True):
+        values[constant.place][constant.field] = constant.value(factor)
+
+    def change(cluster: ClusterSpec) -> ClusterSpec:
+        size = cluster.gpus_per_node
+        tiers = (replace(tier, **values[NODE if tier.num_ranks <= size else NETWORK]) for tier in cluster.tiers)
+        return replace(cluster, device=replace(cluster.device, **values[DEVICE]), tiers=tuple(tiers))
+
+    return change
+
+
+def make_points(entries: Iterable[Entry], changes: Changes) -> list[Point]:
+    """The measured iterations as points of a fit; what a row leaves open makes its prediction a range."""
+    predictors = dict[bytes, Callable[[Case], Prediction]]()
+
+    def point(entry: Entry, published_s: float) -> Point:
+        def predict(factors: FloatArray) -> Interval:
+            content = factors.tobytes()
+            if content not in predictors:
+                predictors[content] = remember_predictions(changes(factors))
+            seconds = entry.outcome(predictors[content]).seconds
+            assert seconds is not None
+            return seconds.low, seconds.high
+
+        return Point(entry.row.source, entry.cases[0].cluster.device.name, published_s, predict)
+
+    measured = ((entry, entry.row.published_s) for entry in entries)
+    return [point(entry, value) for entry, value in measured if entry.cases and entry.row.outcome == OK and value]
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Rows with their cases, published ranges of forwards, and products with the clusters whose devices they are of."""
+
+    entries: tuple[Entry, ...]
+    forwards: tuple[Forward, ...] = ()
+    products: tuple[tuple[KernelRow, ClusterSpec], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A fit of whole runs: of all sources, and without each of them by its name."""
+
+    constants: tuple[Constant, ...]
+    fit: Fit
+    without: Mapping[str, Fit]
+
+    def values(self, device: str) -> dict[str, float]:
+        """Fitted constants of a device by name, rounded to ``DIGITS``."""
+        named = zip(self.constants, self.fit.factors(device).tolist(), strict=True)
+        return {constant.name: float(f"{constant.value(factor):.{DIGITS}g}") for constant, factor in named}
+
+    def left_out(self, ledger: Ledger) -> list[Outcome]:
+        """Return every row's outcome under the fit without its source; rows without a prediction stay unchanged."""
+        outcomes = list[Outcome]()
+        for entry in ledger.entries:
+            fit = self.without.get(entry.row.source)
+            change = None
+            if fit is not None and entry.cases:
+                change = with_constants(self.constants, fit.factors(entry.cases[0].cluster.device.name))
+            outcomes += predict_entries([entry], change)
+        return outcomes
+
+
+def kernel_point(row: KernelRow, cluster: ClusterSpec, changes: Changes) -> Point:
+    """A kernel as a point of a fit, on a cluster that factors change; the error of its rate is given."""
+    seconds = row.published_s
+
+    def predict(factors: FloatArray) -> Interval:
+        predicted_s = row.ratio(changes(factors)(cluster)) * seconds
+        return predicted_s, predicted_s
+
+    return Point(row.where, cluster.device.name, seconds, predict, KERNEL_ERROR)
+
+
+def complete_ledger(entries: Iterable[Entry], composer: Composer) -> Ledger:
+    """Entries with the committed ranges of forwards and single products."""
+    products = [row for row in read_kernels() if row.kind == PRODUCT]
+    clusters = compose_devices((row.device for row in products), composer)
+    pairs = ((row, clusters[row.device]) for row in products)
+    return Ledger(tuple(entries), tuple(plan_forwards(composer)), tuple(pairs))
+
+
+def fit_ledger(ledger: Ledger, constants: Sequence[Constant] = FITTED) -> Calibration:
+    """Fit the constants to all timed rows and single products, and again without each source of the former."""
+    chosen = tuple(constants)
+    changes = partial(with_constants, chosen)
+    points = make_points(ledger.entries, changes)
+    for row, cluster in ledger.products:
+        points.append(kernel_point(row, cluster, changes))
+    fit = fit_points(points, chosen)
+    return Calibration(chosen, fit, left_out_fits(fit.problem, fit.error))
+
+
+def constants_table(study: Calibration) -> Table:
+    """Fitted constants by device, and by how much the log of each is uncertain."""
+    devices = study.fit.problem.devices
+    spread = np.sqrt(np.diag(study.fit.covariance)).reshape(study.fit.at.shape)
+    values = [study.values(device) for device in devices]
+    rows = []
+    for index, name in enumerate(values[0]):
+        of_devices = zip(values, spread[:, index].tolist(), strict=True)
+        rows.append([name, *(f"{known[name]:.{DIGITS}g} ({100 * size:.0f}%)" for known, size in of_devices)])
+    title = f"Fitted constants (standard deviation); error of a source left out: {100 * study.fit.error:.1f}%"
+    return title, ["constant", *devices], rows
+
+
+def fitted_kernels_table(composer: Composer) -> Table:
+    """Constants fitted to each device's kernels, and errors of the committed constants."""
+    kernels = read_kernels()
+    clusters = compose_devices((row.device for row in kernels), composer)
+    rows = []
+    for (device, kind), group in groupby(kernels, key=attrgetter("device", "kind")):
+        of_kind = [*group]
+        constants = OF_KERNELS[kind]
+        points = [kernel_point(row, clusters[device], partial(with_constants, constants)) for row in of_kind]
+        fit = fit_points(points, constants, iterations=4)
+        factors = fit.factors(clusters[device].device.name).tolist()
+        values = [f"{one.field} {one.value(factor):.2g}" for one, factor in zip(constants, factors, strict=True)]
+        errors = [abs(row.ratio(clusters[device]) - 1.0) for row in of_kind]
+        shown = [f"{100 * median(errors):.0f}%", f"{100 * max(errors):.0f}%", ", ".join(values)]
+        rows.append([f"{device}, {kind}", str(len(errors)), *shown])
+    return "Kernels", ["kernels", "number", "median error", "largest error", "fitted"], rows
+
+
+def expectations_table(constants: Sequence[Constant]) -> Table:
+    """The expectations of constants before a fit."""
+    rows = [[each.name, f"{each.usual:g}", f"{100 * each.spread:.0f}%", each.why] for each in constants]
+    return "What is expected before a fit", ["constant", "median", "standard deviation", "why"], rows

@@ -6,7 +6,7 @@ is compared alone; and ``forwards.csv``, the axes of two figures on the A40.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import median
@@ -15,16 +15,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from entrain_bench.base.arrays import FloatArray
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import config_tree
 from entrain_bench.costs.loads import score_area
 from entrain_bench.costs.roofline import Roofline
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.lab.fidelity.programs import first_program
-from entrain_bench.lab.ledger.fit import Interval, Point
-from entrain_bench.lab.ledger.predict import Change
-from entrain_bench.lab.ledger.tables import Table
+from entrain_bench.lab.ledger.predict import Table
 from entrain_bench.program import Program
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.layer import Attention, Gemm
@@ -39,8 +36,6 @@ ATTENTION = "attention"
 SIZES = {PRODUCT: ["m", "n", "k"], ATTENTION: ["head_dim", "causal", "backward", "tokens"]}
 # FLOPs of attention's backward, in those of its forward.
 BACKWARD = 2.5
-# Standard deviation of the log of a kernel's time: of the published rates around the fitted ones.
-ERROR = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +72,6 @@ class KernelRow:
         """Predicted over published; kernels alone run at the full clock, so nothing of training is in it."""
         alone = replace(cluster, device=replace(cluster.device, sustained_fraction=1.0))
         return self.predicted_s(Roofline(alone)) / self.published_s
-
-    def point(self, cluster: ClusterSpec, changes: Callable[[FloatArray], Change]) -> Point:
-        """Itself as a point of a fit, on a cluster that factors change; the error of its rate is given."""
-        seconds = self.published_s
-
-        def predict(factors: FloatArray) -> Interval:
-            predicted_s = self.ratio(changes(factors)(cluster)) * seconds
-            return predicted_s, predicted_s
-
-        return Point(self.where, cluster.device.name, (seconds, seconds), predict, ERROR)
 
 
 def read_kernels() -> tuple[KernelRow, ...]:
@@ -149,22 +134,13 @@ class Forward:
     truth: CostTruth
     program: Program
 
-    def predicted_ms(self, change: Change | None = None) -> float:
-        """Mean over the microbatches, on the cluster or on a changed one."""
-        truth = replace(self.truth, cluster=change(self.truth.cluster)) if change else self.truth
+    def predicted_ms(self) -> float:
+        """Mean over the microbatches."""
+        truth = self.truth
         index = [module.name for module in truth.model.modules].index(self.module)
         placed = self.program.layout.modules[index]
         times = truth.chunk_times(truth.model.modules[index], placed, self.program.shapes, self.program.chunks[index])
         return 1e3 * float((times.forward_s + times.forward_comm_s).sum(axis=1).mean())
-
-    def point(self, changes: Callable[[FloatArray], Change]) -> Point:
-        """Itself as a point of a fit: any time in the range is as good."""
-
-        def predict(factors: FloatArray) -> Interval:
-            seconds = self.predicted_ms(changes(factors)) / 1e3
-            return seconds, seconds
-
-        return Point(self.where, self.truth.cluster.device.name, (self.least_ms / 1e3, self.most_ms / 1e3), predict)
 
 
 def plan_forwards(composer: Composer) -> Iterable[Forward]:

@@ -6,7 +6,7 @@ that what each further round of a pipeline takes follows from the difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 
@@ -18,20 +18,19 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.base.remembered import remembered
 from entrain_bench.config.compose import Composer
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.lab.ledger.jobs import EAGER, Book, LedgerJob, Machine, Unusable, jobs_for
-from entrain_bench.lab.ledger.rows import OK, OOM, LedgerRow
+from entrain_bench.lab.ledger.jobs import EAGER, OK, OOM, Book, LedgerJob, LedgerRow, Machine, jobs_for
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.program.columns import covered_per_stage, recompute_chunks
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.program.recomputed_layers import covered_per_stage, recompute_chunks
 from entrain_bench.simulate.executor import place_program
 from entrain_bench.specs.cluster import ClusterSpec
+from entrain_bench.specs.framework import with_options
 from entrain_bench.specs.layer import Layer
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import Role, build_layers
 from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench.specs.tokens import TokenRules
-from entrain_bench.specs.variants import with_options
 
 GIB = 2**30
 # Rounds of a pipeline after which all further ones take the same time, and microbatches that are few in any case.
@@ -51,17 +50,13 @@ TEXT = TokenRules(1, 1, 1, 1, 1.0, 1.0, 1, 1.0, 1.0)
 OPEN = "open"
 
 type Change = Callable[[ClusterSpec], ClusterSpec]
+# Title, headings and rows.
+type Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The cost model's prediction of a run.
-
-    Attributes:
-        seconds: of an iteration.
-        gib: highest memory of a GPU.
-        fits: whether that is within the budget.
-    """
+    """Seconds of an iteration, highest memory of a GPU in GiB, and whether that is within the budget."""
 
     seconds: float
     gib: float
@@ -72,13 +67,8 @@ class Prediction:
 class Case:
     """A job's programs and what they run on.
 
-    Attributes:
-        model: the model.
-        cluster: as its choice describes it.
-        job: the job.
-        programs: with the least microbatches that tell, and with one round more; one if there are no more.
-        rounds: that are left out of the first.
-        memory_fraction: share of a device's memory that a program may use.
+    The first program has the least microbatches that tell, the second one round more. ``rounds`` are left out of the
+    first. A program may use ``memory_fraction`` of a device's memory.
     """
 
     model: ModelSpec
@@ -237,14 +227,9 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The prediction of a row, or the reason why there is none.
+    """The prediction of a row, of an iteration and of a GPU's highest memory, or the reason why there is none.
 
-    Attributes:
-        row: the row.
-        reason: why nothing was predicted; empty if something was.
-        seconds: of an iteration, predicted; None without a prediction.
-        gib: highest memory of a GPU, predicted.
-        fits: ``ok``, ``oom``, or ``open`` if that depends on what the row leaves open; empty without a prediction.
+    ``fits`` is ``ok``, ``oom``, or ``open`` if that depends on what the row leaves open.
     """
 
     row: LedgerRow
@@ -283,12 +268,8 @@ class Entry:
 def make_entries(rows: Iterable[LedgerRow], book: Book, cases: Cases) -> Iterator[Entry]:
     """Every row with its cases."""
     for row in rows:
-        jobs = jobs_for(row, book)
-        if isinstance(jobs, Unusable):
-            yield Entry(row, reason=jobs.reason)
-            continue
         try:
-            yield Entry(row, tuple(cases.case(job) for job in jobs))
+            yield Entry(row, tuple(cases.case(job) for job in jobs_for(row, book)))
         except UserError as error:
             yield Entry(row, reason=str(error))
 

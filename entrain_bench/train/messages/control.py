@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
-from io import BytesIO
 from typing import Any, Self
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from entrain_bench.base.errors import DeadlockError, ExecutionError, IncompatibleError, OutOfMemoryError, UserError
-from entrain_bench.program import Program
-from entrain_bench.program.assignment import Chunks
-from entrain_bench.program.layout import Layout
-from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.shapes import SampleShapes
 
 # How gloo, NCCL, and the store that ranks meet at say that they waited too long.
 _WAITED = re.compile("timed out|timing out|timeout after", re.IGNORECASE)
-# Known to every rank, or with names of their own.
-_ASIDE = ("model", "layout", "shapes", "chunks", "remade")
 # Errors that say everything in their line; others are of the process they happened on.
 _KNOWN = {
     kind.__name__: kind for kind in (UserError, IncompatibleError, DeadlockError, OutOfMemoryError, ExecutionError)
@@ -51,7 +41,7 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[dist.Proce
 
 @contextmanager
 def named_wait(setting: str, timeout_s: float) -> Iterator[None]:
-    """Have ``WaitError`` name the setting that limits a wait, in place of gloo's, NCCL's or the store's error."""
+    """Have ``ExecutionError`` name the setting that limits a wait, in place of gloo's, NCCL's or the store's error."""
     try:
         yield
     except RuntimeError as error:
@@ -60,7 +50,7 @@ def named_wait(setting: str, timeout_s: float) -> Iterator[None]:
             raise
         rank = os.environ.get("RANK", "0")
         waited = f"waited longer than {setting}={timeout_s:g} s for another rank"
-        raise WaitError(f"rank {rank}: {waited} ({line})", timeout_s) from error
+        raise ExecutionError(f"rank {rank}: {waited} ({line})") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +60,12 @@ class PlanningGroup:
     group: dist.ProcessGroup
     timeout_s: float
 
-    def broadcast(self, content: bytes | None) -> bytes:
-        """Return rank 0's content on every rank."""
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank."""
+        values = [value]
         with named_wait("harness.planning_timeout_s", self.timeout_s):
-            size = torch.tensor([len(content or b"")])
-            dist.broadcast(size, 0, group=self.group)
-            buffer = torch.frombuffer(bytearray(content or int(size)), dtype=torch.uint8)
-            dist.broadcast(buffer, 0, group=self.group)
-            return buffer.numpy().tobytes()
+            dist.broadcast_object_list(values, 0, group=self.group)
+        return values[0]
 
 
 def planning_group(timeout_s: float) -> PlanningGroup:
@@ -85,78 +73,33 @@ def planning_group(timeout_s: float) -> PlanningGroup:
     return PlanningGroup(dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)), timeout_s)
 
 
-def gather_json(value: Any, group: dist.ProcessGroup) -> list[Any]:
+def gather_values(value: Any, group: dist.ProcessGroup) -> list[Any]:
     """The values of all ranks, on every rank, by rank."""
-    content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
-    dist.all_gather(sizes, torch.tensor([len(content)]), group=group)
-    longest = int(max(sizes))
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: len(content)] = content
-    parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(parts, padded, group=group)
-    return [json.loads(part[: int(size)].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
-
-
-class WaitError(ExecutionError):
-    """A rank waited too long for another one; ``waited_s`` says for how many seconds."""
-
-    def __init__(self, text: str, waited_s: float) -> None:
-        super().__init__(text)
-        self.waited_s = waited_s
+    values = [None] * group.size()
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception that ended ``who``; ``kind`` is empty for classes of other packages, ``waited_s`` usually 0."""
+    """An exception that ended ``who``; ``kind`` is empty for classes of other packages."""
 
     who: str
     time_s: float
     kind: str
     text: str
     trace: str
-    waited_s: float = 0.0
 
     @classmethod
     def of(cls, error: Exception, who: str) -> Self:
         """Return the exception that is being handled."""
-        waited_s = error.waited_s if isinstance(error, WaitError) else 0.0
-        name = ExecutionError.__name__ if waited_s else type(error).__name__
-        kind = name if waited_s or type(error) in _KNOWN.values() else ""
+        name = type(error).__name__
+        kind = name if type(error) in _KNOWN.values() else ""
         line = " ".join(str(error).split())
-        text = line if kind else f"{name}: {line}"
-        return cls(who, time.time(), kind, text, traceback.format_exc(), waited_s)
+        return cls(who, time.time(), kind, line if kind else f"{name}: {line}", traceback.format_exc())
 
     def as_error(self) -> Exception:
         """Return the exception for the process that waits."""
         error = _KNOWN[self.kind](self.text) if self.kind else ExecutionError(f"{self.who}: {self.text}")
         error.__cause__ = ExecutionError(f"traceback of {self.who}:\n{self.trace}")
         return error
-
-
-def program_to_bytes(program: Program) -> bytes:
-    """Return the arrays of a program; every rank knows model, layout and shapes."""
-    arrays = {f"columns.{field.name}": getattr(program, field.name) for field in _columns()}
-    for module, chunks in enumerate(program.chunks):
-        arrays |= {f"chunks.{module}.{field.name}": getattr(chunks, field.name) for field in fields(Chunks)}
-    arrays |= {f"remade.{module}": blocks for module, blocks in enumerate(program.remade)}
-    file = BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)
-    return file.getvalue()
-
-
-def program_from_bytes(content: bytes, model: ModelSpec, layout: Layout, shapes: SampleShapes) -> Program:
-    """Return the program that ``program_to_bytes`` wrote."""
-    with np.load(BytesIO(content), allow_pickle=False) as arrays:
-        columns = {field.name: arrays[f"columns.{field.name}"] for field in _columns()}
-        chunks = tuple(
-            Chunks(**{field.name: arrays[f"chunks.{module}.{field.name}"] for field in fields(Chunks)})
-            for module in range(len(model.modules))
-        )
-        num_remade = sum(name.startswith("remade.") for name in arrays)
-        remade = tuple(arrays[f"remade.{module}"] for module in range(num_remade))
-    return Program(model, layout, shapes, chunks=chunks, remade=remade, **columns)
-
-
-def _columns() -> list[Any]:
-    return [field for field in fields(Program) if field.name not in _ASIDE]

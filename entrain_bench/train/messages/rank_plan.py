@@ -1,4 +1,4 @@
-"""One rank's plan of an iteration: its actions in order, with the messages that each receives and sends.
+"""One rank's plan of an iteration: where it stands in a layout, its actions in order, and its messages.
 
 Both ends derive a message from the program; nothing is negotiated. Chunks may feed any chunks on any ranks, which
 megatron-core's bridge communicators cannot express.
@@ -7,32 +7,111 @@ megatron-core's bridge communicators cannot express.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from heapq import heappop, heappush
 from itertools import takewhile
 
 import numpy as np
 
-from entrain_bench.base.arrays import IntArray, rows_of, take_rows
+from entrain_bench.balancing.chunk_estimates import packed_durations
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of, take_rows
+from entrain_bench.costs.edges import held_s
+from entrain_bench.costs.loads import rank_rows
 from entrain_bench.costs.sharding import collective_passes
 from entrain_bench.program import Pass, Program
-from entrain_bench.specs.context_pieces import rank_rows
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.framework import PACK, FrameworkOptions
-from entrain_bench.train.messages.channels import (
-    Channel,
-    Place,
-    block_of,
-    channels_of,
-    lane_of_rank,
-    places_of,
-    sending_ranks,
-)
-from entrain_bench.train.messages.positions import order_of_actions, order_of_groups
 
+Channel = tuple[int, int]  # sender and receiver
 DEFAULTS = FrameworkOptions()
 
 # Rows of a tensor: consecutive ones, any, or all of them in order. Slices are cut and filled without an index.
 Rows = slice | IntArray | None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank's part of one module: a stage of a replica or group, at a place in its block (TP innermost)."""
+
+    module: int
+    replica: int
+    stage: int
+    position: int
+
+
+def weights_of(layout: Layout, rank: int) -> list[Place]:
+    """The stages whose weights the rank holds, with its replica of each."""
+    return [
+        Place(index, replica, stage, position)
+        for index, module in enumerate(layout.modules)
+        for replica, stage, position in np.argwhere(module.ranks == rank).tolist()
+    ]
+
+
+def places_of(layout: Layout, rank: int) -> list[Place]:
+    """The blocks that the rank computes in: of its replicas, or of all groups that it is in."""
+    places = [place for place in weights_of(layout, rank) if not layout.modules[place.module].widths]
+    for index, module in enumerate(layout.modules):
+        places += [Place(index, *where) for where in (_group_places(module, rank) if module.widths else ())]
+    return places
+
+
+def _group_places(module: ModuleLayout, rank: int) -> Iterable[tuple[int, int, int]]:
+    for stage, column in np.argwhere(module.plane == rank).tolist():
+        first = 0
+        for (tp, cp), count in zip(module.widths, module.num_groups.tolist(), strict=True):
+            group, position = divmod(column, tp * cp)
+            if group < count:
+                yield first + group, stage, position
+            first += count
+
+
+def block_of(layout: Layout, module: int, replica: int, stage: int) -> list[int]:
+    """The ranks of a stage of a replica or group, TP innermost."""
+    placed = layout.modules[module]
+    if not placed.widths:
+        ranks: list[int] = placed.ranks[replica, stage].tolist()
+        return ranks
+    degree = int(placed.degree_of_copy[replica])
+    tp, cp = placed.widths[degree]
+    first = (replica - int(placed.num_groups[:degree].sum())) * tp * cp
+    group: list[int] = placed.plane[stage, first : first + tp * cp].tolist()
+    return group
+
+
+def lane_of_rank(layout: Layout, rank: int) -> int | None:
+    """The lane the rank acts with; None for a rank the layout does not use."""
+
+    def blocks(one: int) -> list[tuple[int, int, int]]:
+        return [(place.module, place.replica, place.stage) for place in places_of(layout, one)]
+
+    held = blocks(rank)
+    firsts = layout.lane_first_rank.tolist()
+    return next((lane for lane, first in enumerate(firsts) if blocks(first) == held), None)
+
+
+def sending_ranks(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> list[int]:
+    """The sender for each receiving rank, from a block of one module to another's; a block's ranks hold all rows."""
+    return [rank if rank in from_ranks else from_ranks[i % len(from_ranks)] for i, rank in enumerate(to_ranks)]
+
+
+def channels_of(program: Program) -> tuple[Channel, ...]:
+    """The channels that a program needs, of all ranks."""
+    source = program.dep_actions
+    target = rows_of(program.dep_offsets)
+    edges = (program.dep_bytes > 0) & (program.chunk[target] >= 0)
+    columns = (program.module, program.replica, program.stage)
+    ends = [column[actions[edges]] for actions in (source, target) for column in columns]
+    channels: set[Channel] = set()
+    for *sender, module, replica, stage in np.unique(np.stack(ends, axis=1), axis=0).tolist():
+        from_ranks = block_of(program.layout, *sender)
+        to_ranks = block_of(program.layout, module, replica, stage)
+        senders = from_ranks if sender[0] == module else sending_ranks(from_ranks, to_ranks)
+        channels.update(zip(senders, to_ranks, strict=True))
+    return tuple(sorted(channel for channel in channels if channel[0] != channel[1]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -284,3 +363,92 @@ def _as_empty(program: Program, action: int) -> EmptyPass:
     chunk = int(program.chunk[action])
     chunks = program.chunks[module]
     return EmptyPass(module, Pass(int(program.kind[action])), int(chunks.microbatch[chunk]), int(chunks.part[chunk]))
+
+
+def order_of_actions(program: Program, seconds: FloatArray | None = None) -> IntArray:
+    """Place of each action in one order of all, the same on every rank ``[actions]``.
+
+    Actions come in the order in which they would end if only they took time (``seconds`` each; None: the same), so most
+    messages arrive while other actions run. Collective passes of one turn come before all of the next.
+    """
+    work = np.ones(program.num_actions) if seconds is None else seconds
+    ns = np.maximum(np.rint(work * 1e9), 1).astype(np.int64)
+    order = np.empty(program.num_actions, np.int64)
+    order[np.argsort(positions_of_actions(program, ns) + ns, kind="stable")] = np.arange(program.num_actions)
+    return order
+
+
+def believed_order(program: Program, profile: Profile) -> IntArray:
+    """``order_of_actions`` if passes and the transfers that hold their ranks take as long as the profile estimates."""
+    seconds = np.zeros(program.num_actions)
+    handed = profile.programs.handovers(program)
+    seconds[: program.first_action[-1]] = packed_durations(program, profile)
+    return order_of_actions(program, seconds + held_s(program, handed.send_s, handed.receive_s))
+
+
+def positions_of_actions(program: Program, work: IntArray | None = None) -> IntArray:
+    """Work of the longest chain that must end before each action starts ``[actions]``; None: 1 for each action."""
+    lane = rows_of(program.lane_offsets)
+    action = program.lane_actions
+    follows = lane[1:] == lane[:-1]
+    ends, begins = _turns(program)
+    before = np.concatenate([program.dep_actions, action[:-1][follows], ends])
+    after = np.concatenate([rows_of(program.dep_offsets), action[1:][follows], begins])
+    num_nodes = max(program.num_actions, int(begins.max(initial=-1)) + 1)
+    order = np.argsort(before, kind="stable")
+    offsets = offsets_from_counts(np.bincount(before, minlength=num_nodes))
+    after = after[order]
+    missing = np.bincount(after, minlength=num_nodes)
+    work = np.ones(program.num_actions, np.int64) if work is None else work
+    work = np.append(work, np.zeros(num_nodes - program.num_actions, np.int64))
+    position = np.zeros(num_nodes, np.int64)
+    ready = np.flatnonzero(missing == 0)
+    while len(ready):
+        bounds, edges = take_rows(offsets, ready)
+        freed = after[edges]
+        np.maximum.at(position, freed, np.repeat(position[ready] + work[ready], np.diff(bounds)))
+        np.subtract.at(missing, freed, 1)
+        ready = np.unique(freed[missing[freed] == 0])
+    assert not missing.any(), "an order that lanes, dependencies and turns agree with"
+    return position[: program.num_actions]
+
+
+def _turns(program: Program) -> tuple[IntArray, IntArray]:
+    """Edges over further nodes that put the passes of a collective before those of the next ``[edges]``."""
+    nothing = np.zeros(0, np.int64)
+    if not any(placed.sharded for placed in program.layout.modules):
+        return nothing, nothing
+    group = collective_passes(program)
+    turn = np.empty(int(group.max()) + 1, np.int64)
+    turn[order_of_groups(program, group)] = np.arange(len(turn))
+    passes = np.flatnonzero(group >= 0)
+    gap = program.num_actions + turn[group[passes]]
+    later = gap > program.num_actions
+    return np.concatenate([passes, gap[later] - 1]), np.concatenate([gap, passes[later]])
+
+
+def order_of_groups(program: Program, group: IntArray) -> list[int]:
+    """Groups in an order that every lane's and every dependency's agrees with; of several the lowest number first."""
+    lane = rows_of(program.lane_offsets)
+    action = program.lane_actions
+    member = group[action] >= 0
+    lane = lane[member]
+    turn = group[action[member]]
+    same = lane[1:] == lane[:-1]
+    source = group[program.dep_actions]
+    target = group[rows_of(program.dep_offsets)]
+    both = (source >= 0) & (target >= 0)
+    before = np.concatenate([turn[:-1][same], source[both]])
+    after = np.concatenate([turn[1:][same], target[both]])
+    sorter = TopologicalSorter(dict.fromkeys(range(int(group.max()) + 1), ()))
+    for one, other in zip(before.tolist(), after.tolist(), strict=True):
+        sorter.add(other, one)
+    sorter.prepare()
+    ready = list[int]()
+    order = list[int]()
+    while sorter.is_active():
+        for freed in sorter.get_ready():
+            heappush(ready, freed)
+        order.append(heappop(ready))
+        sorter.done(order[-1])
+    return order

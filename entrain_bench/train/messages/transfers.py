@@ -1,12 +1,15 @@
-"""Messages between ranks: receives posted in one order of all, sends that overlap with compute or block.
+"""Messages between ranks: channels, receives posted in one order of all, sends that overlap with compute or block.
 
-A message stands behind the action that sends it in ``positions.order_of_actions``. Every rank hands its device what it
+NCCL runs the sends and receives of a rank in one group one after the other, each until its peer takes part. A receive
+posted early would hold up everything behind it. So a rank has at most one channel in a group.
+
+A message stands behind the action that sends it in ``order_of_actions``. Every rank hands its device what it
 takes part in, in that order, so the first unfinished message always has both ends ready, even with one hardware queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -16,8 +19,43 @@ from torch import Tensor
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.train.device import to_device
-from entrain_bench.train.messages.channels import Channels
-from entrain_bench.train.messages.rank_plan import Message, RankPlan, Step
+from entrain_bench.train.messages.rank_plan import Channel, Message, RankPlan, Step
+
+
+class Channels:
+    """The open channels; every rank opens the same ones in the same order."""
+
+    def __init__(self, new_group: Callable[[], dist.ProcessGroup], device: torch.device) -> None:
+        self._new_group = new_group
+        self._device = device
+        self._groups: list[tuple[dist.ProcessGroup, set[int]]] = []
+        self._open: dict[Channel, dist.ProcessGroup] = {}
+
+    def __getitem__(self, channel: Channel) -> dist.ProcessGroup:
+        return self._open[channel]
+
+    def open(self, channels: Iterable[Channel]) -> None:
+        """Open those that are not yet; collective over all ranks."""
+        missing = sorted(set(channels) - self._open.keys())
+        for channel in missing:
+            self._open[channel] = self._group_without(channel)
+        # The first message of a channel connects its ends and blocks them: all ranks go by the same order.
+        for sender, receiver in missing:
+            group = self._open[sender, receiver]
+            greeting = torch.zeros(1, device=self._device)
+            if dist.get_rank() == sender:
+                dist.send(greeting, receiver, group=group)
+            elif dist.get_rank() == receiver:
+                dist.recv(greeting, sender, group=group)
+
+    def _group_without(self, channel: Channel) -> dist.ProcessGroup:
+        for group, taken in self._groups:
+            if taken.isdisjoint(channel):
+                taken.update(channel)
+                return group
+        group = self._new_group()
+        self._groups.append((group, set(channel)))
+        return group
 
 
 @dataclass(slots=True)

@@ -1,8 +1,7 @@
 """Stages of encoders and the LLM, built from megatron-core's parts, on packed sequences."""
 
 from entrain_bench.train.modules.ends import input_width
-from entrain_bench.train.modules.packing import Pack, StageGroups
-from entrain_bench.train.modules.positions import in_stage_order, merge_tokens
+from entrain_bench.train.modules.packing import Pack, StageGroups, in_stage_order, merge_tokens
 from entrain_bench.train.modules.stage import NamedParameter, Stage, build_stage, initialise, named_parameters
 
 __all__ = [

@@ -1,14 +1,19 @@
-"""Transformer blocks: megatron-core's layers, with packed attention as their core, and norms."""
+"""Transformer blocks: megatron-core's layers, with attention of packed sequences as their core."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
@@ -17,15 +22,220 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor
 from torch.nn import Parameter
-from torch.nn.functional import gelu, layer_norm, relu, rms_norm, silu
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import gelu, layer_norm, relu, rms_norm, scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint
 
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.module_layers import find_activation
-from entrain_bench.train.modules.attention import AttentionKernel, PackedAttention
-from entrain_bench.train.modules.packing import StageGroups
+from entrain_bench.train.modules.packing import Rotation, Segments, Shares, StageGroups
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct
+
+
+class AttentionKernel(StrEnum):
+    """torch's flash attention for CPUs, its variable-length attention, and its attention with one call a length."""
+
+    CPU = "cpu"
+    SDPA = "sdpa"
+    FLASH2 = "flash2"
+
+
+# What torch's variable-length kernel takes: messages of torch 2.13 (libtorch_cuda), read 2026-11.
+FLASH_HEAD_DIMS = range(8, 257, 8)
+LEAST_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """The mask argument that megatron-core passes to a layer's attention."""
+
+    segments: Segments
+    shares: Shares
+    rotation: Rotation | None = None
+
+
+class PackedAttention(torch.nn.Module):
+    """Core attention of a megatron-core layer; its attention mask is a ``Mask``."""
+
+    def __init__(
+        self,
+        *,
+        attn_mask_type: AttnMaskType,
+        kernel: AttentionKernel,
+        **_: Any,
+    ) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.causal = attn_mask_type == AttnMaskType.causal
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, **_: Any) -> Tensor:
+        """Attend, ``[tokens of this rank, 1, heads, head_dim]`` to ``[tokens of this rank, 1, heads * head_dim]``."""
+        segments = mask.segments
+        remade: AbstractContextManager[None] = nullcontext()
+        if mask.rotation is not None:
+            query = mask.rotation.apply(query)
+            key = mask.rotation.apply(key)
+        # Copies of their own: views would keep the product that queries, keys and values are cut out of.
+        query = query.squeeze(1).contiguous()
+        if mask.shares.cp.size() > 1:
+            both = torch.cat([key, value], dim=-1)
+            key, value = _gathered(both, mask)
+            remade = _gathered_again(both.detach(), (key, value), mask)
+        else:
+            key, value = (rows.squeeze(1).contiguous() for rows in (key, value))
+        with remade:
+            output = packed_attention(query, key, value, segments, causal=self.causal, kernel=self.kernel)
+        return output.reshape(len(query), 1, -1)
+
+
+def _gathered(rows_here: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+    """Keys and values of all ranks, each ``[keys, heads, head_dim]``."""
+    both = gather_from_sequence_parallel_region(rows_here, tensor_parallel_output_grad=True, group=mask.shares.cp)
+    if mask.segments.keys is not None:
+        both = both.index_select(0, mask.segments.keys)
+    key, value = (rows.squeeze(1).contiguous() for rows in both.chunk(2, dim=-1))
+    return key, value
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """Stands for keys (0) or values (1) of all ranks, which backward gathers again."""
+
+    place: int
+
+
+@contextmanager
+def _gathered_again(both: Tensor, gathered: tuple[Tensor, Tensor], mask: Mask) -> Iterator[None]:
+    """Have autograd keep this rank's keys and values only, as Megatron-Core's kernels do; backward gathers again."""
+    # Hooks do not nest: those around, such as a checkpoint's, get all that is kept.
+    pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False) or (lambda kept: kept,) * 2
+    places = {rows.untyped_storage()._cdata: place for place, rows in enumerate(gathered) if len(rows)}
+    held = pack(both)
+    made = dict[int, Tensor]()
+
+    def keep(tensor: Tensor) -> Any:
+        place = places.get(tensor.untyped_storage()._cdata)
+        return pack(tensor) if place is None else _Gathered(place)
+
+    def take(kept: Any) -> Any:
+        if not isinstance(kept, _Gathered):
+            return unpack(kept)
+        if kept.place not in made:
+            made.update(enumerate(_gathered(unpack(held), mask)))
+        return made.pop(kept.place)
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, take):
+        yield
+
+
+def packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, *, causal: bool, kernel: AttentionKernel
+) -> Tensor:
+    """Return scaled dot-product attention inside each segment, in the shape of ``query``.
+
+    ``query`` is ``[sum(query_lengths), heads, head_dim]``; ``key`` and ``value`` are ``[sum(key_lengths), key-value
+    heads, head_dim]``. A segment's queries are its last tokens; if ``causal``, each sees only keys up to itself.
+    """
+    output: Any
+    if kernel is AttentionKernel.CPU:
+        output = _FlashOnCpu.apply(query, key, value, segments, causal)  # type: ignore[no-untyped-call]
+    elif kernel is AttentionKernel.SDPA:
+        output = _by_length(query, key, value, segments, causal)
+    else:
+        output = varlen_attn(
+            query,
+            key,
+            value,
+            segments.query_offsets,
+            segments.key_offsets,
+            max(segments.query_lengths),
+            max(segments.key_lengths),
+            window_size=(-1, 0) if causal else (-1, -1),
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+    assert isinstance(output, Tensor)
+    return output
+
+
+def _by_length(query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool) -> Tensor:
+    # Not every backend of the operator takes fewer keys and values than queries.
+    key, value = (rows.repeat_interleave(query.shape[1] // rows.shape[1], dim=1) for rows in (key, value))
+    outputs: dict[int, Tensor] = {}
+    for alike, (q, k, v) in _batches((query, key, value), segments):
+        attended = scaled_dot_product_attention(q, k, v, **_causality(q, k, causal))
+        outputs |= dict(zip(alike, attended.transpose(1, 2), strict=True))
+    return torch.cat([outputs[index] for index in range(len(outputs))])
+
+
+class _FlashOnCpu(torch.autograd.Function):
+    """torch's flash attention for CPUs; it keeps the same tensors as a GPU kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool) -> Tensor:
+        output = torch.empty_like(query)
+        sums = []
+        into = torch.split(output, list(segments.query_lengths))
+        for alike, (q, k, v) in _batches((query, key, value), segments):
+            attended, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q, k, v, **_causality(q, k, causal)
+            )
+            sums.append(log_sum)
+            for i, rows in zip(alike, attended.transpose(1, 2), strict=True):
+                into[i].copy_(rows)
+        ctx.save_for_backward(query, key, value, output, *sums)
+        ctx.segments = segments
+        ctx.causal = causal
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, *sums = ctx.saved_tensors
+        segments: Segments = ctx.segments
+        results = [torch.empty_like(rows) for rows in (query, key, value)]
+        lengths = (segments.query_lengths, segments.key_lengths, segments.key_lengths)
+        into = [torch.split(rows, list(sizes)) for rows, sizes in zip(results, lengths, strict=True)]
+        batches = _batches((query, key, value, output, gradients[0]), segments)
+        for (alike, (q, k, v, attended, gradient)), log_sum in zip(batches, sums, strict=True):
+            by_input = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                gradient, q, k, v, attended, log_sum, 0.0, **_causality(q, k, ctx.causal)
+            )
+            for rows, values in zip(into, by_input, strict=True):
+                for i, part in zip(alike, values.transpose(1, 2), strict=True):
+                    rows[i].copy_(part)
+        return *results, None, None
+
+
+def _batches(tensors: tuple[Tensor, ...], segments: Segments) -> Iterator[tuple[list[int], list[Tensor]]]:
+    """Segments of equal lengths with their rows of each tensor ``[segments, heads, rows, head_dim]``."""
+    queries = segments.query_lengths
+    keys = segments.key_lengths
+    members = defaultdict(list)
+    for index, lengths in enumerate(zip(queries, keys, strict=True)):
+        members[lengths].append(index)
+    sizes = (queries, keys, keys, queries, queries)
+    parts = [torch.split(rows, list(count)) for rows, count in zip(tensors, sizes, strict=False)]
+    for alike in members.values():
+        yield alike, [torch.stack([rows[i] for i in alike]).transpose(1, 2) for rows in parts]
+
+
+def _causality(query: Tensor, key: Tensor, causal: bool) -> dict[str, Any]:
+    num_queries = query.shape[2]
+    num_keys = key.shape[2]
+    if not causal or num_queries == num_keys:
+        return {"is_causal": causal}
+    hidden = query.new_full((num_queries, num_keys), -torch.inf).triu(1 + num_keys - num_queries)
+    return {"is_causal": False, "attn_mask": hidden}
+
+
+def kernel_for(module: ModuleSpec, dtype: torch.dtype, device: torch.device) -> AttentionKernel:
+    """Return the kernel that computes a module's attention on a device."""
+    if device.type == "cpu":
+        return AttentionKernel.CPU
+    fits = dtype is torch.bfloat16 and module.config.head_dim in FLASH_HEAD_DIMS
+    able = fits and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+    return AttentionKernel.FLASH2 if able else AttentionKernel.SDPA
+
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,

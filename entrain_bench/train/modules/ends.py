@@ -27,15 +27,17 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.blocks import Norm
 from entrain_bench.train.modules.packing import (
+    Arrangement,
     Pack,
     Shares,
     StageGroups,
+    merge_tokens,
+    on_grid,
     places_in,
     positions_of,
     share_of,
     with_halo,
 )
-from entrain_bench.train.modules.positions import Arrangement, merge_tokens, on_grid
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct, Splitter
 
 

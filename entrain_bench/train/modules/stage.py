@@ -16,27 +16,31 @@ from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.layout import check_tensor_parallel
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.device import to_device
-from entrain_bench.train.modules.attention import AttentionKernel, Kernels, Mask, find_kernels
-from entrain_bench.train.modules.blocks import Block, transformer_block, transformer_config
+from entrain_bench.train.modules.blocks import (
+    AttentionKernel,
+    Block,
+    Mask,
+    kernel_for,
+    transformer_block,
+    transformer_config,
+)
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding
 from entrain_bench.train.modules.packing import (
+    Arrangement,
     Pack,
+    Rotation,
     Share,
     Shares,
     StageGroups,
-    consecutive_windows,
-    positions_of,
-    segments_of,
-    shares_of,
-)
-from entrain_bench.train.modules.positions import (
-    Arrangement,
-    Rotation,
     arrangement_of,
     check_windows,
+    consecutive_windows,
     grid_rotary_angles,
     on_grid,
+    positions_of,
     rotary_angles,
+    segments_of,
+    shares_of,
     sinusoids,
 )
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct, Splitter, WeightPass
@@ -84,17 +88,11 @@ class Stage(torch.nn.Module):
             copy.shared = not self._is_first  # type: ignore[attr-defined]
 
     def forward(self, hidden: Tensor | None, pack: Pack, groups: StageGroups | None = None) -> Tensor:
-        """Run the layers on a chunk.
+        """Run the layers on a chunk that ``groups`` share (None: the stage's); returns states of this rank's tokens.
 
-        Args:
-            hidden: of a first stage features ``[sum(lengths), input_width]`` in stage order, or projected tokens
-                ``[projected tokens, hidden_size]``, None for none; of others hidden states of this rank's tokens.
-            pack: the chunk's sequences.
-            groups: ranks that share the chunk; None: the stage's.
-
-        Returns:
-            Hidden states of this rank's tokens; from a last stage LLM tokens ``[sum(outputs), LLM hidden size]``
-            (encoder) or the summed loss over this rank's labelled positions, a float32 scalar (LLM).
+        ``hidden`` are such states too, or of a first stage features ``[sum(lengths), input_width]`` in stage order,
+        projected tokens ``[projected tokens, hidden_size]``, or None for none. A last stage returns LLM tokens
+        ``[sum(outputs), LLM hidden size]``, or the summed loss of this rank's labelled positions, a float32 scalar.
         """
         assert sum(pack.lengths) > 0, "empty chunk"
         self.splitter.on = pack.splits_backward
@@ -208,13 +206,10 @@ def build_stage(
     device: torch.device = CPU,
     recompute: bool = False,
     logit_chunk_tokens: int = 0,
-    kernels: Kernels | None = None,
 ) -> Stage:
     """Build and initialise a stage of the given layers; call ``prepare_platform`` before.
 
-    Raises:
-        IncompatibleError: for an architecture that cannot be built.
-        UserError: if tensor parallelism does not divide a width.
+    ``IncompatibleError`` for an architecture that cannot be built, ``UserError`` if TP does not divide a width.
     """
     check_tensor_parallel(module, groups.tp.size())
     config = module.config
@@ -227,7 +222,6 @@ def build_stage(
     unit = 4 if on_grid(module) else 2
     if config.rotary and config.head_dim % unit:
         raise IncompatibleError(f"{where}.head_dim={config.head_dim}: rotary positions need a multiple of {unit}")
-    kernels = kernels or find_kernels("auto", [module], dtype, device)
     with torch.device(device):
         stage = Stage(
             module,
@@ -235,7 +229,7 @@ def build_stage(
             groups,
             dtype=dtype,
             recompute=recompute,
-            attention=kernels.attention[module.name],
+            attention=kernel_for(module, dtype, device),
             logit_chunk_tokens=logit_chunk_tokens,
         )
     initialise(stage, seed)
@@ -244,18 +238,12 @@ def build_stage(
 
 @dataclass(frozen=True, slots=True)
 class NamedParameter:
-    """This rank's shard of a parameter.
+    """This rank's shard of a parameter."""
 
-    Attributes:
-        key: ``module.layer.parameter``; both copies of a tied embedding have the input embedding's.
-        dim: the dimension that tensor parallelism splits; -1 for none.
-        stride: pieces of each shard; pieces of all ranks interleave (2 for gate and up of a gated MLP).
-    """
-
-    key: str
+    key: str  # ``module.layer.parameter``; both copies of a tied embedding have the input embedding's
     parameter: Parameter
-    dim: int
-    stride: int
+    dim: int  # the dimension that tensor parallelism splits; -1 for none
+    stride: int  # pieces of each shard; pieces of all ranks interleave (2 for gate and up of a gated MLP)
     tp: int
     tp_rank: int
 

@@ -15,21 +15,28 @@ from typing import Any
 import torch
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.costs.profiled.file import read_profile, write_profile
-from entrain_bench.costs.profiled.timed_points import Constants, DeviceProfile, Subject, module_values
+from entrain_bench.costs.profiled.file import (
+    Constants,
+    DeviceProfile,
+    Subject,
+    module_values,
+    read_profile,
+    write_profile,
+)
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import device_name, dtype_name, dtype_on
 from entrain_bench.train.measuring import Clock
-from entrain_bench.train.profiling.collectives import measure_collectives
-from entrain_bench.train.profiling.sampling import Patience, sample
 from entrain_bench.train.profiling.settings import ProfileSettings
-from entrain_bench.train.profiling.stages import (
+from entrain_bench.train.profiling.timing import (
     Bench,
+    Patience,
     Target,
     TargetStages,
+    measure_collectives,
     measure_step,
     one_of_many,
     packs_of,
+    sample,
     targets_of,
 )
 

@@ -55,12 +55,9 @@ class ProfileSettings:
     )
 
     def __post_init__(self) -> None:
-        if self.device not in DEVICES:
-            raise unknown_choice("device", self.device, DEVICES)
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise unknown_choice("dtype", self.dtype, DTYPES)
-        if self.head_tokens not in HEAD_TOKENS:
-            raise unknown_choice("head_tokens", self.head_tokens, HEAD_TOKENS)
+        for name, choices in (("device", DEVICES), ("dtype", (None, *DTYPES)), ("head_tokens", HEAD_TOKENS)):
+            if (value := getattr(self, name)) not in choices:
+                raise unknown_choice(name, value, [choice for choice in choices if choice])
         for name, least in (("tokens", 1), ("tp", 1), ("cp", 1), ("ranks", 2), ("message_bytes", 1)):
             values = getattr(self, name)
             if values is not None:

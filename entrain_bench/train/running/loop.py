@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict
 from functools import partial
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import version
 from math import isfinite
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
-from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -23,37 +19,32 @@ from entrain_bench.base.errors import ExecutionError, UserError
 from entrain_bench.base.hosttime import HostTime
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program import Program
-from entrain_bench.program.layout import Layout, check_layout, layout_from_json, layout_to_json
+from entrain_bench.program.layout import Layout, check_layout, layout_to_json
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
 from entrain_bench.records.metrics import BELIEVED
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.run.experiment import MAX_KEPT_ACTIONS, Feed, RunContext, prepare
-from entrain_bench.train.device import device_name, device_of, dtype_name
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.train.device import device_name, device_of, dtype_name, prepare_platform
 from entrain_bench.train.measuring import (
     OF_THE_CLUSTER,
     Clock,
-    gather_seen,
     mean_metrics,
     metrics_of,
     name_non_finite,
-    profiler,
-    see,
     why_not_of_the_cluster,
 )
 from entrain_bench.train.messages.control import (
     Failure,
     PlanningGroup,
-    gather_json,
+    gather_values,
     planning_group,
     process_group,
-    program_from_bytes,
-    program_to_bytes,
 )
-from entrain_bench.train.messages.positions import believed_order
-from entrain_bench.train.modules.attention import PACKAGES
-from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.messages.rank_plan import believed_order
+from entrain_bench.train.modules.blocks import kernel_for
 from entrain_bench.train.running.checkpoint import Checkpoints
 from entrain_bench.train.running.data import content_of
 from entrain_bench.train.running.runtime import Runtime, Work, build_runtime
@@ -72,29 +63,29 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
     with process_group(device, settings.timeout_s) as control:
         planning = planning_group(settings.planning_timeout_s)
         layout, planning_time_s = plan(setting, planning)
-        runtime = build_runtime(setting.job, layout, settings, device, config.seed, control, content=content)
+        runtime = build_runtime(layout, settings, device, config.seed, control, content=content)
         checkpoints = _checkpoints(settings, config, layout, runtime)
-        execution, remarks = ran_with(runtime, control)
-        if reason := why_not_of_the_cluster(device, runtime.dtype, setting.job.cluster):
-            remarks = (*remarks, f"mfu, bounds and shares of time are left out: {reason}")
+        execution = ran_with(setting.job.model, device, runtime.dtype, control)
+        reason = why_not_of_the_cluster(device, runtime.dtype, setting.job.cluster)
         history, num_elsewhere = checkpoints.resume(runtime.stages, config.iterations) if checkpoints else ([], 0)
         clock = Clock(device)
         frame = None
-        feed = WorkFeed(Feed(setting, layout, config.seed), planning, runtime.prepare)
+        programs = Feed(setting, layout, config.seed)
+        feed = WorkFeed(programs, planning, runtime.prepare)
         for iteration in range(len(history), config.iterations):
             work, host_time, exposed_s = feed.take(iteration, last=iteration + 1 == config.iterations)
             for stage in runtime.stages.values():
                 for group in stage.optimizer.param_groups:
                     group["lr"] = settings.rate_at(iteration, config.iterations)
-            with profiler(settings.profile_dir, iteration):
-                seen = see(runtime.run(work, clock), clock)
+            seen = runtime.run(work, clock)
             if settings.on_non_finite == "stop" and not isfinite(seen.grad_norm):
                 # On all ranks.
-                raise ExecutionError(name_non_finite(work.program, iteration, gather_json(seen.losses, control)))
-            if everyone := gather_seen(seen, control):
+                raise ExecutionError(name_non_finite(work.program, iteration, gather_values(seen.losses, control)))
+            everyone = gather_values(seen, control)
+            if not control.rank():
                 left_out = OF_THE_CLUSTER if reason else ()
                 row, timeline = metrics_of(work.program, everyone, setting.truth, host_time, left_out)
-                believed = {} if reason else {BELIEVED: feed.believed_s(work.program)}
+                believed = {} if reason else {BELIEVED: programs.believed_s(work.program)}
                 history.append(row | {"assignment_exposed_s": exposed_s} | believed)
                 feed.observe(timeline)
                 if frame is None and timeline.program.num_actions <= MAX_KEPT_ACTIONS:
@@ -113,26 +104,26 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
             return None
     counted = history[num_elsewhere:] or history
     metrics = {**mean_metrics(counted), "planning_time_s": planning_time_s}
+    remarks = (f"mfu, bounds and shares of time are left out: {reason}",) if reason else ()
     return RunResult(layout, metrics, tuple(history), frame, execution=execution, remarks=remarks)
 
 
 def plan(setting: RunContext, planning: PlanningGroup) -> tuple[Layout, float]:
     """Rank 0's layout on every rank, and how long planning took there; ``UserError`` on every rank if there is none."""
-    content = None
+    answer: Layout | Failure | None = None
     started = perf_counter()
     if dist.get_rank() == 0:
         try:
-            layout = setting.plan()
-            check_layout(layout, setting.job.model, setting.job.cluster)
-            answer: dict[str, Any] = {"layout": layout_to_json(layout)}
+            answer = setting.plan()
+            check_layout(answer, setting.job.model, setting.job.cluster)
         except UserError as error:
-            answer = asdict(Failure.of(error, "rank 0"))
-        content = json.dumps(answer).encode()
+            answer = Failure.of(error, "rank 0")
     seconds = perf_counter() - started
-    answer = json.loads(planning.broadcast(content))
-    if "layout" not in answer:
-        raise Failure(**answer).as_error()
-    return layout_from_json(answer["layout"]), seconds
+    answer = planning.broadcast(answer)
+    if isinstance(answer, Failure):
+        raise answer.as_error()
+    assert isinstance(answer, Layout)
+    return answer, seconds
 
 
 def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout, runtime: Runtime) -> Checkpoints | None:
@@ -152,24 +143,17 @@ def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout, run
     return Checkpoints(Path(settings.checkpoint_dir), identity, setup, runtime.groups.control)
 
 
-def ran_with(runtime: Runtime, control: dist.ProcessGroup) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Device, dtype, kernels and versions, all ranks' joined by "and"; what kernels were passed over. Collective."""
-    kernels = runtime.kernels
-    # Packages that attention is computed by.
-    used = {PACKAGES[kernel][1].partition(".")[0] for kernel in kernels.attention.values() if kernel in PACKAGES}
-    named = packages_distributions() if used else {}
+def ran_with(model: ModelSpec, device: torch.device, dtype: torch.dtype, control: dist.ProcessGroup) -> dict[str, str]:
+    """Device, dtype, kernels and versions, all ranks' joined by "and"; collective."""
     execution = {
-        "device": device_name(runtime.device),
-        "dtype": dtype_name(runtime.dtype),
+        "device": device_name(device),
+        "dtype": dtype_name(dtype),
         "torch": torch.__version__,
         "megatron_core": version("megatron-core"),
-        **{f"attention.{name}": str(kernel) for name, kernel in kernels.attention.items()},
-        **{module: " ".join(version(owner) for owner in named.get(module, ())) for module in sorted(used)},
+        **{f"attention.{module.name}": str(kernel_for(module, dtype, device)) for module in model.modules},
     }
-    everyone = gather_json({"execution": execution, "remarks": kernels.passed_over}, control)
-    values = {name: [said["execution"][name] for said in everyone] for name in execution}
-    remarks = dict.fromkeys(line for said in everyone for line in said["remarks"])
-    return {name: " and ".join(dict.fromkeys(said)) for name, said in values.items()}, tuple(remarks)
+    everyone = gather_values(execution, control)
+    return {name: " and ".join(dict.fromkeys(said[name] for said in everyone)) for name in execution}
 
 
 class WorkFeed:
@@ -192,10 +176,6 @@ class WorkFeed:
         self._next = None if last else self._begin(iteration + 1)
         return work, host_time, exposed_s
 
-    def believed_s(self, program: Program) -> float:
-        """Iteration time of a program by the estimates of the run's profile, in seconds."""
-        return self._feed.believed_s(program)
-
     def observe(self, timeline: Timeline) -> None:
         """Show rank 0's strategy an executed iteration: making the next but one, it knows what this one took."""
         self._executed = timeline
@@ -209,18 +189,13 @@ class WorkFeed:
 
     def _make(self, iteration: int) -> tuple[Work, HostTime]:
         feed = self._feed
-        content = None
-        order = None
-        host_time = HostTime()
-        shapes = feed.batch(iteration)
+        made = None
         if dist.get_rank() == 0:
-            program, host_time = feed.program(shapes)
+            program, host_time = feed.program(feed.batch(iteration))
             check_program(program)
-            content = program_to_bytes(program)
-            order = believed_order(program, feed.setting.profile.under(feed.layout)).tobytes()
-        content, order = (self._planning.broadcast(item) for item in (content, order))
-        program = program_from_bytes(content, feed.setting.job.model, feed.layout, shapes)
-        return self._prepare(program, np.frombuffer(order, np.int64)), host_time
+            made = program, believed_order(program, feed.setting.profile.under(feed.layout)), host_time
+        program, order, host_time = self._planning.broadcast(made)
+        return self._prepare(program, order), host_time
 
 
 def _in_thread[T](call: Callable[[], T]) -> Future[T]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -19,19 +20,27 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
-from entrain_bench.program.layout import Layout
-from entrain_bench.specs.job import Job
+from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.specs.framework import FrameworkOptions
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import dtype_on
-from entrain_bench.train.measuring import Clock, RankResult
-from entrain_bench.train.messages.channels import lane_of_rank
-from entrain_bench.train.messages.rank_plan import EmptyPass, RankPlan, Step, empty_passes, plan_rank
-from entrain_bench.train.messages.transfers import Transfers, cut_rows, gather_rows
-from entrain_bench.train.modules import Pack, build_stage
-from entrain_bench.train.modules.attention import Kernels, find_kernels
+from entrain_bench.train.measuring import Clock, Seen, see
+from entrain_bench.train.messages.rank_plan import (
+    EmptyPass,
+    Place,
+    RankPlan,
+    Step,
+    block_of,
+    empty_passes,
+    lane_of_rank,
+    places_of,
+    plan_rank,
+    weights_of,
+)
+from entrain_bench.train.messages.transfers import Channels, Transfers, cut_rows, gather_rows
+from entrain_bench.train.modules import StageGroups, build_stage
 from entrain_bench.train.modules.split import WeightPass
-from entrain_bench.train.running.data import Content, Inputs, MadeUp, SampleData
-from entrain_bench.train.running.groups import GroupMaker, Groups, make_groups
-from entrain_bench.train.running.loader import Loader, Request, make_loader
+from entrain_bench.train.running.data import Content, Inputs, Loader, MadeUp, Request, SampleData, make_loader
 from entrain_bench.train.running.stages import (
     OptimizerSettings,
     ShardedStage,
@@ -41,8 +50,102 @@ from entrain_bench.train.running.stages import (
     train_stage,
 )
 from entrain_bench.train.settings import TrainSettings
-from entrain_bench.train.weights.files import Checkpoint, check_tensors, close_files, load_weights
-from entrain_bench.train.weights.naming import Roots, default_roots
+from entrain_bench.train.weights import Checkpoint, Roots, check_tensors, close_files, default_roots, load_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The process groups of one rank, by module and stage; ``widths`` also by entry of ``ModuleLayout.widths``.
+
+    ``tied`` are the ranks of an embedding's two copies; ``control`` is of all ranks over gloo, ``alone`` of this one.
+    """
+
+    stages: dict[tuple[int, int], StageGroups]
+    widths: dict[tuple[int, int], dict[int, StageGroups]]
+    tied: dict[int, dist.ProcessGroup]
+    channels: Channels
+    world: dist.ProcessGroup
+    control: dist.ProcessGroup
+    alone: dist.ProcessGroup
+
+
+class GroupMaker:
+    """Makes every distinct group once, for runtimes that take turns: gloo's threads wake often. Collective."""
+
+    def __init__(self, control: dist.ProcessGroup, timeout_s: float, device: torch.device) -> None:
+        self.control = control
+        self.timeout = timedelta(seconds=timeout_s)
+        everyone = tuple(range(control.size()))
+        self.world = self.new(everyone)
+        self.channels = Channels(lambda: self.new(everyone), device)
+        self._known: dict[tuple[object, tuple[int, ...]], dist.ProcessGroup] = {}
+
+    def make(self, ranks: tuple[int, ...], stage: tuple[int, int] | None = None) -> dist.ProcessGroup:
+        """A group that all stages with these ranks use, or of a stage alone: gradients go when each stage is ready."""
+        if (stage, ranks) not in self._known:
+            self._known[stage, ranks] = self.new(ranks)
+        return self._known[stage, ranks]
+
+    def new(self, ranks: Iterable[int]) -> dist.ProcessGroup:
+        """A group of its own."""
+        # A new group does not inherit the timeout of the default group: it would wait for half an hour.
+        group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=self.timeout)
+        return group
+
+
+def make_groups(model: ModelSpec, framework: FrameworkOptions, layout: Layout, maker: GroupMaker) -> Groups:
+    """Create all groups of a layout, and return this rank's; collective."""
+    stages = dict[tuple[int, int], StageGroups]()
+    tied = dict[int, dist.ProcessGroup]()
+    widths = dict[tuple[int, int], dict[int, StageGroups]]()
+    for rank in range(maker.control.size()):
+        is_this = rank == dist.get_rank()
+        maker.make((rank,))
+        for place in weights_of(layout, rank):
+            spec = model.modules[place.module]
+            module = layout.modules[place.module]
+            key = place.module, place.stage
+            tp, cp, dp_cp = _members(module, place)
+            split = framework.of(spec).sequence_parallel
+            groups = StageGroups(maker.make(tp), maker.make(cp), maker.make(dp_cp, key), split, framework.cp_split)
+            ends = tuple(dict.fromkeys(module.ranks[place.replica, [0, -1], place.position].tolist()))
+            pair = maker.make(ends) if spec.config.tied_embeddings and len(ends) == 2 else None
+            if is_this:
+                stages[key] = groups
+                widths[key] = {}
+                if pair is not None and rank in ends:
+                    tied[place.module] = pair
+        for place in places_of(layout, rank):
+            key = place.module, place.stage
+            module = layout.modules[place.module]
+            inside = [(members, maker.make(members)) for members in _inside(layout, place)]
+            if is_this and module.widths:
+                tp_group, cp_group = (group for members, group in inside if rank in members)
+                degree = int(module.degree_of_copy[place.replica])
+                widths[key][degree] = replace(stages[key], tp=tp_group, cp=cp_group, weights_tp=module.tp)
+    alone = maker.make((dist.get_rank(),))
+    return Groups(stages, widths, tied, maker.channels, maker.world, maker.control, alone)
+
+
+def _inside(layout: Layout, place: Place) -> list[tuple[int, ...]]:
+    """The tensor parallel groups of ranks of a group of a stage, then its context parallel ones."""
+    placed = layout.modules[place.module]
+    if not placed.widths:
+        return []
+    block = block_of(layout, place.module, place.replica, place.stage)
+    tp, cp = placed.widths[int(placed.degree_of_copy[place.replica])]
+    return [*(tuple(block[row * tp : (row + 1) * tp]) for row in range(cp)), *(tuple(block[i::tp]) for i in range(tp))]
+
+
+def _members(module: ModuleLayout, place: Place) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Ranks of the tensor, the context, and the data and context parallel group of a place."""
+    block = module.ranks[place.replica, place.stage]
+    lane = place.position % module.tp
+    row = place.position // module.tp
+    tp = block[row * module.tp : (row + 1) * module.tp]
+    cp = block[lane :: module.tp]
+    dp_cp = module.ranks[:, place.stage, lane :: module.tp].ravel()
+    return tuple(tp.tolist()), tuple(cp.tolist()), tuple(dp_cp.tolist())
 
 
 @dataclass(slots=True)
@@ -53,13 +156,6 @@ class Graph:
     output: GradientEdge | None
     shape: torch.Size
     splits: bool
-
-    @staticmethod
-    def of(leaf: Tensor | None, output: Tensor, pack: Pack) -> Graph:
-        """Return the state of a pack's forward, from its input and output."""
-        learning = leaf if leaf is not None and leaf.requires_grad else None
-        edge = get_gradient_edge(output) if output.requires_grad else None
-        return Graph(learning, edge, output.shape, pack.splits_backward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +181,21 @@ class Runtime:
     content: Content
     loader: Loader
     roots: Roots = field(default_factory=dict)
-    kernels: Kernels = field(default_factory=Kernels)
 
     def prepare(self, program: Program, order: IntArray | None = None) -> Work:
         """This rank's work for a program, ``order`` as of ``plan_rank``; works run in the order of preparation."""
         plan = plan_rank(program, dist.get_rank(), self.settings.framework, order)
         data = SampleData(program.shapes, self.content, pinned=self.loader.pins)
-        requests = [
-            forward_request(program, step.place.module, step.place.stage, step.chunk)
-            for step in plan.steps
-            if step.kind is Pass.FORWARD
-        ]
+        requests = [_forward_request(program, step) for step in plan.steps if step.kind is Pass.FORWARD]
         inputs = self.loader.load(data, requests)
         return Work(program, plan, data.num_loss_tokens, inputs, empty_passes(program, plan.steps))
 
-    def run(self, work: Work, clock: Clock) -> RankResult:
+    def run(self, work: Work, clock: Clock) -> Seen:
         """Run every action of this rank in the program's order; collective. ``OutOfMemoryError`` names the action."""
         self.groups.channels.open(work.plan.channels)
         framework = self.settings.framework
         transfers = Transfers(work.plan, self.groups.channels, self.dtype, self.device, framework)
-        iteration = _Iteration(self, work, transfers)
+        iteration = Iteration(self, work, transfers)
         clock.start_together(self.groups.control)
         for stage in self.stages.values():
             stage.zero_grad()
@@ -116,7 +207,7 @@ class Runtime:
             except torch.OutOfMemoryError as error:
                 raise self._out_of_memory(work, index) from error
         iteration.transfers.finish()
-        return RankResult(tuple(iteration.losses), iteration.norm(), iteration.input_stall_s)
+        return see(iteration.losses, iteration.norm(), iteration.input_stall_s, clock)
 
     def _out_of_memory(self, work: Work, index: int) -> OutOfMemoryError:
         program = work.program
@@ -133,7 +224,9 @@ class Runtime:
 
 
 @dataclass(slots=True)
-class _Iteration:
+class Iteration:
+    """State of a rank while it runs its actions."""
+
     runtime: Runtime
     work: Work
     transfers: Transfers
@@ -206,7 +299,9 @@ class _Iteration:
         if is_loss:
             output = output / self.work.num_loss_tokens
             self.losses.append((step.action, output.detach()))
-        self.graphs[_key(step)] = Graph.of(leaf, output, inputs.pack)
+        learning = leaf if leaf is not None and leaf.requires_grad else None
+        edge = get_gradient_edge(output) if output.requires_grad else None
+        self.graphs[_key(step)] = Graph(learning, edge, output.shape, inputs.pack.splits_backward)
         return None if is_loss else output.detach()
 
     def _backward(self, step: Step, gradient: Tensor | None) -> Tensor | None:
@@ -268,16 +363,14 @@ class _Iteration:
         return group, first.stage.tied_embedding() if first else None
 
     def _is_loss(self, step: Step) -> bool:
-        return is_loss(self.work.program, step.place.module, step.place.stage)
+        program = self.work.program
+        module, stage, _ = _key(step)
+        return not program.model.modules[module].is_encoder and stage == program.layout.modules[module].pp - 1
 
 
-def is_loss(program: Program, module: int, stage: int) -> bool:
-    """Whether a stage's output is the loss."""
-    return not program.model.modules[module].is_encoder and stage == program.layout.modules[module].pp - 1
-
-
-def forward_request(program: Program, module: int, stage: int, chunk: int) -> Request:
-    """Arguments of ``SampleData.inputs`` for a chunk's forward on a stage."""
+def _forward_request(program: Program, step: Step) -> Request:
+    """Arguments of ``SampleData.inputs`` for a forward."""
+    module, stage, chunk = _key(step)
     remade = int(program.remade[module][chunk, stage]) if program.remade else 0
     members = program.chunks[module].units(chunk)
     return program.model.modules[module], stage, members, remade, program.splits_backward(module)
@@ -288,7 +381,6 @@ def _key(step: Step) -> tuple[int, int, int]:
 
 
 def build_runtime(
-    job: Job,
     layout: Layout,
     settings: TrainSettings,
     device: torch.device,
@@ -299,13 +391,13 @@ def build_runtime(
 ) -> Runtime:
     """The runtime of this rank; collective over all ranks. Initial weights do not depend on the layout.
 
-    Raises:
-        IncompatibleError: for a layout that only the simulator runs, or heads that the kernel asked for cannot take.
-        UserError: for a kernel that is not there, and for published weights of another model.
+    ``IncompatibleError`` for a layout that only the simulator runs, ``UserError`` for weights of another model.
     """
-    for module, given in zip(job.model.modules, layout.modules, strict=True):
+    model = settings.truth.model
+    framework = settings.truth.framework
+    for module, given in zip(model.modules, layout.modules, strict=True):
         for tp, cp in given.degrees:
-            job.framework.check_executable(module, cp, "train")
+            framework.check_executable(module, cp, "train")
             if module.is_encoder and given.tp not in (1, tp):
                 raise IncompatibleError(
                     f"layout.{given.module}.widths: harness=train cannot slice an encoder's weights split over TP "
@@ -315,16 +407,14 @@ def build_runtime(
             raise IncompatibleError(
                 f"layout.{given.module}.offload: harness=train cannot offload weights. Use harness=simulate"
             )
-    model = job.model
     dtype = dtype_on(device, settings.dtype)
     maker = maker or GroupMaker(control, settings.timeout_s, device)
-    groups = make_groups(job, layout, maker)
-    kernels = find_kernels(settings.kernels, model.modules, dtype, device)
+    groups = make_groups(model, framework, layout, maker)
     rest = settings.weight_decay, settings.epsilon, settings.clip_grad
-    adam = OptimizerSettings(settings.learning_rate, (settings.betas[0], settings.betas[1]), *rest, job.framework)
+    adam = OptimizerSettings(settings.learning_rate, (settings.betas[0], settings.betas[1]), *rest, framework)
     checkpoint = Checkpoint.open(Path(settings.weights)) if settings.weights else None
     roots = check_tensors(checkpoint, model) if checkpoint else default_roots(model)
-    build = partial(build_stage, model, dtype=dtype, seed=seed, device=device, kernels=kernels)
+    build = partial(build_stage, model, dtype=dtype, seed=seed, device=device)
     stages: dict[tuple[int, int], TrainedStage | ShardedStage] = {}
     for index, number in sorted(groups.stages):
         module = model.modules[index]
@@ -332,7 +422,7 @@ def build_runtime(
         holders = groups.stages[index, number]
         first = sum(placed.layers_per_stage[:number])
         layers = range(first, first + placed.layers_per_stage[number])
-        stage = build(module, layers, holders, recompute=placed.recompute, logit_chunk_tokens=job.framework.logit_chunk)
+        stage = build(module, layers, holders, recompute=placed.recompute, logit_chunk_tokens=framework.logit_chunk)
         if checkpoint:
             load_weights(checkpoint, model, stage, roots)
         widths = groups.widths[index, number]
@@ -343,4 +433,4 @@ def build_runtime(
     close_files()
     content = content or MadeUp(seed, model.llm.config.vocab_size)
     loader = make_loader(settings, device, content)
-    return Runtime(stages, groups, adam, dtype, device, content, loader, roots, kernels)
+    return Runtime(stages, groups, adam, dtype, device, content, loader, roots)

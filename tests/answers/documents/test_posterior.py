@@ -20,7 +20,7 @@ from entrain_bench.answers.documents.posterior import (
 from entrain_bench.answers.posterior import chances_by_job
 from entrain_bench.base.errors import UserError
 from entrain_bench.config import constants
-from entrain_bench.config.constants import draws_text, read_draws
+from entrain_bench.config.constants import read_draws
 from entrain_bench.figures import _runner, iteration_time
 from entrain_bench.figures._runner import Drawing
 from entrain_bench.records.records import Results
@@ -28,6 +28,7 @@ from entrain_bench.records.tables import parquet_of, table_of
 from entrain_bench.run.cells import run_cells
 from entrain_bench.run.study import Study, bring_up_to_date
 from entrain_bench.specs.cluster import Speed
+from support.draws import draws_text
 
 PLAN = PosteriorPlan("jobs", 10.0, 3, {1: 1.0}, 0.02)
 STRATEGIES = "      strategy: megatron,entrain,disttrain\n"
@@ -152,14 +153,3 @@ def test_ranges(changed: dict[str, object], message: str) -> None:
     values = {"sweep": "a", "within": 1.3, "draws": 3, "rounds": {1: 1.1}, "action_noise": 0.0}
     with pytest.raises(UserError, match=message):
         PosteriorPlan(**(values | changed))  # type: ignore[arg-type]
-
-
-def test_results_name_chances() -> None:
-    row = {"model": "tiny", "workload": "coco", "strategy": "braid", "status": "ok", "iteration_time_s": 2.0}
-    row |= {"strategy_order": 0, "strategy_family": ""}
-    data = pd.DataFrame([row | {"constants": draw} for draw in (1, 2)])
-    slow = data.assign(strategy="megatron", iteration_time_s=[3.0, 1.0])
-    both = pd.concat([data, slow], ignore_index=True)
-    text = results.posterior_markdown(both, chances_by_job(both))
-    assert "| Tiny Coco | Braid | 0.50 | 0.50x (0.50x to 1.50x) | 2 |" in text
-    assert "| Tiny Coco | Megatron | 0.50 | 0.67x (0.67x to 2.00x) | 2 |" in text

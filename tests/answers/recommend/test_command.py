@@ -19,17 +19,18 @@ from entrain_bench.cli import run_command
 from entrain_bench.commands import recommend
 from entrain_bench.config import constants
 from entrain_bench.config.compose import compose
-from entrain_bench.config.constants import draws_text, read_draws
+from entrain_bench.config.constants import read_draws
 from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.program.layout import layout_to_json
 from entrain_bench.program.plan_file import read_plan
-from entrain_bench.records.cached_layouts import CachedLayouts
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import plan_key
 from entrain_bench.records.records import Results, new_record
+from entrain_bench.records.sealed import CachedLayouts
 from entrain_bench.run import cells as cells_module
 from entrain_bench.run.cells import Done, compose_cells, run_cells, run_one
 from entrain_bench.specs.cluster import Speed
+from support.draws import draws_text
 
 JOB = ["model=tiny", "cluster=tiny", "workload=synthetic", "layout.tp=1", "global_batch=16", "microbatch_size=2"]
 FREE = [*JOB[:3], "global_batch=16", "iterations=1", "mlflow=false", "seed=4"]
@@ -148,14 +149,14 @@ def test_a_strategy_that_fails_at_a_fresh_seed_is_not_recommended(
     assert out.startswith(f"Run strategy={other}: ")
     assert f"No result: {best}: at seed 11: no memory" in out
     # The failure is a record of the folder, so a report names the same strategy.
-    assert Answer.of(Results(tmp_path / "again").records()).cases[0].comparison.ranked[0][0] == other
+    assert Answer.of(Results(tmp_path / "again").records()).cases[0].comparison.ranked[0] == other
 
 
 def test_strategies_that_start_first_exist() -> None:
     every = choices("strategy")
     assert {*recommend.in_starting_order(every)} == {*every}
     assert recommend.in_starting_order(["zzz", "megatron", "braid"]) == ["braid", "megatron", "zzz"]
-    strong = yaml.safe_load((config_tree() / recommend.STARTING_ORDER).read_text())["strong_first"]
+    strong = yaml.safe_load((config_tree() / "race.yaml").read_text())["strong_first"]
     assert {*strong} <= {*every}
 
 

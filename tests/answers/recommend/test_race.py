@@ -1,4 +1,4 @@
-"""The race: who goes on, and in which place everybody ends; hand-worked, and on the committed main figure."""
+"""The race, hand-worked and on the committed main figure; and what is said of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import pandas as pd
 import pytest
 
 from entrain_bench.answers.comparison import Times, Verdict
+from entrain_bench.answers.recommend.recommendation import (
+    assumption_effect,
+    no_result_lines,
+    reason,
+    spent_lines,
+)
 from entrain_bench.answers.recommend.strategy_race import ROUNDS, going_on, standings
+from entrain_bench.answers.text import TIME_WORDS, load_template
 
 REFERENCE = Path(__file__).parents[3] / "results" / "reference" / "table.parquet"
 # Of a run of the main figure, besides free degrees.
@@ -90,13 +97,6 @@ def test_standings_of_a_whole_race() -> None:
     assert (round(far.mean, 9), far.num_values) == (3.0, 1)
 
 
-def test_the_order_of_names_decides_nothing() -> None:
-    one = {"a": times(1.0, 1.2, 1.1), "b": times(1.1, 1.0, 1.2), "c": times(2.0, 2.0, 2.1)}
-    other = dict(reversed(one.items()))
-    assert standings(one).ranked == standings(other).ranked
-    assert sorted(going_on(one)) == sorted(going_on(other))
-
-
 def test_the_race_finds_the_fastest_of_the_main_figure() -> None:
     runs = pd.read_parquet(REFERENCE)
     runs = runs[runs[["layout_tp", "layout_dp"]].isna().all(axis=1) & (runs[[*USUAL]] == pd.Series(USUAL)).all(axis=1)]
@@ -119,3 +119,49 @@ def test_the_race_finds_the_fastest_of_the_main_figure() -> None:
             ratios_to_least.append(means[standings(found).ranked[0]] / min(means.values()))
     assert sum(ratio == 1.0 for ratio in ratios_to_least) >= 72
     assert max(ratios_to_least) <= 1.05
+
+
+def words(macro: str, *values: object) -> list[str]:
+    """The lines of a macro of the template."""
+    text = str(getattr(load_template("recommendation.jinja").module, macro)(*values))
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+
+def spent(work: float, microbatches: float, step: float) -> dict[str, float]:
+    own = {"time_work_share": work, "time_microbatches_share": microbatches, "time_step_share": step}
+    return dict.fromkeys(TIME_WORDS, 0.0) | own
+
+
+def test_where_time_goes() -> None:
+    found = {"fast": spent(0.6, 0.3, 0.1), "slow": spent(0.6, 0.82, 0.08), "less": spent(0.6, 0.0, 0.2)}
+    wide = spent_lines(found, 80)
+    assert [line.rsplit(maxsplit=3) for line in wide[2:]] == [
+        ["ideal work", "0.600", "0.600", "0.600"],
+        ["unequal microbatches, order", "0.300", "0.820", "0.000"],
+        ["step: gradients, optimizer, weights", "0.100", "0.080", "0.200"],
+        ["iteration", "1.000", "1.500", "0.800"],
+    ]
+    assert spent_lines(found, 45)[0].split() == ["fast"]
+    assert " ".join(words("reason", reason(found))) == (
+        "60% of fast's GPU time is ideal work; the largest part of the rest is unequal microbatches and order (30%)."
+    )
+
+
+def test_what_changed_assumptions_do() -> None:
+    found = assumption_effect(
+        "x", "a", {0: 1.0, 1: 2.0}, {"a": {0: 1.1, 1: 2.2}, "b": {0: 1.0, 1: 2.0}, "c": {0: None, 1: 3.0}}
+    )
+    assert round(found["change"].mean, 9) == 1.1
+    assert (found["overtaking"], [*found["speedups"]]) == (["b"], ["b"])
+    # Who has no result is overtaken by whoever has one.
+    lost = assumption_effect("x", "a", {0: 1.0}, {"a": {0: None}, "b": {0: 1.5}, "c": {0: None}})
+    assert (lost["change"], lost["overtaking"]) == (None, ["b"])
+
+
+def test_no_result_is_said_with_the_most_frequent_reason_first() -> None:
+    assert no_result_lines({"a": "small", "b": "small"}) == ["no strategy has a result: small"]
+    assert no_result_lines({"a": "one", "b": "two", "c": "two"}) == [
+        "no strategy has a result, of 2 of 3: two",
+        "b and c: two",
+        "a: one",
+    ]

@@ -9,8 +9,14 @@ import pytest
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.sentences import sentences
-from entrain_bench.answers.tracking.entries import SHOWN, Entry, entries_of, parameters
-from entrain_bench.answers.tracking.pages import BASELINE_TAG, NOTE_TAG, sweep_name
+from entrain_bench.answers.tracking.entries import (
+    BASELINE_TAG,
+    NOTE_TAG,
+    Entry,
+    entries_of,
+    parameters,
+    sweep_name,
+)
 from entrain_bench.records.records import Record, Results
 from support.records import record
 
@@ -66,27 +72,6 @@ def test_a_failed_seed_is_no_step_and_is_named() -> None:
     assert not cases["first"].failed
 
 
-def test_at_most_twenty_metrics_with_the_time_first() -> None:
-    metrics = dict.fromkeys((*SHOWN, "core_time_s", "time_work_share", "loss"), 1.0)
-    row = {"loss": 1.0, "grad_norm": 1.0, "input_stall_s": 1.0, "skipped_updates": 0.0}
-    _, cases = shown([replace(one, metrics=metrics, iterations=(row,)) for one in contest()])
-    for case in cases.values():
-        assert len(case.metrics) == 20
-        assert next(iter(case.metrics)) == "iteration_time_s"
-
-
-def test_draws_of_constants_are_the_steps_of_a_run_of_their_own() -> None:
-    drawn = [
-        record(name, time_s, seed=40 + draw, constants=draw)
-        for name, times in TIMES.items()
-        for draw, time_s in enumerate(times, start=1)
-    ]
-    _, cases = shown([*contest(constants=0), *drawn])
-    assert len(cases) == 4
-    assert cases["first text m, posterior draws"].metrics["iteration_time_s"] == {1: 4.0, 2: 8.0, 3: 6.0}
-    assert cases["first"].metrics["iteration_time_s"] == {0: 4.0, 1: 8.0, 2: 6.0}
-
-
 def test_parameters_are_names_degrees_and_what_differs_from_a_default() -> None:
     config = {"global_batch": 16, "iterations": 4, "layout": {"tp": 2, "cp": 1, "pp": None, "dp": None}}
     one, two = (record("first", 1.0, seed, **config, own={"trials": 8}) for seed in (0, 1))
@@ -101,37 +86,6 @@ def test_parameters_are_names_degrees_and_what_differs_from_a_default() -> None:
     # The default of iterations is 4.
     assert {**parameters([one]), "layout": 0} == {**names, **given, **chosen, "layout": 0}
     assert parameters([one, two])["chosen.llm.pp"] == "2, 4", "two plans"
-
-
-def test_the_default_axes_of_a_comparison_are_strategy_workload_and_a_degree() -> None:
-    records = [
-        replace(
-            record(name, 1.0, workload=workload, own={"trials": pp}),
-            degrees={"llm": {"tp": 1, "cp": 1, "pp": pp, "dp": 8 // pp}},
-            overrides=(f"strategy={name}", f"strategy/assigner={name}", f"cluster.x={pp}"),
-        )
-        for name, pp in (("first", 2), ("second", 4))
-        for workload in ("text", "video")
-    ]
-    _, cases = shown(records)
-    params = [case.params for case in cases.values()]
-    keys = sorted({key for own in params for key in own if len({str(each.get(key)) for each in params}) > 1})
-    # As MLflow's page selects them.
-    assert keys[:3] == ["Strategy", "Workload", "chosen.llm.dp"]
-
-
-def test_a_new_result_changes_the_digest_and_other_code_the_run() -> None:
-    parent, cases = shown(contest())
-    again, same = shown(contest())
-    assert {name: case.digest for name, case in cases.items()} == {name: case.digest for name, case in same.items()}
-    assert parent.digest == again.digest
-    grown, more = shown([*contest(), record("second", 3.0, 2)])
-    assert more["second"].key == cases["second"].key
-    assert more["second"].digest != cases["second"].digest
-    assert more["first"].digest == cases["first"].digest
-    assert grown.digest != parent.digest
-    _, other = shown([replace(one, code_version="other") for one in contest()])
-    assert not {case.key for case in other.values()} & {case.key for case in cases.values()}
 
 
 def test_the_answer_is_an_artifact_as_page_and_values(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ import pandas as pd
 import pytest
 from mlflow.entities import Experiment, Run
 
-from entrain_bench.answers.tracking.entries import SWEEP
+from entrain_bench.answers.tracking.entries import NOTE_TAG, SWEEP, VIEW
 from entrain_bench.answers.tracking.log import ID_TAG, PARENT_TAG, SINGLE_RUNS, links, log_records, open_client
-from entrain_bench.answers.tracking.pages import NOTE_TAG, VIEW
 from entrain_bench.cli import run_command
 from entrain_bench.records.records import Record, Results
 

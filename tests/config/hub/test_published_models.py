@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from entrain_bench.config.hub.defaults import DEFAULTS
+from entrain_bench.config.hub.fields import DEFAULTS
 from entrain_bench.config.hub.files import published_model
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench_workloads.tokens import audio_items, image_items

@@ -1,6 +1,8 @@
-"""Layer times of a profile: what the formula behind it says, outside its grid an error, and bounds that hold."""
+"""Layer times between the points of a profile, and clusters made of one."""
 
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,17 +11,21 @@ from hypothesis import strategies as st
 
 from entrain_bench.base.arrays import FloatArray, offsets_from_counts
 from entrain_bench.base.errors import UserError
+from entrain_bench.costs.layer_times import PassTimes, Stages
+from entrain_bench.costs.links import all_gather_s, all_reduce_s, send_s
+from entrain_bench.costs.profiled.file import CollectivePoint, DeviceProfile
 from entrain_bench.costs.profiled.layers import residuals
-from entrain_bench.costs.profiled.timed_points import DeviceProfile
-from entrain_bench.costs.profiled.times import ProfiledTimes
-from entrain_bench.costs.roofline import PassTimes, Roofline
+from entrain_bench.costs.profiled.times import ProfiledTimes, cluster_with_times, fitted_link
+from entrain_bench.costs.roofline import Roofline
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.specs.framework import FrameworkOptions
+from entrain_bench.run.experiment import prepare
+from entrain_bench.specs.cluster import ClusterSpec, LinkTier
+from entrain_bench.specs.framework import FrameworkOptions, with_labelled_head
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.variants import with_labelled_head
 from support.builders import tiny_cluster
 from support.profiled import (
     BACKWARD,
+    CONSTANTS,
     LABELLED_S,
     REMADE,
     SEGMENT_S,
@@ -27,6 +33,8 @@ from support.profiled import (
     noise,
     profile_of_formula,
     stage_s,
+    three,
+    written,
 )
 
 MODEL = ModelSpec.from_config(compose_cells(["model=tiny"])[0].config.model)
@@ -47,7 +55,7 @@ def one_pack(module_times: ProfiledTimes, lengths: list[int], recompute: bool = 
     """The LLM in two stages on one pack."""
     loads = module_times.loads(LLM, np.array(lengths), np.array([0, len(lengths)]))
     counts = LLM.kind_counts([4, 6])
-    return module_times.stages_s(LLM, loads, counts, degrees.get("tp", 1), degrees.get("cp", 1), recompute)
+    return module_times.stages_s(LLM, loads, Stages(counts, degrees.get("tp", 1), degrees.get("cp", 1), recompute))
 
 
 # Lengths of no measured pack: the formula is linear, so curves are exact between knots.
@@ -74,7 +82,7 @@ def test_layers_are_recomputed_one_by_one() -> None:
     def backward_s(remade: list[int]) -> FloatArray:
         again = np.zeros((1, *counts.shape))
         again[0, :, 1] = remade
-        return times().stages_s(LLM, loads, counts, 1, 1, again).backward_s[0]
+        return times().stages_s(LLM, loads, Stages(counts, 1, 1, again)).backward_s[0]
 
     none, every = (one_pack(times(), LENGTHS, flag).backward_s[0] for flag in (False, True))
     assert np.array_equal(backward_s([0, 0]), none)
@@ -90,7 +98,7 @@ def test_layers_are_recomputed_one_by_one() -> None:
 def test_a_split_backward_is_shared_out_by_flops(recompute: bool) -> None:
     loads = times().loads(LLM, np.array(LENGTHS), np.array([0, len(LENGTHS)]))
     counts = LLM.kind_counts([4, 6])
-    whole, split = (times().stages_s(LLM, loads, counts, 1, 1, recompute, flag) for flag in (False, True))
+    whole, split = (times().stages_s(LLM, loads, Stages(counts, 1, 1, recompute), flag) for flag in (False, True))
     assert whole.weight_s is None
     assert split.weight_s is not None
     assert split.backward_s + split.weight_s == pytest.approx(whole.backward_s, rel=1e-12)
@@ -158,7 +166,11 @@ def test_an_optimizer_step_is_a_start_and_a_share_a_parameter() -> None:
 @pytest.mark.parametrize(
     ("lengths", "tp", "says"),
     [
-        ([2_000_000], 1, "llm embed at tp 1: 2000000 tokens; the profile covers 1..1048576. Profile larger"),
+        (
+            [2_000_000],
+            1,
+            "llm embed at tp 1: 2000000 tokens with 0 attention scores; the profile covers 1..1048576 tokens",
+        ),
         ([16], 4, r"llm embed was profiled at tp 1, 2, not at 4. To add degrees, run entrain-bench profile tp=\["),
     ],
 )
@@ -177,7 +189,7 @@ def test_sequences_too_long_together_are_named_and_extrapolated_on_request() -> 
         FrameworkOptions(),
         "cluster.device.path=x",
     )
-    says = r"llm block at tp 1: 40000 tokens with 8e\+08 attention scores; the profile covers 0..\d"
+    says = r"llm block at tp 1: 40000 tokens with 8e\+08 attention scores; the profile covers .* with 0..\d"
     with pytest.raises(UserError, match=says):
         one_pack(short, [40_000])
     seconds = one_pack(short.beyond, [40_000]).forward_s[0, 1]
@@ -203,11 +215,11 @@ def test_times_rise_and_no_packing_beats_the_least_work(seed: int, draw: int, tp
     counts, recompute = module.kind_counts([3, 7]), bool(rng.integers(2))
 
     def seconds(offsets: np.ndarray) -> np.ndarray:
-        return noisy.stages_s(module, noisy.loads(module, lengths, offsets), counts, tp, cp, recompute).total_s
+        return noisy.stages_s(module, noisy.loads(module, lengths, offsets), Stages(counts, tp, cp, recompute)).total_s
 
     cuts = np.sort(rng.integers(0, 13, int(rng.integers(0, 6))))
     packed = seconds(np.concatenate([[0], cuts, [12]]))
-    least = noisy.work_s(module, noisy.loads(module, lengths, np.array([0, 12])), counts, tp, cp, recompute)
+    least = noisy.work_s(module, noisy.loads(module, lengths, np.array([0, 12])), Stages(counts, tp, cp, recompute))
     assert (packed.sum(axis=0) >= least[0] * (1 - 1e-12)).all()
     # A chunk takes at least as long as any of its sequences alone.
     alone, together = seconds(np.arange(13)), seconds(offsets_from_counts(np.array([12])))
@@ -228,3 +240,65 @@ def test_a_head_over_labelled_tokens_takes_what_these_and_all_tokens_take() -> N
     assert head_s(labelled, 4) == pytest.approx(layer_s(None, [250]) + 80 * LABELLED_S, rel=1e-4)
     with pytest.raises(UserError, match="was measured with head_tokens=labelled"):
         ProfiledTimes.of(profile_of_formula(model), MODEL, CLUSTER, FrameworkOptions(), "x")
+
+
+def cluster(path: Path, *overrides: str) -> ClusterSpec:
+    override = written(path, profile_of_formula(MODEL, tokens=(1,)))
+    given = ("model=tiny", "cluster=tiny", "cluster/device=profiled", override, *overrides)
+    config = compose_cells(given)[0].config
+    return cluster_with_times(config.cluster, MODEL, config.framework, config.speed)[0]
+
+
+def test_constants_are_those_of_the_file(tmp_path: Path) -> None:
+    found = cluster(tmp_path / "x.json")
+    assert found.device.name == "made up"
+    for name in ("peak_bf16_flops", "memory_bytes", "memory_bandwidth_bytes_per_s", "host_bandwidth_bytes_per_s"):
+        assert getattr(found.device, name) == getattr(CONSTANTS, name)
+    assert [tier.name for tier in found.tiers] == ["nvlink", "pcie", "network"]
+
+
+def test_links_that_are_left_to_the_profile_are_those_it_measured(tmp_path: Path) -> None:
+    found = cluster(tmp_path / "x.json", "cluster/node=profiled")
+    (tier,) = found.tiers
+    assert (tier.num_ranks, found.num_ranks) == (4, 4)
+    assert tier.bandwidth_bytes_per_s == pytest.approx(1e9, rel=1e-3)
+    assert tier.latency_s == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_what_was_timed_otherwise_is_refused(tmp_path: Path) -> None:
+    for override, says in (
+        ("freeze=[vision]", r"must be \[\] with cluster/device=profiled, because .* measured with it"),
+        ("recompute_granularity=selective", "must be full with cluster/device=profiled, because .* measured with it"),
+    ):
+        with pytest.raises(UserError, match=says):
+            cluster(tmp_path / "x.json", override)
+
+
+def test_a_fitted_link_gives_back_what_the_formulas_say() -> None:
+    tier, sizes = LinkTier("x", 8, 3e9, 2e-5), np.array([1e3, 1e6])
+    formulas = {
+        "all_gather": lambda size: all_gather_s(size, 4, tier),
+        "reduce_scatter": lambda size: all_gather_s(size, 4, tier),
+        "all_reduce": lambda size: all_reduce_s(size, 4, tier),
+        "send": lambda size: send_s(size, 1, tier),
+    }
+    points = tuple(
+        CollectivePoint(name, 4, int(size), three(float(formula(size))), 9)
+        for name, formula in formulas.items()
+        for size in sizes
+    )
+    link = fitted_link(points, "x")
+    assert link == pytest.approx({"bandwidth_bytes_per_s": 3e9, "latency_s": 2e-5}, rel=1e-3)
+
+
+def test_links_that_were_not_measured_are_named(tmp_path: Path) -> None:
+    profile = replace(profile_of_formula(MODEL, tokens=(1,)), collectives=())
+    override = written(tmp_path / "x.json", profile)
+    given = ("model=tiny", "cluster=tiny", "cluster/device=profiled", "cluster/node=profiled", override)
+    with pytest.raises(UserError, match=r"tiers.profiled: communication was not measured. Run .* profile ranks="):
+        prepare(compose_cells(given)[0].config)
+
+
+def test_links_of_the_profile_do_not_join_machines(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="ordered from the smallest block to all 8 ranks"):
+        cluster(tmp_path / "x.json", "cluster/node=profiled", "cluster.num_nodes=2")

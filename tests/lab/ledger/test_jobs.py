@@ -1,14 +1,15 @@
-"""From rows to jobs: what a row says, what it leaves open, and reasons for there being no job."""
+"""Rows of the ledger and their jobs: what a row says, what it leaves open, and reasons for there being no job."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from entrain_bench.lab.ledger.jobs import LedgerJob, Unusable, jobs_for, load_book
-from entrain_bench.lab.ledger.rows import LedgerRow, parse_row
+from entrain_bench.base.errors import UserError
+from entrain_bench.lab.ledger.jobs import LedgerJob, LedgerRow, jobs_for, load_book, parse_row, read_rows
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.module_layers import Role, build_layers
 from support.ledger import STATED
@@ -21,9 +22,7 @@ def row(**changes: str) -> LedgerRow:
 
 
 def jobs(**changes: str) -> tuple[LedgerJob, ...]:
-    found = jobs_for(row(**changes), BOOK)
-    assert not isinstance(found, Unusable), found
-    return found
+    return jobs_for(row(**changes), BOOK)
 
 
 def test_a_row_that_states_everything_is_one_job() -> None:
@@ -43,12 +42,10 @@ def test_a_row_that_states_everything_is_one_job() -> None:
 def test_what_is_left_open_is_every_job_that_it_may_have_been() -> None:
     open_row = parse_row("own", 2, {**STATED, "sequence_parallel": ""})
     found = jobs_for(open_row, BOOK)
-    assert not isinstance(found, Unusable)
     seen = [(job.framework.sequence_parallel, job.framework.grad_dtype) for job in found]
     assert seen == [(False, "fp32"), (False, "bf16"), (True, "fp32"), (True, "bf16")]
     # Without tensor parallelism there is nothing to split.
     found = jobs_for(replace(open_row, tp=1, dp=16, grad_dtype="bf16"), BOOK)
-    assert not isinstance(found, Unusable)
     assert [job.framework.sequence_parallel for job in found] == [False]
 
 
@@ -87,9 +84,8 @@ def test_optimizer_states_are_sharded_as_the_stage_says(text: str, expected: boo
     ],
 )
 def test_what_is_not_stated_or_not_priced_is_a_reason_and_no_guess(changes: dict[str, str], reason: str) -> None:
-    found = jobs_for(row(**changes), BOOK)
-    assert isinstance(found, Unusable)
-    assert reason in found.reason
+    with pytest.raises(UserError, match=reason):
+        jobs(**changes)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +137,6 @@ def test_rows_of_a_release_have_settings_of_their_own() -> None:
     new = replace(old, release="Megatron-Core 0.8.0 (2024-07)")
     for each, overlaps, sharded in ((old, False, False), (new, True, True)):
         found = jobs_for(each, BOOK)
-        assert not isinstance(found, Unusable)
         assert found[0].framework.overlap_grad_reduce is overlaps
         assert found[0].framework.distributed_optimizer is sharded
 
@@ -155,6 +150,63 @@ def test_a_type_of_gpu_may_be_several_machines() -> None:
 def test_rows_of_an_unknown_table_are_a_users_own() -> None:
     own: dict[str, Any] = {"source": "mine", "vpp": None, "cp": None, "zero_stage": ""}
     found = jobs_for(replace(row(), **own), BOOK)
-    assert isinstance(found, tuple)
     assert found[0].framework.overlap_grad_reduce
     assert found[0].vpp == 1
+
+
+def table(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mine.csv"
+    path.write_text(text)
+    return path
+
+
+def test_every_committed_row_is_read() -> None:
+    tables = [read_rows(path) for path in BOOK.tables]
+    assert sum(map(len, tables)) == 4601
+    for rows in tables:
+        assert all(row.model and row.outcome for row in rows)
+        assert len({row.line for row in rows}) == len(rows)
+
+
+def test_a_time_is_what_is_printed_or_follows_from_a_throughput(tmp_path: Path) -> None:
+    rows = read_rows(
+        table(
+            tmp_path,
+            "seq_len,gpus,global_batch,step_time_s,samples_per_s,tokens_per_s_per_gpu,tokens_per_s_total,outcome\n"
+            "1000,8,16,4.5,,,,ok\n1000,8,16,,8,,,ok\n1000,8,16,,,500,,ok\n1000,8,16,,,,8000,ok\n"
+            "<= 1000,8,16,,,500,,ok\n1000,8,,,8,,,oom\n",
+        )
+    )
+    assert [row.published_s for row in rows] == [4.5, 2.0, 4.0, 2.0, None, None]
+    assert [row.seq_at_most for row in rows] == [False] * 4 + [True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("layer,outcome\n1,ok\n", "mine.csv:1: column=layer"),
+        ("layers,outcome\n1,ok\n1.5,ok\n", "mine.csv:3: layers=1.5: must be a positive integer or empty"),
+        ("step_time_s,outcome\nfast,ok\n", "mine.csv:2: step_time_s=fast: must be a positive number or empty"),
+        ("step_time_s,outcome\n-1,ok\n", "mine.csv:2: step_time_s=-1: must be a positive number"),
+        ("step_time_s,outcome\ninf,ok\n", "mine.csv:2: step_time_s=inf: must be a positive number"),
+        ("sequence_parallel,outcome\nmaybe,ok\n", "mine.csv:2: sequence_parallel=maybe: must be true, false or empty"),
+        ("layers,outcome\n1,fine\n", "mine.csv:2: outcome=fine"),
+        ("layers,outcome\n1\n", "mine.csv:2: must have 2 fields"),
+        ("layers,outcome\n1,ok,3\n", "mine.csv:2: must have 2 fields"),
+        ("", "mine.csv: must have a header"),
+    ],
+)
+def test_a_wrong_table_is_told_line_and_field(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_rows(table(tmp_path, text))
+    assert str(error.value).startswith(message)
+
+
+def test_a_line_is_that_of_the_file_even_behind_a_field_of_two_lines(tmp_path: Path) -> None:
+    rows = read_rows(table(tmp_path, 'note,outcome\n"one\ntwo",ok\nthree,ok\n'))
+    assert [(row.line, row.note) for row in rows] == [(2, "one\ntwo"), (4, "three")]
+
+
+def test_a_missing_file_is_a_user_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="must be a CSV file that can be read"):
+        read_rows(tmp_path / "none.csv")

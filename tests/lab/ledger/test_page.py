@@ -1,21 +1,103 @@
-"""``calibration.md``: errors of sources left out first, and the sentence that figures repeat."""
+"""Errors of the ledger by hand, and ``calibration.md``: errors of sources left out come first."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from entrain_bench.config.compose import Composer
 from entrain_bench.figures._style import MODEL_ERROR
 from entrain_bench.lab.ledger import page as pages
-from entrain_bench.lab.ledger.jobs import load_book
-from entrain_bench.lab.ledger.page import ERROR, make_page, write_calibration
-from entrain_bench.lab.ledger.study import Ledger, fit_ledger
-from entrain_bench.lab.ledger.tables import make_frame, model_error
+from entrain_bench.lab.ledger.fit import Ledger, fit_ledger
+from entrain_bench.lab.ledger.jobs import load_book, parse_row
+from entrain_bench.lab.ledger.page import (
+    ERROR,
+    errors_from_ends,
+    make_frame,
+    make_page,
+    make_tables,
+    model_error,
+    write_calibration,
+)
+from entrain_bench.lab.ledger.predict import Outcome, Range
 from entrain_bench.records.records import Results
 from entrain_bench.run.study import Study
-from support.ledger import CONSTANTS, made_up_ledger
+from support.ledger import CONSTANTS, STATED, made_up_ledger
+
+
+def outcome(low: float, high: float, fits: str = "ok", source: str = "mine", **changes: str) -> Outcome:
+    row = parse_row(source, 2, {**STATED, "step_time_s": "10", **changes})
+    return Outcome(row, "", Range(low, high), Range(30.0, 40.0), fits)
+
+
+def left_out(reason: str, source: str = "mine") -> Outcome:
+    return Outcome(outcome(1, 1, source=source).row, reason)
+
+
+def tables(*outcomes: Outcome) -> dict[str, list[list[str]]]:
+    return {title: [[*row] for row in rows] for title, _, rows in make_tables(make_frame(outcomes), {"a": "Mr A"})}
+
+
+@pytest.mark.parametrize(("low", "high", "ratio"), [(8, 9, 0.9), (8, 12, 1.0), (11, 12, 1.1), (10, 10, 1.0)])
+def test_a_range_is_right_inside_and_its_error_is_to_the_nearest_end(low: float, high: float, ratio: float) -> None:
+    assert make_frame([outcome(low, high)])["ratio"].tolist() == pytest.approx([ratio])
+
+
+def test_errors_are_medians_and_the_share_within_a_tenth() -> None:
+    exact = tables(outcome(9, 9), outcome(8, 8), outcome(10, 10), outcome(13, 13))
+    assert exact["Sources"][-1][:7] == ["all", "4", "4", "0.950", "15.0%", "50%", "0%"]
+    wide = tables(outcome(8, 12), outcome(8, 10), outcome(8, 8))
+    assert wide["Sources"][-1][6] == "25%"
+    frame = make_frame([outcome(8, 12.5), outcome(8, 8)])
+    assert model_error(frame).startswith("model error: median 10.0%, 50% within 10%, over 2 published")
+    assert "median 10.0%, 50% within 10%" in errors_from_ends(frame)
+
+
+def test_runs_that_fit_and_that_do_not_are_counted_by_what_is_decided() -> None:
+    runs = [
+        *(outcome(1, 1, "ok") for _ in range(3)),
+        outcome(1, 1, "oom"),
+        outcome(1, 1, "oom", outcome="oom"),
+        outcome(1, 1, "ok", outcome="oom"),
+        outcome(1, 1, "open", outcome="oom"),
+    ]
+    assert tables(*runs)["Sources"][-1][7] == "4 of 6, 1 open"
+
+
+def test_groups_are_in_the_order_of_their_numbers() -> None:
+    shown = tables(*(outcome(9, 9, tp=tp) for tp in ("8", "2", "16", "2")))
+    assert [row[:3] for row in shown["By TP"]] == [["2", "2", "0.900"], ["8", "1", "0.900"], ["16", "1", "0.900"]]
+    assert "By sequence" not in shown
+
+
+def test_the_order_of_layouts_is_kendalls_tau_and_what_the_predicted_best_loses() -> None:
+    times = {"1": (10, 2), "2": (11, 1), "3": (12, 3), "4": (13, 4), "5": (14, 5)}
+    runs = [
+        outcome(predicted, predicted, pp=pp, step_time_s=str(published)) for pp, (published, predicted) in times.items()
+    ]
+    ((name, *numbers),) = tables(*runs, outcome(1, 1, seq_len="8192"))["Order of layouts"]
+    assert name == "LLaMA-1 13B, 2048 tokens, 64 GPUs, sequence parallelism on"
+    # Of ten pairs nine are in order.
+    assert numbers == ["5", "40%", "0.80", "10.0%"]
+
+
+def test_sources_and_reasons_count_every_row() -> None:
+    shown = tables(outcome(9, 9, source="a", peak_memory_gib="50"), *(left_out(why, "b") for why in ("x", "y", "y")))
+    first, second, _ = shown["Sources"]
+    assert (first[:2], first[-1]) == (["Mr A", "1"], "20%")
+    assert second[:3] == ["b", "3", "0"]
+    assert shown["Rows left out"] == [["y", "2"], ["x", "1"]]
+
+
+def test_a_line_says_what_was_published_predicted_and_left_out() -> None:
+    one, other = make_frame([outcome(8, 9, peak_memory_gib="35"), left_out("because")]).to_dict("records")
+    assert (one["published_s"], one["predicted_s"], one["ratio"]) == pytest.approx((10, 9, 0.9))
+    assert (one["published_gib"], one["predicted_gib"]) == (35, 35)
+    assert (one["outcome"], one["predicted_outcome"], one["status"]) == ("ok", "ok", "predicted")
+    assert (other["status"], other["reason"]) == ("left out", "because")
+    assert pd.isna(other["predicted_s"])
 
 
 @pytest.fixture(scope="module")

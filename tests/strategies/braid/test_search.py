@@ -8,7 +8,6 @@ import pytest
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench_strategies.braid import BraidAssigner, BraidScheduler
 from entrain_bench_strategies.braid.scheduler import (
-    Rules,
     Search,
     afforded_rollouts,
     first_choices,
@@ -17,6 +16,8 @@ from entrain_bench_strategies.braid.scheduler import (
 )
 from support.braid import BRAID, assigned_in_chunks, layout_of, profile_for, shape
 
+PLAIN = BraidScheduler(llm_leads=(0,), holds=(0,))
+
 
 def searched(rollouts: int, leads: tuple[int, ...] = (0, 1000)) -> list[float]:
     profile = profile_for()
@@ -24,7 +25,10 @@ def searched(rollouts: int, leads: tuple[int, ...] = (0, 1000)) -> list[float]:
     shapes = profile.samples.draw(32)
     assignment = assigned_in_chunks(shapes, layout, profile)
     program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
-    searches = [Search(replica, Rules(leads)) for replica in split_replicas(program, assignment, profile)]
+    searches = [
+        Search(replica, BraidScheduler(llm_leads=leads, holds=(0,)))
+        for replica in split_replicas(program, assignment, profile)
+    ]
     improve(searches, rollouts)
     return [one.end_s for one in searches]
 
@@ -44,7 +48,7 @@ def test_rollouts_take_a_tenth_of_an_iteration_at_most(monkeypatch: pytest.Monke
     shapes = profile.samples.draw(32)
     assignment = BraidAssigner().assign(shapes, layout, profile)
     program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
-    searches = [Search(replica, Rules((0,))) for replica in split_replicas(program, assignment, profile)]
+    searches = [Search(replica, PLAIN) for replica in split_replicas(program, assignment, profile)]
     longest_s, most = max(one.end_s for one in searches), max(len(one.replica.numbers) for one in searches)
     assert afforded_rollouts(searches) == int(0.1 * longest_s / (0.5e-6 * most))
     # Where an action takes as long as the iteration no rollout is afforded: the first schedule stays.
@@ -61,7 +65,7 @@ def test_seeds_are_orders_of_all_groups() -> None:
     assignment = BraidAssigner().assign(shapes, layout, profile)
     program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
     for replica in split_replicas(program, assignment, profile):
-        for choice in first_choices(replica, Rules((0,))):
+        for choice in first_choices(replica, PLAIN):
             assert sorted(choice.order) == [*range(len(replica.load_s))]
 
 

@@ -180,7 +180,7 @@ def test_units_of_a_pack_stay_on_its_ranks_and_the_busiest_group_is_the_best_of_
     work = estimate_work(shapes, layout, own.profile)
     # Groups are numbered by degree, a hundred each; the pack is on ranks 4 to 7.
     deal, first_group = Deal(np.full(32, 4), np.full(32, 4), 0.0), 100 * np.arange(len(work.width))
-    replica, number = labelled(work, np.arange(6), np.array([0, 6]), deal, np.array([7]), first_group)
+    replica, number = labelled(work, np.arange(6), np.array([0, 6]), deal.width, deal.first, np.array([7]), first_group)
     for module, own_module in enumerate(own.job.model.modules):
         units = own_module.units(shapes)
         mine = np.flatnonzero(own_module.owners(shapes, units) < 6) + int(work.first_unit[module])
@@ -188,9 +188,9 @@ def test_units_of_a_pack_stay_on_its_ranks_and_the_busiest_group_is_the_best_of_
         assert number[mine].tolist() == [7] * len(mine)
         place -= 4 // work.width[row]
         assert 0 <= place.min() <= place.max() < 4 // work.width[row]
-        span = max(work.seconds[row, mine[place == one]].sum() for one in range(place.max() + 1)) + work.chunk_s[row]
+        span = max(work.units[0, row, mine[place == one]].sum() for one in range(place.max() + 1)) + work.chunk_s[row]
         whole = [int(d) for d in range(*work.first_degree[module : module + 2]) if work.width[d] == 4]
-        assert span <= min(work.seconds[d, mine].sum() + work.chunk_s[d] for d in whole) * (1 + 1e-9)
+        assert span <= min(work.units[0, d, mine].sum() + work.chunk_s[d] for d in whole) * (1 + 1e-9)
 
 
 def test_memory_short_samples_recompute_before_they_exceed_it() -> None:

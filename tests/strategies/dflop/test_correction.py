@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from entrain_bench.balancing.correction import Observation, shape_classes
+from entrain_bench.balancing.estimates import Observation, shape_classes
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.warmup import OneForwardOneBackward
+from entrain_bench.balancing.schedules import OneForwardOneBackward
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline

@@ -11,7 +11,7 @@ import pytest
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.planning import partition_layers, recompute_choices, stage_sums
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.warmup import OneForwardOneBackward
+from entrain_bench.balancing.schedules import OneForwardOneBackward
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError, UserError
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout

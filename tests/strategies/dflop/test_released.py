@@ -10,7 +10,7 @@ import pytest
 
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.warmup import OneForwardOneBackward
+from entrain_bench.balancing.schedules import OneForwardOneBackward
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.planning import Island, place_islands
-from entrain_bench.balancing.schedules import chain_program, stages_behind
-from entrain_bench.balancing.warmup import OneForwardOneBackward
+from entrain_bench.balancing.schedules import OneForwardOneBackward, chain_program, stages_behind
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.truth import CostTruth

@@ -8,8 +8,14 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, chain_program, stages_behind
-from entrain_bench.balancing.warmup import eager_warmup, held_tokens
+from entrain_bench.balancing.schedules import (
+    backward_microbatch,
+    chain_chunks,
+    chain_program,
+    eager_warmup,
+    held_tokens,
+    stages_behind,
+)
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth

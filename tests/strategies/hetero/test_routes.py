@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from entrain_bench.balancing.schedules import three_phase_program
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, same_microbatches
-from entrain_bench.program.boundary import find_ratio
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, find_ratio
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.job import Degrees

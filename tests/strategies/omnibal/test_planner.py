@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.planning import average_layer_s, partition_layers, place_cuts, stage_sums
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.warmup import OneForwardOneBackward
+from entrain_bench.balancing.schedules import OneForwardOneBackward
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.program.layout import Layout

@@ -39,7 +39,7 @@ class Stage:
         return self.copies // (1 if self.sharded else self.instances)
 
 
-def stages_of(job: Job) -> list[Stage]:
+def placed_stages(job: Job) -> list[Stage]:
     """All stages in the order of a forward."""
     stages = []
     for module, placed in enumerate(job.placed):
@@ -122,7 +122,7 @@ def weights_ready(job: Job) -> tuple[dict[Action, float], dict[Action, float]]:
     free: dict[int, float] = defaultdict(float)
     if not job.framework["overlap_param_gather"]:
         return release, stall
-    for stage in stages_of(job):
+    for stage in placed_stages(job):
         buckets = stage.buckets[::-1]
         took = [gather_s(job, stage, bucket) for bucket in buckets]
         if not sum(took):
@@ -154,7 +154,7 @@ class StepTimes:
 
 def place_steps(job: Job, end: dict[Action, float], hold_s: dict[Action, float]) -> StepTimes:
     """Steps after the passes."""
-    stages, free = stages_of(job), defaultdict(float)
+    stages, free = placed_stages(job), defaultdict(float)
     for action, lanes in job.lanes.items():
         for lane in lanes:
             free[lane] = max(free[lane], end[action] + hold_s[action])

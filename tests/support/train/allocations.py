@@ -13,17 +13,11 @@ from torch.profiler import ProfilerActivity, profile
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """What a call allocates on the CPU.
+    """What a call allocates on the CPU."""
 
-    Attributes:
-        result: of the call.
-        left_bytes: allocated and not freed when it ends.
-        peak_bytes: most at any time.
-    """
-
-    result: Any
-    left_bytes: int
-    peak_bytes: int
+    result: Any  # of the call
+    left_bytes: int  # allocated and not freed when it ends
+    peak_bytes: int  # most at any time
 
 
 def allocated(call: Callable[[], Any]) -> Allocated:

@@ -1,12 +1,16 @@
-"""Layouts of two modules on four ranks, and random programs on them."""
+"""Layouts of two modules on four ranks, random programs on them, and programs with their backwards split."""
+
+from dataclasses import replace
 
 import numpy as np
 
 from entrain_bench.balancing.schedules import chain_program, stages_behind, three_phase_program
-from entrain_bench.program import Program
+from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
+from entrain_bench.program.validate import check_program
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.train.messages.rank_plan import positions_of_actions
 from support.builders import labels, placed, tiny_model
 
 MODEL = tiny_model(encoder=2, llm=2)
@@ -51,3 +55,21 @@ def programs(shapes: SampleShapes, layout: Layout, rng: np.random.Generator, spl
     microbatch = np.maximum(llm_microbatch[owner] - rng.integers(2, size=len(owner)), 0)
     assignment = Assignment((labels(replica, microbatch), labels(llm_replica, llm_microbatch)))
     return chain_program(MODEL, shapes, layout, assignment, stages_behind(layout), split)
+
+
+def split_backwards(program: Program) -> Program:
+    """The program with a weight pass after every backward: at once, or so much later that others come between.
+
+    Every module's is split, those that learn nothing included.
+    """
+    place = positions_of_actions(program)
+    scale = int(place.max()) + 1
+    slots = []
+    for module, chunks in enumerate(program.chunks):
+        forward, backward = place[program.forward_actions(module)], place[program.backward_actions(module)]
+        later = backward + 5 * (np.arange(len(chunks)) % 3)[:, None]
+        # No two stages of a module on a rank have the same: their backwards have not.
+        slots.append(Slots(2 * scale * forward, 2 * scale * backward, (2 * later + 1) * scale + backward))
+    made = build_program(program.model, program.layout, program.shapes, program.chunks, slots)
+    check_program(made)
+    return replace(made, remade=program.remade)

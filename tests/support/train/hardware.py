@@ -23,8 +23,7 @@ import torch
 from entrain_bench.program import Pass, Program
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.train.messages import transfers as transfers_module
-from entrain_bench.train.messages.channels import Channel
-from entrain_bench.train.messages.rank_plan import RankPlan, Step
+from entrain_bench.train.messages.rank_plan import Channel, RankPlan, Step
 from entrain_bench.train.messages.transfers import Transfers
 
 Key = tuple[Channel, int]  # the how manieth message of a channel
@@ -34,17 +33,11 @@ COMPUTE = "compute"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation that a host submits.
+    """One operation that a host submits."""
 
-    Attributes:
-        name: what it takes part in.
-        stream: whose operations run one after the other.
-        event: place of an earlier operation of the rank that must be through; -1 for none.
-    """
-
-    name: Name
-    stream: Hashable
-    event: int = -1
+    name: Name  # what it takes part in
+    stream: Hashable  # whose operations run one after the other
+    event: int = -1  # place of an earlier operation of the rank that must be through; -1 for none
 
 
 @dataclass

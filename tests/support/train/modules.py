@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from entrain_bench.config.tree import config_tree
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.modules import (
     NamedParameter,
     Pack,
@@ -37,6 +39,16 @@ CPU = torch.device("cpu")
 ITEMS = Pack((23, 8, 5, 40), (6, 2, 2, 9))
 SAMPLES = (9, 30, 14)
 Grads = dict[str, Tensor]
+
+
+@contextmanager
+def groups_of_one(backend: str) -> Iterator[StageGroups]:
+    """The groups of a stage while there is a process group of one rank."""
+    prepare_platform()
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.new_group([0])
+    yield StageGroups(group, group, group)
+    dist.destroy_process_group()
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Tensor:

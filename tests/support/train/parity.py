@@ -23,10 +23,10 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.experiment import Feed, prepare
+from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.measuring import Clock, total_loss
-from entrain_bench.train.messages.control import gather_json, planning_group
+from entrain_bench.train.messages.control import gather_values, planning_group
 from entrain_bench.train.modules import NamedParameter, StageGroups, build_stage, named_parameters, split
-from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import runtime as runtime_module
 from entrain_bench.train.running.data import SampleData, content_of
 from entrain_bench.train.running.loop import WorkFeed, plan
@@ -36,10 +36,9 @@ from entrain_bench_strategies.braid import BraidPlanner
 from entrain_bench_strategies.braid.planner import Shape, place
 from entrain_bench_strategies.dip.partitioner import DipPlanner, colocate
 from support.train.faults import OtherInputs, drop_sample, repeat_weights, reverse_rows, skip_weights
-from support.train.handover import config_from_json
+from support.train.four_ranks import split_backwards
 from support.train.ranks import run_ranks
-from support.train.runs import CPU, batch, features_of
-from support.train.splitting import split_backwards
+from support.train.runs import CPU, batch, config_from_json, features_of
 
 NUM_STEPS = 3
 RANKS = 4
@@ -188,7 +187,7 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     planning = planning_group(60.0)
     layout, _ = plan(setting, planning)
     content = content_of(setting.executor, setting.workload, setting.job.model, 0)
-    runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, control, content=content)
+    runtime = build_runtime(layout, setting.executor, CPU, 0, control, content=content)
     runtime.stages = {
         key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups, t.widths, t.sliced)
         if isinstance(t, TrainedStage)
@@ -206,7 +205,7 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
         work, *_ = feed.take(iteration, last=iteration + 1 == num_steps)
         RecordingStage.kept.clear()
         result = runtime.run(work, Clock(CPU))
-        seen = gather_json([(action, float(loss)) for action, loss in result.losses], control)
+        seen = gather_values(result.losses, control)
         worst["loss"] = max(
             worst["loss"], abs(total_loss(work.program, seen) / float(wanted["losses"][iteration]) - 1.0)
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,8 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, in_stage_order
-from entrain_bench.train.modules.positions import Picture, multimodal_positions
-from entrain_bench.train.weights import Checkpoint, load_weights
-from entrain_bench.train.weights.files import _unpacked, check_tensors
-from entrain_bench.train.weights.naming import Roots, stored_tensors
+from entrain_bench.train.modules.packing import Picture, multimodal_positions
+from entrain_bench.train.weights import Checkpoint, Roots, _unpacked, check_tensors, load_weights, stored_tensors
 from support.builders import TOKENS
 from support.train.modules import Grads, module_config, normal, run_stages
 
@@ -47,19 +44,13 @@ PICTURES = Pack(tuple(h * w for h, w in GRIDS), tuple(h * w // 4 for h, w in GRI
 
 @dataclass(frozen=True)
 class Published:
-    """A published model beside ours.
+    """A published model beside ours."""
 
-    Attributes:
-        spec: ours.
-        module: the module that is compared.
-        tensors: the published tensors by the names of a checkpoint.
-        run: inputs of our first stage, the pack, the gradient of the output (None: one), and what the published model
-            gives: its output, and gradients by the names of a checkpoint.
-    """
-
-    spec: ModelSpec
-    module: str
-    tensors: Mapping[str, Tensor]
+    spec: ModelSpec  # ours
+    module: str  # the module that is compared
+    tensors: Mapping[str, Tensor]  # the published tensors by the names of a checkpoint
+    # inputs of our first stage, the pack, the gradient of the output (None: one), and what the published model gives:
+    # its output, and gradients by the names of a checkpoint
     run: Callable[[], tuple[Tensor | None, Pack, Tensor | None, Grads]]
 
 
@@ -310,16 +301,13 @@ CASES: dict[str, Callable[[], Published]] = {
 }
 
 
-def module_errors(case: str, folder: Path, groups: StageGroups, cuts: tuple[int, ...] = ()) -> dict[str, float]:
+def module_errors(case: str, folder: Path, groups: StageGroups) -> dict[str, float]:
     """Largest difference of the output and of every gradient, relative to the largest published value."""
     published = CASES[case]()
     first, pack, gradient, wanted = published.run()
-    module = published.spec.module(published.module)
+    layers = range(len(published.spec.module(published.module).layers))
     checkpoint, roots = stored(published, folder)
-    ends = [0, *cuts, len(module.layers)]
-    stages = [
-        filled(published.spec, published.module, range(*part), groups, checkpoint, roots) for part in pairwise(ends)
-    ]
+    stages = [filled(published.spec, published.module, layers, groups, checkpoint, roots)]
     return errors(unpacked(published.spec, published.module, run_stages(stages, first, pack, gradient), roots), wanted)
 
 

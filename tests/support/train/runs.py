@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from unittest.mock import patch
 
@@ -9,17 +10,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from entrain_bench.config.schema import ASIDE, RunConfig
 from entrain_bench.program import Program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.running import loop
 from entrain_bench.train.running.data import SampleData
 from entrain_bench.train.running.runtime import Runtime, build_runtime
 from entrain_bench.train.settings import TrainSettings
-from support.train.handover import config_from_json, config_to_json
 
 CPU = torch.device("cpu")
 # Small samples of different sizes. Where a gradient is zero but for rounding, Adam would divide noise by noise: a large
@@ -55,6 +56,16 @@ ONE_RANK = (
 )
 
 
+def config_to_json(config: RunConfig) -> str:
+    """A run's configuration for ranks."""
+    return json.dumps(config.content() | {name: getattr(config, name) for name in ASIDE})
+
+
+def config_from_json(text: str) -> RunConfig:
+    """The configuration that ``config_to_json`` wrote."""
+    return RunConfig.from_values(json.loads(text))
+
+
 def configuration(*overrides: str) -> str:
     """A run's configuration as text for the ranks; a workload among the overrides takes the place of the small one."""
     own = any(text.startswith("workload=") for text in overrides)
@@ -72,7 +83,7 @@ def build_here(config: str) -> tuple[RunContext, Runtime]:
     setting = prepare(config_from_json(config))
     assert isinstance(setting.executor, TrainSettings)
     layout = setting.strategy.plan(setting.profile)
-    return setting, build_runtime(setting.job, layout, setting.executor, CPU, 0, dist.group.WORLD)
+    return setting, build_runtime(layout, setting.executor, CPU, 0, dist.group.WORLD)
 
 
 def program_of(setting: RunContext, iteration: int = 0) -> Program:

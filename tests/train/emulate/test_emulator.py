@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,10 +19,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare, run_experiment
 from entrain_bench.simulate import Simulator
-from entrain_bench.specs.framework import FrameworkOptions
-from entrain_bench.train.emulate import Emulator, bench
-from entrain_bench.train.emulate.emulator import Measured
-from entrain_bench.train.emulate.work import PassSeconds, lane_orders, stage_shapes, works_of
+from entrain_bench.train.emulate import Emulator, Measured, PassSeconds, bench, lane_orders, stage_shapes, works_of
 from entrain_bench.train.modules import Pack, Stage, StageGroups
 from support.train.widths import HALVED, SLICED
 from support.wide import wide_unless
@@ -213,7 +211,7 @@ def test_what_does_not_fit_the_device_is_named(monkeypatch: pytest.MonkeyPatch) 
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(bench.Bench, "_leaf", full)
+    monkeypatch.setattr(bench.Iteration, "_start", full)
     with pytest.raises(OutOfMemoryError, match=r"ran out of memory in forward of \w+ microbatch 0 on stage 0"):
         emulator.execute(program)
     assert not dist.is_initialized()
@@ -250,16 +248,16 @@ def test_chunks_are_measured_in_their_groups_and_with_what_they_recompute(
 @pytest.mark.usefixtures("no_gpu")
 def test_a_gpu_that_is_not_there_is_named() -> None:
     with pytest.raises(UserError, match=r"harness.device=cuda: this machine has no CUDA device"):
-        bench.Bench("cuda", "float32", 0, 1, FrameworkOptions())
+        bench.Bench(Mock(), "cuda", "float32", 0, 1)
 
 
 def test_a_gpu_that_megatron_would_take_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(UserError, match=r"harness.device=cpu: .*CUDA_VISIBLE_DEVICES"):
-        bench.Bench("cpu", "float32", 0, 1, FrameworkOptions())
+        bench.Bench(Mock(), "cpu", "float32", 0, 1)
 
 
 def test_what_is_only_simulated_is_refused() -> None:
     emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.cp=2", "encoder_cp=false")
-    with pytest.raises(IncompatibleError, match="encoder_cp=false: not supported with harness=emulate"):
+    with pytest.raises(IncompatibleError, match="encoder_cp=false: must be true with harness=emulate"):
         emulator.execute(program)

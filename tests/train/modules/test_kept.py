@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from entrain_bench.specs.model import FULL, SELECTIVE, ModuleSpec
+from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.modules import StageGroups
-from entrain_bench.train.platform import prepare_platform
 from support.train.kept import one_layer, wide_model
 from support.train.ranks import run_ranks
 

@@ -12,23 +12,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from entrain_bench.costs.loads import rank_rows
 from entrain_bench.costs.profiled.layers import held_segments, num_segments
-from entrain_bench.specs.context_pieces import rank_rows
-from entrain_bench.specs.items import Items, shapes_of
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.modules import NamedParameter, attention
-from entrain_bench.train.modules.attention import AttentionKernel, packed_attention
+from entrain_bench.specs.shapes import Items, shapes_of
+from entrain_bench.train.modules import NamedParameter, blocks
+from entrain_bench.train.modules.blocks import AttentionKernel, packed_attention
 from entrain_bench.train.modules.packing import (
     Segments,
     Share,
     _share_of_pieces,
+    arrange,
     consecutive_windows,
     make_segments,
     segments_of,
     with_halo,
 )
-from entrain_bench.train.modules.positions import arrange
 from entrain_bench.train.running.data import MadeUp, SampleData
 from support.builders import TOKENS
 from support.train.modules import module_config, normal
@@ -198,7 +198,7 @@ def test_packed_attention_is_masked_attention(
     scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(2, 1)) / 8**0.5
     weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
     expected = torch.einsum("hqk,khd->qhd", weights, value.repeat_interleave(2, 1))
-    with mock.patch.object(attention, "varlen_attn", varlen_in_plain_torch):
+    with mock.patch.object(blocks, "varlen_attn", varlen_in_plain_torch):
         found = packed_attention(query, key, value, lengths, causal=causal, kernel=kernel)
     torch.testing.assert_close(found, expected)
 

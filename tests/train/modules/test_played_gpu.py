@@ -17,10 +17,10 @@ from torch.autograd.graph import get_gradient_edge
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.train.modules import Pack, Stage, StageGroups, attention, ends, input_width, packing, stage
-from entrain_bench.train.modules.attention import AttentionKernel
-from entrain_bench.train.modules.positions import rotary_angles
-from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.device import prepare_platform
+from entrain_bench.train.modules import Pack, Stage, StageGroups, blocks, ends, input_width, packing, stage
+from entrain_bench.train.modules.blocks import AttentionKernel
+from entrain_bench.train.modules.packing import rotary_angles
 from entrain_bench.train.running.data import Inputs
 from support.builders import TOKENS
 from support.train.modules import module_config
@@ -199,7 +199,7 @@ def scattered_by_mask(hidden: Tensor, _: int, rows: Tensor, values: Tensor) -> T
         ("llm", packing, "to_device", left_on_the_cpu, "CPU and GPU"),
         ("llm", ends, "to_device", copied_from_pageable_memory, "waits for it"),
         ("llm", ends, "to_device", made_from_a_list, "numbers of the host"),
-        ("llm", attention, "packed_attention", counted, "item"),
+        ("llm", blocks, "packed_attention", counted, "item"),
         ("llm", stage, "rotary_angles", chosen_by_mask, "nonzero"),
         ("llm", Tensor, "index_copy", scattered_by_mask, "masked_scatter_backward"),
     ],

@@ -10,17 +10,13 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 import transformers
 
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.modules import StageGroups
-from entrain_bench.train.platform import prepare_platform
-from entrain_bench.train.weights.files import expected_shapes
-from entrain_bench.train.weights.naming import default_roots
+from entrain_bench.train.weights import default_roots, expected_shapes
 from support.train.published import CASES, PICTURES, hub_name, module_errors, qwen25vl, spec_of
-from support.train.ranks import run_ranks
 
 TOLERANCE = 1e-4
 
@@ -37,33 +33,6 @@ def test_qwen25vl_equals_the_published_one_from_pixels_to_loss(alone: StageGroup
     found = qwen25vl(tmp_path, alone)
     assert len(found) > 80
     assert max(found.values()) < TOLERANCE, found
-
-
-def on_two_ranks(_: int, folder: Path) -> dict[str, float]:
-    """Worst error by case and layout; in stages cut after the first and the second block."""
-    prepare_platform()
-    one = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
-    two = dist.new_group([0, 1])
-    layouts = {
-        "tp2": StageGroups(two, one, one),
-        "tp2 sp": StageGroups(two, one, one, sequence_parallel=True),
-        "cp2": StageGroups(one, two, two),
-    }
-    found = {}
-    for name, groups in layouts.items():
-        for case in CASES:
-            own = folder / f"{dist.get_rank()}" / name / case
-            found[f"{case} {name}"] = max(module_errors(case, own, groups, (1, 2)).values())
-    whole = folder / f"{dist.get_rank()}" / "whole"
-    found["qwen25vl tp2 sp"] = max(qwen25vl(whole, layouts["tp2 sp"]).values())
-    return found
-
-
-@pytest.mark.slow
-def test_tensor_and_context_parallel_stages_equal_the_published_ones(tmp_path: Path) -> None:
-    for found in run_ranks(on_two_ranks, 2, tmp_path):
-        assert len(found) == 3 * len(CASES) + 1
-        assert max(found.values()) < TOLERANCE, found
 
 
 # What each architecture's numbers depend on, done wrong.

@@ -1,22 +1,29 @@
-"""Stages cut in any way against themselves, on one rank; published models are the reference of whole ones."""
+"""Stages cut in any way against themselves, on one rank: whole, by other kernels, in two passes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from entrain_bench.base.errors import IncompatibleError, UserError
-from entrain_bench.specs.model import SELECTIVE, ModelSpec
+from entrain_bench.specs.model import FULL, SELECTIVE, ModelSpec
 from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, initialise, named_parameters
-from entrain_bench.train.modules.attention import AttentionKernel
+from entrain_bench.train.modules import stage as stage_module
+from entrain_bench.train.modules.blocks import AttentionKernel, kernel_for
+from entrain_bench.train.modules.split import WeightPass
 from support.builders import TOKENS
+from support.train.allocations import num_bytes
+from support.train.kept import LENGTHS, input_of, wide_model
 from support.train.modules import (
     SAMPLES,
+    batch_of,
     differences,
     module_config,
     relative_errors,
@@ -218,3 +225,121 @@ def test_a_chunk_without_labels_has_no_loss_and_all_gradients(alone: StageGroups
     loss.backward()
     assert loss == 0
     assert all(p.grad is not None and not p.grad.any() for p in stage.parameters())
+
+
+BF16 = torch.bfloat16
+FP32 = torch.float32
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "dtype", "head_dim", "expected"),
+    [
+        ("cpu", (0, 0), FP32, 64, "cpu"),
+        ("cpu", (0, 0), BF16, 20, "cpu"),
+        ("cuda", (8, 0), BF16, 80, "flash2"),
+        ("cuda", (10, 0), BF16, 256, "flash2"),
+        ("cuda", (7, 5), BF16, 80, "sdpa"),
+        ("cuda", (9, 0), FP32, 128, "sdpa"),
+        ("cuda", (9, 0), BF16, 20, "sdpa"),
+        ("cuda", (9, 0), BF16, 264, "sdpa"),
+    ],
+)
+def test_the_best_kernel_that_fits_is_taken(
+    device: str,
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    head_dim: int,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    module = small_model(head_dim=head_dim).llm
+    assert kernel_for(module, dtype, torch.device(device)) == expected
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", ["vision", "llm"])
+def test_stages_compute_the_same_by_length(alone: StageGroups, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    usual = run_module(model, model.module(name), alone)
+    monkeypatch.setattr(stage_module, "kernel_for", lambda *_: AttentionKernel.SDPA)
+    by_length = run_module(model, model.module(name), alone)
+    assert max(relative_errors(by_length, usual).values()) < 1e-5
+
+
+MODEL = small_model()
+WIDE = wide_model()
+SHAPE = (sum(LENGTHS), 256)
+LAYERS = [
+    (module.name, layer)
+    for module in WIDE.modules
+    for layer in sorted({module.layer_kind.tolist().index(kind) for kind in module.layer_kind.tolist()})
+]
+WAITING = 4 * sum(LENGTHS) * sum(gemm.k + gemm.n for gemm in WIDE.llm.layers[1].gemms)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("name", "cuts"), [("vision", (1, 4)), ("audio", (2,)), ("llm", (1, 2, 3)), ("llm", ())])
+@pytest.mark.parametrize(
+    ("dtype", "recompute"),
+    [(torch.float32, ""), (torch.float32, FULL), (torch.float32, SELECTIVE), (torch.bfloat16, "")],
+)
+def test_two_passes_give_the_gradients_of_one(
+    alone: StageGroups, name: str, cuts: tuple[int, ...], dtype: torch.dtype, recompute: str
+) -> None:
+    model = MODEL.with_recomputation(recompute or FULL)
+    options: dict[str, Any] = {"dtype": dtype, "recompute": bool(recompute)}
+    whole, split = (
+        run_module(model, model.module(name), alone, cuts, splits_backward=split, **options) for split in (False, True)
+    )
+    assert not differences(split, whole, tolerance=0)
+
+
+def first_pass(stage: Stage, hidden: Tensor | None, pack: Pack) -> tuple[Tensor | None, WeightPass]:
+    """Forward and first pass with ones as gradients of the output."""
+    output = stage(hidden, pack)
+    leaf = hidden if hidden is not None and hidden.requires_grad else None
+    return stage.backward_inputs(get_gradient_edge(output), torch.ones_like(output), leaf)
+
+
+def split_pack(pack: Pack) -> Pack:
+    return Pack(pack.lengths, pack.outputs, pack.token_ids, pack.labels, pack.remade, splits_backward=True)
+
+
+@pytest.mark.parametrize("name", ["vision", "audio", "llm"])
+def test_every_gradient_arrives_once_and_in_the_second_pass(alone: StageGroups, name: str) -> None:
+    """As hooks expect that send gradients off; the LLM's vocabulary is used twice, an encoder's features learn not."""
+    module = MODEL.module(name)
+    stage, (first, pack) = stage_of(MODEL, module, alone), batch_of(module)
+    arrived: Counter[str] = Counter()
+    nodes = []
+    for key, parameter in stage.named_parameters():
+        nodes.append(parameter.view_as(parameter).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
+        nodes[-1].register_hook(lambda *_, key=key: arrived.update([key]))
+    given, left = first_pass(stage, first.requires_grad_(not module.is_encoder), split_pack(pack))
+    assert (given is None) == module.is_encoder
+    assert not arrived
+    left.run()
+    assert arrived == Counter(dict.fromkeys(dict(stage.named_parameters()), 1))
+    assert not left.left
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("name", "layer"), LAYERS)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_waits_is_what_is_predicted(alone: StageGroups, name: str, layer: int, recompute: bool) -> None:
+    """Between the passes a layer keeps the inputs of its products and the gradients of their outputs.
+
+    The embedding of tokens, whose gradient the simulator counts to the first pass, keeps those of its rows.
+    """
+    module = WIDE.module(name)
+    stage = stage_of(WIDE, module, alone, range(layer, layer + 1), recompute=recompute)
+    hidden, pack = input_of(module, layer, alone, torch.float32)
+    _, left = first_pass(stage, hidden, split_pack(pack))
+    parts = [gradient for parts in left.left.values() for _, gradient in parts]
+    waiting = [tensor for gradient in parts for tensor in gradient.args if isinstance(tensor, Tensor)]  # type: ignore[attr-defined]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in waiting}
+    small = sum(num_bytes(p) for p in stage.parameters() if p.dim() == 1)
+    predicted = sum(LENGTHS) * module.layers[layer].weight_pass_bytes(1, 4)
+    rows = 0 if layer or module.is_encoder else sum(LENGTHS) * module.config.hidden_size * 4
+    assert sum(storages.values()) - small == pytest.approx(predicted + rows, rel=0.01)

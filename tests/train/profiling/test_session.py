@@ -1,26 +1,183 @@
-"""A real profile of the tiny model on this machine's CPU: interrupted, continued, and simulated with."""
+"""Profiles: options, repetitions, and a real one of the tiny model, interrupted, continued, and simulated with."""
 
 from __future__ import annotations
 
 import json
+import shlex
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from entrain_bench.cli import EXIT_INTERRUPTED, run_command
-from entrain_bench.costs.profiled.file import read_profile
-from entrain_bench.costs.profiled.timed_points import COLLECTIVES, DeviceProfile
+from entrain_bench.config.compose import compose
+from entrain_bench.costs.profiled.file import COLLECTIVES, DeviceProfile, read_profile, write_profile
+from entrain_bench.run.cells import compose_cells
+from entrain_bench.specs.framework import with_labelled_head
 from entrain_bench.specs.layer import LOGIT_CHUNK_TOKENS
-from entrain_bench.specs.variants import with_labelled_head
-from entrain_bench.train.profiling import stages as layers
-from entrain_bench.train.profiling.collectives import measure_collectives
-from entrain_bench.train.profiling.sampling import Patience
-from entrain_bench.train.profiling.stages import Bench, Target, one_of_many, targets_of
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.train.measuring import Clock
+from entrain_bench.train.profiling import timing as layers
+from entrain_bench.train.profiling.settings import ProfileSettings
+from entrain_bench.train.profiling.timing import (
+    WARM_UPS,
+    Bench,
+    Patience,
+    Target,
+    longest_of,
+    measure_collectives,
+    one_of_many,
+    packs_of,
+    precision_of,
+    sample,
+    split_tokens,
+    targets_of,
+)
+from support.cli import asked
+from support.profiled import profile_of_formula
 from support.train.modules import small_model
+
+
+def composed(*overrides: str) -> tuple[ModelSpec, ProfileSettings]:
+    _, request = asked(shlex.join(["profile", *overrides]))
+    return ModelSpec.from_config(compose(*request.overrides).model), request.keys
+
+
+BAD_OPTIONS = [
+    ("model=tinny", "did you mean tiny?"),
+    ("token=[1]", "did you mean tokens=[1]?"),
+    ("tokens=many", "tokens"),
+    ("tokens=[]", "at least one number of tokens"),
+    ("tokens=[16,0]", "tokens=[16, 0]: must be different integers of at least 1"),
+    ("tokens=[16,16]", "tokens=[16, 16]: must be different integers of at least 1"),
+    ("tp=[]", "at least one degree"),
+    ("cp=[2]", "degrees of which one is 1"),
+    ("tp=[1,3]", "tp=3: must divide the 4 heads of module vision"),
+    ("ranks=[1]", "at least 2"),
+    ("message_bytes=[0]", "at least 1"),
+    ("device=tpu", "device=tpu: unknown"),
+    ("device=cuda", "device=cuda: this machine has no CUDA device"),
+    ("dtype=float16", "dtype=float16: unknown"),
+    ("threads=0", "threads=0: must be at least 1"),
+    ("min_repetitions=9 max_repetitions=3", "max_repetitions=3: must be at least min_repetitions=9"),
+    ("precision=0", "precision=0.0: must be in (0, 1)"),
+    ("point_s=0", "point_s=0.0: must be positive"),
+    ("peak_bf16_flops=-1", "peak_bf16_flops=-1.0: must be positive"),
+    ("model=mllm_9b", "has a generator (generator), which entrain-bench profile does not"),
+    ("strategy=entrain", "strategy"),
+]
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("overrides", "says"), BAD_OPTIONS, ids=[case[0] for case in BAD_OPTIONS])
+def test_bad_options_are_one_line_and_exit_code_2(
+    overrides: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "profile.json"
+    assert run_command(["profile", "model=tiny", *overrides.split(), f"output={path}"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.strip().splitlines()
+    assert line.startswith("entrain-bench: ")
+    assert says in line
+    assert not path.exists()
+
+
+def test_the_profile_of_another_device_is_not_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, _ = composed("model=tiny")
+    path = tmp_path / "profile.json"
+    write_profile(path, profile_of_formula(model, tokens=(1,)))
+    before = path.read_bytes()
+    assert run_command(["profile", "model=tiny", f"output={path}"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "holds a profile with device=made up. Choose another file, or remove it" in line
+    assert path.read_bytes() == before
+
+
+def test_degrees_are_those_that_divide_the_model() -> None:
+    found = composed("model=tiny")[1].degrees(composed("model=tiny")[0])
+    assert found == [(tp, cp) for tp in (1, 2, 4) for cp in (1, 2, 4)]
+    model, settings = composed("tp=[1,2]", "cp=[1]")
+    assert settings.degrees(model) == [(1, 1), (2, 1)]
+
+
+CPU = torch.device("cpu")
+
+
+class Turns:
+    """Takes the given seconds, the last of them again and again."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds, self.calls = seconds, 0
+
+    def __call__(self, clock: Clock) -> None:
+        wanted = self.seconds[min(self.calls, len(self.seconds) - 1)]
+        self.calls += 1
+        for part in range(2):
+            with clock.action(part):
+                time.sleep(wanted)
+
+
+def test_the_interval_of_the_median_is_between_its_ranks() -> None:
+    # Of 1 to 100 the ranks 50 -+ 9.8, rounded outwards: 41st to 61st value.
+    assert precision_of(np.arange(1.0, 101)) == pytest.approx((61 - 41) / 2 / 50.5)
+    assert precision_of(np.full(9, 2.0)) == 0.0
+
+
+def test_equal_repetitions_are_enough_after_the_least_number() -> None:
+    turns = Turns(0.002)
+    rows = sample(turns, CPU, Patience(4, 50, 0.9, 10.0))
+    assert rows.shape == (4, 2)
+    assert turns.calls == WARM_UPS + 4
+    assert (rows >= 0.002).all()
+
+
+def test_unsteady_ones_are_repeated_to_the_most() -> None:
+    turns = Turns(*[0.0001, 0.004] * 10)
+    assert len(sample(turns, CPU, Patience(3, 9, 1e-6, 10.0))) == 9
+
+
+def test_slow_ones_end_with_their_time_and_are_hardly_warmed_up() -> None:
+    turns = Turns(0.03)
+    rows = sample(turns, CPU, Patience(5, 50, 1e-6, 0.1))
+    assert len(rows) <= 3
+    assert turns.calls == 1 + len(rows)
+
+
+VISION, LLM = ModelSpec.from_config(compose_cells(["model=tiny"])[0].config.model).modules
+
+
+@given(tokens=st.integers(1, 10_000), share=st.floats(0, 1))
+def test_lengths_are_positive_and_add_up(tokens: int, share: float) -> None:
+    number = 1 + int(share * (tokens**0.5 - 1))
+    lengths = split_tokens(tokens, number)
+    assert len(lengths) == number
+    assert sum(lengths) == tokens
+    assert min(lengths) >= 1
+    assert longest_of(tokens, number) == lengths[-1] == max(lengths)
+
+
+def test_blocks_take_one_a_few_and_many_sequences_and_ends_one() -> None:
+    embed, block, head = targets_of(LLM, 1)
+    assert [len(lengths) for lengths in packs_of(block, 256)] == [1, 4, 16]
+    assert [len(lengths) for lengths in packs_of(block, 1)] == [1]
+    assert [*packs_of(embed, 256)] == [*packs_of(head, 256)] == [(256,)]
+
+
+@pytest.mark.parametrize(("context", "numbers"), [(8192, [16, 256]), (1023, [128, 256]), (100, [])])
+def test_no_sequence_is_longer_than_the_context(context: int, numbers: list[int]) -> None:
+    short = replace(LLM, config=replace(LLM.config, context_tokens=context))
+    packs = [*packs_of(targets_of(short, 1)[1], 65536)]
+    assert [len(lengths) for lengths in packs] == numbers
+    assert all(max(lengths) <= context for lengths in packs)
+
 
 OPTIONS = (
     "profile",

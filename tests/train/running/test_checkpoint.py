@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.train.platform import prepare_platform
+from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.running.checkpoint import Checkpoints
 from support.train.ranks import run_ranks
 from support.train.runs import DISJOINT, ONE_RANK, configuration, train_here

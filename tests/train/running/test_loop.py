@@ -1,35 +1,140 @@
-"""What can go wrong in an iteration: one line each, weights left alone."""
+"""Programs made ahead on every rank, and what can go wrong in an iteration: one line each, weights left alone."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from math import isfinite
+from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest.mock import Mock, patch
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from entrain_bench.base.errors import ExecutionError, OutOfMemoryError
+from entrain_bench.base.errors import ExecutionError, IncompatibleError, OutOfMemoryError
 from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.measuring import Clock
-from entrain_bench.train.messages.control import planning_group
+from entrain_bench.train.messages.control import PlanningGroup, planning_group
 from entrain_bench.train.modules import Stage
-from entrain_bench.train.modules.attention import AttentionKernel, Kernels
-from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import loop
+from entrain_bench.train.running import loop as feed_module
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.loop import WorkFeed
 from entrain_bench.train.running.runtime import build_runtime
-from support.train.handover import config_from_json
-from support.train.ranks import RankError, run_ranks
-from support.train.runs import CPU, DISJOINT, ONE_RANK, batch, build_here, configuration, train_here
+from support.train.modules import small_model
+from support.train.ranks import PRELOADED, run_ranks
+from support.train.runs import CPU, DISJOINT, ONE_RANK, batch, config_from_json, configuration, train_here
+
+TIMEOUT_S = 60.0
+
+
+@contextmanager
+def feeding(*programs: Any) -> Iterator[WorkFeed]:
+    """A feed whose programs are bytes, or what making them raises or does."""
+    # Only rank 0 knows the order.
+    plain = {
+        "check_program": Mock(),
+        "believed_order": lambda program, _: np.arange(len(program)) if dist.get_rank() == 0 else None,
+    }
+    made = iter(programs)
+
+    def make(*_: Any) -> bytes:
+        program = next(made)
+        return program() if callable(program) else program
+
+    with patch.multiple(feed_module, **plain):
+        setting: Any = Mock(strategy=Mock(program=make))
+        planning = PlanningGroup(dist.group.WORLD, 60.0)
+        yield WorkFeed(Feed(setting, Mock(), 0), planning, lambda program, order: (program, order.tolist()))
+
+
+def fail() -> bytes:
+    raise ValueError("planted")
+
+
+def _works(_: int) -> list[Any]:
+    with feeding(b"first", b"second", fail) as feed:
+        taken = [feed.take(iteration, last=False) for iteration in range(2)]
+        assert all(exposed_s > 0 for *_, exposed_s in taken)
+        try:
+            feed.take(2, last=True)
+        except Exception as error:
+            return [*(work for work, *_ in taken), type(error).__name__]
+    return []
+
+
+def test_every_rank_prepares_the_program_of_rank_0_which_hears_why_there_is_none() -> None:
+    first, second = run_ranks(_works, 2, stay=False)
+    assert first == [(b"first", [*range(5)]), (b"second", [*range(6)]), "ValueError"]
+    # Nothing comes from rank 0 any more: its connection is gone.
+    assert second == [*first[:2], "RuntimeError"]
+
+
+def _ends(rank: int, store: Path) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(str(store), 2), rank=rank, world_size=2)
+    with feeding(b"first", Event().wait) as feed:
+        feed.take(0, last=False)
+        if rank:
+            sys.exit(3)
+        Event().wait()
+
+
+def test_a_rank_that_fails_ends_while_its_thread_waits_for_a_program(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    ranks = [context.Process(target=_ends, args=(rank, tmp_path / "store"), daemon=True) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    try:
+        ranks[1].join(TIMEOUT_S / 2)
+        assert ranks[1].exitcode == 3
+        assert ranks[0].is_alive()
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+
+
+class Spy:
+    """A strategy that notes what programs it made after which observations."""
+
+    def __init__(self, real: Any, seen: tuple[str, ...], log: list[tuple[str, ...]]) -> None:
+        self.real, self.seen, self.log = real, seen, log
+
+    def observe(self, timeline: str, _: object) -> Spy:
+        return Spy(self.real, (*self.seen, timeline), self.log)
+
+    def program(self, *args: Any) -> Any:
+        self.log.append(self.seen)
+        return self.real.program(*args)
+
+
+def test_a_strategy_observes_what_the_simulator_would_show_it() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        setting = prepare(config_from_json(configuration(*DISJOINT)))
+        layout = setting.strategy.plan(setting.profile)
+        log: list[tuple[str, ...]] = []
+        spied: Any = replace(setting, strategy=Spy(setting.strategy, (), log))
+        feed = WorkFeed(Feed(spied, layout, 0), PlanningGroup(dist.group.WORLD, 60.0), Mock())
+        for iteration in range(5):
+            feed.take(iteration, last=iteration == 4)
+            observed: Any = f"t{iteration}"
+            feed.observe(observed)
+    finally:
+        dist.destroy_process_group()
+    assert log == [(), (), ("t0",), ("t0", "t1"), ("t0", "t1", "t2")]
 
 
 @contextmanager
@@ -51,7 +156,7 @@ def _non_finite(rank: int, config: str) -> str:
     setting, control = prepare(config_from_json(config)), dist.group.WORLD
     planning = planning_group(60.0)
     layout, _seconds = loop.plan(setting, planning)
-    runtime = build_runtime(setting.job, layout, setting.executor, CPU, 0, control)
+    runtime = build_runtime(layout, setting.executor, CPU, 0, control)
     second = batch(setting, 1).sample_ids.tolist()
     with poisoned(lambda data: data.shapes.sample_ids.tolist() == second):
         feed = WorkFeed(Feed(setting, layout, 0), planning, runtime.prepare)
@@ -119,14 +224,14 @@ def _execution(_: int, config: str) -> tuple[dict[str, str], tuple[str, ...]]:
 @pytest.mark.wide
 def test_a_run_says_what_it_ran_with_and_why_it_has_no_mfu() -> None:
     small = ("global_batch=2", "microbatch_size=1", "iterations=1")
-    ((said, remarks),) = run_ranks(_execution, 1, configuration(*ONE_RANK, "harness.kernels=sdpa", *small))
+    ((said, remarks),) = run_ranks(_execution, 1, configuration(*ONE_RANK, *small))
     assert said == {
         "device": loop.device_name(CPU),
         "dtype": "float32",
         "torch": torch.__version__,
         "megatron_core": version("megatron-core"),
-        "attention.vision": "sdpa",
-        "attention.llm": "sdpa",
+        "attention.vision": "cpu",
+        "attention.llm": "cpu",
     }
     (line,) = remarks
     assert line == (
@@ -135,62 +240,31 @@ def test_a_run_says_what_it_ran_with_and_why_it_has_no_mfu() -> None:
 
 
 def test_ranks_that_differ_are_all_named() -> None:
-    passed_over = "attention by flash3 was passed over: ImportError: libcudart"
-    runtime = Mock(device=CPU, dtype=torch.float32, kernels=Kernels({"llm": AttentionKernel.CPU}))
+    def everyone(own: dict[str, str], _: Any) -> list[dict[str, str]]:
+        other = own | {"device": "another", "attention.llm": "flash2"}
+        return [own, other, other]
 
-    def everyone(own: Any, _: Any) -> list[Any]:
-        other = own["execution"] | {"device": "another", "attention.llm": "flash2"}
-        return [own, {"execution": other, "remarks": [passed_over]}, {"execution": other, "remarks": [passed_over]}]
-
-    with patch.object(loop, "gather_json", everyone):
-        said, remarks = loop.ran_with(runtime, Mock())
+    with patch.object(loop, "gather_values", everyone):
+        said = loop.ran_with(small_model(), CPU, torch.float32, Mock())
     assert said["device"] == f"{loop.device_name(CPU)} and another"
     assert said["attention.llm"] == "cpu and flash2"
     assert said["dtype"] == "float32"
-    assert remarks == (passed_over,)
 
 
-def test_versions_of_packages_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "packages_distributions", lambda: {"flash_attn_interface": ["torch"]})
-    runtime = Mock(device=CPU, dtype=torch.bfloat16, kernels=Kernels({"llm": AttentionKernel.FLASH3}))
-    with patch.object(loop, "gather_json", lambda own, _: [own]):
-        said, _ = loop.ran_with(runtime, Mock())
-    assert said["attention.llm"] == "flash3"
-    assert said["flash_attn_interface"] == version("torch")
-
-
-def test_offloaded_modules_are_refused() -> None:
-    with pytest.raises(RankError, match=r"layout.vision.offload: harness=train cannot offload weights"):
-        run_ranks(_offloaded, 1, configuration(*DISJOINT), stay=False)
-
-
-def _offloaded(_: int, config: str) -> None:
-    setting = prepare(config_from_json(config))
-    layout = setting.strategy.plan(setting.profile)
-    vision, llm = layout.modules
-    build_runtime(
-        setting.job,
-        replace(layout, modules=(replace(vision, offload=True), llm)),
-        setting.executor,
-        CPU,
-        0,
-        dist.group.WORLD,
-    )
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("encoder_cp=false", "not supported with harness=train and layout.cp=2 .vision"),
-        ("encoder_optimizers=2", "must be 1 with harness=train. Use harness=simulate"),
+        ("", "layout.vision.offload: harness=train cannot offload weights"),
+        ("encoder_cp=false", "encoder_cp=false: must be true with harness=train .vision, cp=2"),
+        ("encoder_optimizers=2", "encoder_optimizers=2: must be 1 with harness=train"),
     ],
 )
 def test_what_is_only_simulated_is_refused(setting: str, message: str) -> None:
-    config = configuration("model=tiny", "strategy=megatron", "layout.tp=1", "layout.cp=2", setting)
-    with pytest.raises(RankError, match=f"{setting}: {message}"):
-        run_ranks(_built, 1, config, stay=False)
-
-
-def _built(_: int, config: str) -> None:
-    build_here(config)
+    config = configuration("model=tiny", "strategy=megatron", "layout.tp=1", "layout.cp=2", *filter(None, [setting]))
+    context = prepare(config_from_json(config))
+    layout = context.plan()
+    vision, llm = layout.modules
+    layout = replace(layout, modules=(replace(vision, offload=not setting), llm))
+    settings: Any = context.executor
+    with pytest.raises(IncompatibleError, match=message):
+        build_runtime(layout, settings, CPU, 0, Mock())

@@ -1,4 +1,4 @@
-"""Trained schedules beside the simulator's and beside megatron-core's own."""
+"""Trained schedules beside the simulator's."""
 
 from __future__ import annotations
 
@@ -14,51 +14,24 @@ import torch
 import torch.distributed as dist
 from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 
-from entrain_bench.base.errors import UserError
 from entrain_bench.program import Program
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench.simulate.replay import LABELS, replay
-from entrain_bench.specs.job import Job
+from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.measuring import Clock, merge_timeline
-from entrain_bench.train.messages.control import gather_json
+from entrain_bench.train.messages.control import gather_values
 from entrain_bench.train.messages.rank_plan import Step
-from entrain_bench.train.platform import prepare_platform
 from entrain_bench.train.running import stages as step_module
-from entrain_bench.train.running.runtime import _Iteration, build_runtime
+from entrain_bench.train.running.runtime import Iteration, build_runtime
 from entrain_bench.train.settings import TrainSettings
-from support.train.megatron_schedule import losses_of_both
 from support.train.ranks import run_ranks
 from support.train.runs import CPU, DISJOINT, build_here, configuration, program_of
 
 RANKS = 4
 FEW_TOKENS = ("workload=synthetic", "workload.modalities.image.llm_tokens.median=12", "workload.text.median=8")
-
-
-# An LLM in two stages, text of one length: what megatron-core's own schedule supports.
-TRAINED = (
-    "strategy=megatron",
-    "harness=train",
-    "harness.num_ranks=2",
-    "harness.device=cpu",
-    "cluster=hostx2",
-    "model=tiny",
-    "~model.modules.vision",
-    "workload=uniform",
-    "~workload.modalities.image",
-    "workload.text=8",
-    "layout.tp=1",
-    "layout.dp=1",
-    "layout.pp=2",
-    "global_batch=4",
-    "microbatch_size=1",
-)
-
-
-def train_both(_: int) -> list[tuple[float, float]]:
-    return [(float(ours), float(theirs)) for ours, theirs in losses_of_both(TRAINED, dist.group.WORLD)]
 
 
 def made(harness: str, *overrides: str) -> tuple[RunContext, Program]:
@@ -71,13 +44,13 @@ def made(harness: str, *overrides: str) -> tuple[RunContext, Program]:
     return setting, setting.strategy.program(shapes, layout, setting.profile)
 
 
-def measure(_: int, job: Job, settings: TrainSettings, program: Program) -> pd.DataFrame:
+def measure(_: int, settings: TrainSettings, program: Program) -> pd.DataFrame:
     prepare_platform()
     device, control = torch.device("cpu"), dist.group.WORLD
     clock = Clock(device)
-    runtime = build_runtime(job, program.layout, settings, device, 0, control)
+    runtime = build_runtime(program.layout, settings, device, 0, control)
     runtime.run(runtime.prepare(program), clock)
-    rows = [np.array(rank) for rank in gather_json(clock.rows().tolist(), control)]
+    rows = [np.array(rank) for rank in gather_values(clock.rows().tolist(), control)]
     return timeline_frame(merge_timeline(program, rows, [0.0] * RANKS))
 
 
@@ -102,35 +75,10 @@ def test_ranks_act_in_the_order_of_the_simulation(program: Program, simulated: p
     encoder = program.chunks[0]
     assert len(encoder) > len(np.unique(encoder.microbatch)), "no sample is deferred"
     setting, trained = made("train")
-    measured = run_ranks(measure, RANKS, setting.job, setting.executor, trained)[0]
+    measured = run_ranks(measure, RANKS, setting.executor, trained)[0]
     pd.testing.assert_frame_equal(started(measured), started(simulated))
     assert (measured.groupby("lane")["start_s"].diff().dropna() > 0).all()
     assert replay(program, measured)[LABELS].equals(measured[LABELS])
-
-
-def test_a_replay_keeps_durations_and_order_and_hands_over_at_once(program: Program, simulated: pd.DataFrame) -> None:
-    replayed = replay(program, simulated)
-    duration, kept = (frame["end_s"] - frame["start_s"] for frame in (simulated, replayed))
-    np.testing.assert_allclose(kept, duration, atol=1e-12)
-    assert (replayed["start_s"] <= simulated["start_s"] + 1e-12).all()
-    assert replayed["end_s"].max() < simulated["end_s"].max()
-    assert replay(program, replayed).equals(replayed)
-
-
-@pytest.mark.wide
-def test_a_replay_refuses_the_timeline_of_another_program(simulated: pd.DataFrame) -> None:
-    _, other = made("simulate", "seed=1")
-    with pytest.raises(UserError, match="recorded for a different program"):
-        replay(other, simulated)
-
-
-@pytest.mark.wide
-def test_the_same_losses_as_under_the_schedule_of_megatron() -> None:
-    first, last = run_ranks(train_both, 2)
-    assert not first
-    ours, theirs = np.array(last).T
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-    assert ours[0] != ours[-1]
 
 
 def _sent(_: int, config: str) -> tuple[bool, list[list[str]]]:
@@ -142,11 +90,11 @@ def _sent(_: int, config: str) -> tuple[bool, list[list[str]]]:
     sent: Counter[tuple[str, int]] = Counter()
     under_way: list[str] = []
 
-    def begin(self: _Iteration, step: Step, run: Callable[..., None] = _Iteration.begin) -> None:
+    def begin(self: Iteration, step: Step, run: Callable[..., None] = Iteration.begin) -> None:
         under_way[:] = ["before an action"]
         run(self, step)
 
-    def execute(self: _Iteration, step: Step, *given: object, run: Callable[..., None] = _Iteration.execute) -> None:
+    def execute(self: Iteration, step: Step, *given: object, run: Callable[..., None] = Iteration.execute) -> None:
         under_way[:] = [f"{step.kind.name} closes" if step.closes else step.kind.name]
         run(self, step, *given)
 
@@ -161,8 +109,8 @@ def _sent(_: int, config: str) -> tuple[bool, list[list[str]]]:
 
     found = []
     with (
-        patch.object(_Iteration, "begin", begin),
-        patch.object(_Iteration, "execute", execute),
+        patch.object(Iteration, "begin", begin),
+        patch.object(Iteration, "execute", execute),
         patch.object(_ParamAndGradBucketGroup, "start_grad_sync", start),
     ):
         for iteration in range(2):

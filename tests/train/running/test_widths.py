@@ -14,13 +14,12 @@ import torch
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train.messages.channels import block_of, lane_of_rank, places_of
+from entrain_bench.train.messages.rank_plan import block_of, lane_of_rank, places_of
 from entrain_bench.train.modules import StageGroups, slices
 from entrain_bench.train.running.runtime import build_runtime
-from support.train.handover import config_from_json
 from support.train.parity import RANKS, SPLIT, check, compare, reference_of
 from support.train.ranks import run_ranks
-from support.train.runs import AUDIO, configuration
+from support.train.runs import AUDIO, config_from_json, configuration
 from support.train.widths import EVERY, HALVED, SHARDED, SLICED
 
 BRAID = ("strategy=braid", "layout.tp=1")
@@ -165,7 +164,7 @@ def test_slices_of_split_encoders_are_refused_in_one_line() -> None:
     own = {"tp": 2, "ranks": np.arange(4).reshape(2, 1, 2), "widths": ((2, 1), (4, 1))}
     modules = tuple(replace(placed, **own) for placed in layout.modules)
     with pytest.raises(IncompatibleError) as refused:
-        build_runtime(setting.job, replace(layout, modules=modules), setting.executor, torch.device("cpu"), 0, None)
+        build_runtime(replace(layout, modules=modules), setting.executor, torch.device("cpu"), 0, None)
     assert str(refused.value) == (
         "layout.vision.widths: harness=train cannot slice an encoder's weights split over TP 2 for groups of TP 4. Use "
         "harness=simulate, or groups of one TP"

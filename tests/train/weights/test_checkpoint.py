@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,14 +17,15 @@ from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.modules import Stage, StageGroups, named_parameters
-from entrain_bench.train.weights import Checkpoint, load_weights, save_weights
-from entrain_bench.train.weights.files import check_tensors
-from entrain_bench.train.weights.naming import default_roots
+from entrain_bench.train.modules import stage as stage_module
+from entrain_bench.train.weights import Checkpoint, check_tensors, default_roots, load_weights, save_weights
 from support.builders import TOKENS, placed
 from support.train.modules import module_config, small_model, stage_of
+from support.train.ranks import run_ranks
+from support.train.runs import configuration, train_here
 
 
-def stages_of(model: ModelSpec, groups: StageGroups, cuts: dict[str, int]) -> dict[tuple[int, int], Stage]:
+def placed_stages(model: ModelSpec, groups: StageGroups, cuts: dict[str, int]) -> dict[tuple[int, int], Stage]:
     """Every module in two stages."""
     found = {}
     for index, module in enumerate(model.modules):
@@ -36,7 +38,7 @@ def stages_of(model: ModelSpec, groups: StageGroups, cuts: dict[str, int]) -> di
 def written(model: ModelSpec, groups: StageGroups, folder: Path) -> dict[tuple[int, int], Stage]:
     """A model's stages, written into a folder as one checkpoint."""
     cuts = {"vision": 2, "audio": 1, "llm": 2}
-    stages = stages_of(model, groups, cuts)
+    stages = placed_stages(model, groups, cuts)
     modules = []
     for module in model.modules:
         counts = (cuts[module.name], len(module.layers) - cuts[module.name])
@@ -57,7 +59,7 @@ def test_what_is_written_is_read(alone: StageGroups, tmp_path: Path, tied: bool)
     first = values(written(model, alone, tmp_path))
     checkpoint = Checkpoint.open(tmp_path)
     assert len({*checkpoint.files.values()}) == 6
-    other = stages_of(model, alone, {"vision": 1, "audio": 2, "llm": 1})
+    other = placed_stages(model, alone, {"vision": 1, "audio": 2, "llm": 1})
     for stage in other.values():
         for parameter in stage.parameters():
             parameter.data.zero_()
@@ -72,6 +74,19 @@ def test_what_is_written_is_read(alone: StageGroups, tmp_path: Path, tied: bool)
             three[:, 1] = 0
             value = three.view(-1)
         assert torch.equal(read[key], value), key
+
+
+def in_one_file(groups: StageGroups, folder: Path, change: Callable[[dict[str, Tensor]], None]) -> Checkpoint:
+    """The small model's checkpoint in a single file, changed."""
+    written(small_model(), groups, folder)
+    tensors: dict[str, Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        tensors |= load_file(file)
+        file.unlink()
+    change(tensors)
+    (folder / "model.safetensors.index.json").unlink()
+    save_file(tensors, folder / "model.safetensors")
+    return Checkpoint.open(folder)
 
 
 def without(name: str) -> Callable[[dict[str, Tensor]], None]:
@@ -101,31 +116,16 @@ def adding(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], None]:
 def test_a_checkpoint_of_another_model_is_refused(
     alone: StageGroups, tmp_path: Path, change: Callable[[dict[str, Tensor]], None], message: str
 ) -> None:
-    model = small_model()
-    written(model, alone, tmp_path)
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(tmp_path.glob("*.safetensors")):
-        tensors |= load_file(file)
-    change(tensors)
-    single = tmp_path / "single"
-    single.mkdir()
-    save_file(tensors, single / "model.safetensors")
     with pytest.raises(UserError, match=message):
-        check_tensors(Checkpoint.open(single), model)
+        check_tensors(in_one_file(alone, tmp_path, change), small_model())
 
 
 def test_unused_tensors_and_a_tied_head_are_left_out(alone: StageGroups, tmp_path: Path) -> None:
-    model = small_model()
-    written(model, alone, tmp_path)
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(tmp_path.glob("*.safetensors")):
-        tensors |= load_file(file)
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
-    single = tmp_path / "single"
-    single.mkdir()
-    save_file(tensors, single / "model.safetensors")
-    check_tensors(Checkpoint.open(single), model)
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+
+    check_tensors(in_one_file(alone, tmp_path, change), small_model())
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -152,3 +152,31 @@ def test_a_module_whose_names_are_not_known_is_refused(alone: StageGroups, tmp_p
     unnamed = ModelSpec.from_config({"name": "m", "modules": {"llm": config}, "tokens": TOKENS})
     with pytest.raises(IncompatibleError, match=r"model.modules.llm.checkpoint: missing"):
         check_tensors(Checkpoint.open(tmp_path), unnamed)
+
+
+def _losses(_: int, configs: Sequence[str]) -> list[list[float]]:
+    """Losses of runs one after the other; of all but the first, weights begin as zeros."""
+    first = [row["loss"] for row in train_here(configs[0])]
+    with patch.object(stage_module, "initialise", lambda stage, _: [p.data.zero_() for p in stage.parameters()]):
+        return [first, *([row["loss"] for row in train_here(config)] for config in configs[1:])]
+
+
+@pytest.mark.wide
+def test_a_run_begins_with_the_weights_that_another_one_wrote(tmp_path: Path) -> None:
+    """Nothing learns in the first runs, so losses are the same under any layout."""
+    layouts = (
+        ("strategy=megatron", "layout.tp=2", "layout.pp=2", "layout.dp=1", "layout.recompute=[llm]"),
+        ("strategy=fsdp", "layout.tp=1", "layout.dp=4"),
+        ("strategy=megatron", "layout.tp=1", "layout.pp=2", "layout.dp=2", "distributed_optimizer=true"),
+    )
+    still = ("model=tiny", "iterations=1", "harness.learning_rate=0")
+    configs = []
+    for number, layout in enumerate(layouts):
+        read = [f"harness.weights={tmp_path}/{number - 1}"] if number else []
+        configs.append(configuration(*still, *layout, *read, f"harness.save_weights={tmp_path}/{number}"))
+    (loss,), *again = run_ranks(_losses, 4, configs, stay=False)[0]
+    assert [other for (other,) in again] == pytest.approx([loss] * len(again), rel=1e-5)
+    written = [
+        {name: own.tensor(name) for name in own.files} for own in map(Checkpoint.open, sorted(tmp_path.iterdir()))
+    ]
+    assert all(torch.equal(value, other[name]) for other in written[1:] for name, value in written[0].items())

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 from scipy.signal import resample_poly
 
-from entrain_bench.specs.contents import Moved, Pixels
 from entrain_bench.specs.tokens import TileRules
+from entrain_bench.specs.workload import Moved, Pixels
 from entrain_bench_workloads.dataset import media as media_module
 from entrain_bench_workloads.dataset.formats import ParquetSource, RecordSource
 from entrain_bench_workloads.dataset.media import (

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.specs.contents import Moved
+from entrain_bench.specs.workload import Moved
 from entrain_bench.train.features import write_windows
 from entrain_bench_workloads.dataset import media as media_module
 from entrain_bench_workloads.dataset.formats import FileSource, RecordSource, TarSource

@@ -1,0 +1,395 @@
+"""Seconds of stages of one kind of layer, of optimizer steps and of communication, repeated until they are known.
+
+Stages run as on one of several tensor- and context-parallel ranks; communication on ranks of this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from math import ceil, floor, isqrt, sqrt
+from time import perf_counter
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from entrain_bench.base.arrays import FloatArray
+from entrain_bench.costs.profiled.file import COLLECTIVES, CollectivePoint, StagePoint, StepPoint
+from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.module_layers import build_layers
+from entrain_bench.train.device import rank_of_many, to_device
+from entrain_bench.train.launching import on_ranks
+from entrain_bench.train.measuring import Clock
+from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
+from entrain_bench.train.modules.packing import merge_tokens, shares_of
+from entrain_bench.train.running.stages import OptimizerSettings, TrainedStage, train_stage
+
+# Calls before the first that counts, unless they take longer than a share of a point's time.
+WARM_UPS = 3
+WARM_UP_SHARE = 0.2
+# Between waits for a GPU, so that it always has kernels queued, as in training.
+GPU_BATCH = 5
+# Half width of a 95% interval, in standard deviations.
+Z = 1.96
+# Blocks of the deeper stage; what each adds to a stage of one block is the time of a layer.
+DEPTH = 4
+FORWARD, BACKWARD, REMADE = range(3)
+# Of the time of a point; a pack of which a single repetition takes longer is left out.
+TURN_SHARE = 0.5
+# Labelled tokens of packs that a head over labelled tokens is timed with, as shares of all.
+LABELLED_SHARES = (1.0, 1 / 16)
+# Gradients of a step are clipped to half.
+CLIP = 1.0
+NORM = 2.0
+# One after the other between two looks at the clock, so that ranks that start apart hardly count.
+CALLS = 4
+ELEMENT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Bounds of repetitions: their number, the relative half width of the median's 95% interval, and seconds."""
+
+    least: int
+    most: int
+    precision: float
+    point_s: float
+
+
+def sample(turn: Callable[[Clock], None], device: torch.device, patience: Patience) -> FloatArray:
+    """Seconds of what each turn times, a row a repetition ``[repetitions, parts]``."""
+    clock = Clock(device)
+    started = perf_counter()
+    for _ in range(WARM_UPS):
+        _run(turn, clock, 1)
+        if perf_counter() - started > WARM_UP_SHARE * patience.point_s:
+            break
+    taken = list[FloatArray]()
+    started = perf_counter()
+    while True:
+        taken.append(_run(turn, clock, GPU_BATCH if device.type == "cuda" else 1))
+        rows = np.concatenate(taken)
+        enough = len(rows) >= patience.least and precision_of(rows.sum(axis=1)) <= patience.precision
+        if enough or len(rows) >= patience.most or perf_counter() - started > patience.point_s:
+            return rows
+
+
+def quantiles(seconds: FloatArray) -> tuple[float, ...]:
+    """Tenth percentile, median and ninetieth of repetitions."""
+    return tuple(float(value) for value in np.quantile(seconds, [0.1, 0.5, 0.9]))
+
+
+def precision_of(seconds: FloatArray) -> float:
+    """Half width of the 95% interval of the median, over the median; by order statistics, whatever the distribution."""
+    ordered = np.sort(seconds, kind="stable")
+    count = len(seconds)
+    half = Z * sqrt(count) / 2
+    low = max(0, floor(count / 2 - half))
+    high = min(count - 1, ceil(count / 2 + half))
+    return float((ordered[high] - ordered[low]) / 2 / np.median(ordered))
+
+
+def _run(turn: Callable[[Clock], None], clock: Clock, repetitions: int) -> FloatArray:
+    clock.start()
+    for _ in range(repetitions):
+        turn(clock)
+    return clock.seconds().reshape(repetitions, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A kind of layer at a TP and a CP degree, and its numbers of layers in timed stages.
+
+    ``share`` is that of labelled tokens, for a head over these; 0 for other layers.
+    """
+
+    module: ModuleSpec
+    kind: str
+    tp: int
+    depths: tuple[int, ...]
+    share: float = 0.0
+    cp: int = 1
+
+    def labelled(self, tokens: int) -> int:
+        """Labelled tokens of a pack of so many; 0 where nobody asks."""
+        return int(self.share * tokens)
+
+
+def targets_of(module: ModuleSpec, tp: int, cp: int = 1) -> list[Target]:
+    """Every kind of layer of a module; only blocks are stacked, and only they are timed for several CP ranks."""
+    return [
+        Target(module, layer.kind, tp, (1, DEPTH) if layer.attention else (1,), share, cp)
+        for layer in module.kinds
+        if layer.attention or cp == 1
+        for share in (LABELLED_SHARES if layer.labelled else (0.0,))
+    ]
+
+
+def packs_of(target: Target, tokens: int) -> Iterator[tuple[int, ...]]:
+    """Packs of ``tokens`` in all: one sequence, for blocks also a few and many; none if the context is too short."""
+    if target.share and not target.labelled(tokens):
+        return
+    longest = target.module.config.context_tokens or tokens
+    most = isqrt(tokens)
+    allowed = [number for number in range(1, most + 1) if longest_of(tokens, number) <= longest]
+    wanted = {1, isqrt(most), most} if len(target.depths) > 1 else {1}
+    for number in sorted({max(count, *allowed[:1]) for count in wanted if allowed}):
+        yield split_tokens(tokens, number)
+
+
+def split_tokens(tokens: int, number: int) -> tuple[int, ...]:
+    """Lengths in proportion 1 : 3 : 5 ..., as whole tokens allow; ``number`` squared is at most ``tokens``."""
+    ends = [tokens * index * index // (number * number) for index in range(number + 1)]
+    return tuple(end - start for start, end in pairwise(ends))
+
+
+def longest_of(tokens: int, number: int) -> int:
+    """The last and longest of these lengths."""
+    return tokens - tokens * (number - 1) ** 2 // number**2
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where stages are built and run; ``groups`` are those of the first rank, by TP and CP degree."""
+
+    model: ModelSpec
+    groups: dict[tuple[int, int], StageGroups]
+    alone: dist.ProcessGroup
+    dtype: torch.dtype
+    device: torch.device
+    logit_chunk: int = 0
+
+    def build(self, target: Target, depth: int) -> TrainedStage:
+        """A stage of ``depth`` layers of the target's kind, with gradient buffers and optimizer."""
+        module = target.module
+        groups = self.groups[target.tp, target.cp]
+        full = tuple(range(depth)) if target.kind == "block" and module.config.window_tokens else ()
+        layers = build_layers(config := replace(module.config, num_layers=depth, full_attention_layers=full))
+        held = [index for index, layer in enumerate(layers) if layer.kind == target.kind]
+        module = ModuleSpec(module.name, module.role, config, layers)
+        build = partial(build_stage, dtype=self.dtype, device=self.device, logit_chunk_tokens=self.logit_chunk)
+        stage = build(self.model, module, range(held[0], held[-1] + 1), groups)
+        return train_stage(stage, groups, self.alone, OptimizerSettings())
+
+    def inputs(self, target: Target, lengths: Sequence[int]) -> Inputs:
+        """Inputs of a stage's forward for sequences of these lengths."""
+        module = target.module
+        total = sum(lengths)
+        num_rows = shares_of(tuple(lengths), self.groups[target.tp, target.cp]).hidden.size
+        first, last = (target.kind == module.layers[end].kind for end in (0, -1))
+        if module.is_encoder:
+            merge = merge_tokens(module)
+            pack = Pack(tuple(lengths), tuple(-(-length // merge) for length in lengths))
+            if first:
+                features = torch.rand(total, input_width(module), pin_memory=self.device.type == "cuda")
+                return Inputs(pack, lambda: to_device(features, self.device))
+        else:
+            # The first half of every sample are projected tokens.
+            ids = torch.cat([torch.arange(length) % module.config.vocab_size for length in lengths])
+            ids[torch.cat([torch.arange(length) < length // 2 for length in lengths])] = -1
+            labels = ids.clamp(min=0)
+            if target.share:
+                labels[: total - target.labelled(total)] = -1
+            pack = Pack(tuple(lengths), (), ids, labels)
+            num_rows = int((ids < 0).sum()) if first else num_rows
+        values = torch.randn(num_rows, module.config.hidden_size, dtype=self.dtype, device=self.device)
+        return Inputs(
+            pack, lambda: values.detach().requires_grad_() if num_rows else None, last and not module.is_encoder
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A pack, and the function that makes the input of each forward."""
+
+    pack: Pack
+    start: Callable[[], Tensor | None]
+    is_loss: bool = False
+
+
+@contextmanager
+def one_of_many(
+    model: ModelSpec,
+    degrees: Sequence[tuple[int, int]],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    sequence_parallel: bool = True,
+    logit_chunk: int = 0,
+) -> Iterator[Bench]:
+    """Build and run stages as the first rank of each pair of TP and CP degrees does."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    with rank_of_many(max(tp * cp for tp, cp in degrees)):
+        alone = dist.new_group([0])
+        groups = {
+            (tp, cp): StageGroups(
+                dist.new_group([*range(tp)]), dist.new_group([*range(0, tp * cp, tp)]), alone, sequence_parallel
+            )
+            for tp, cp in degrees
+        }
+        yield Bench(model, groups, alone, dtype, device, logit_chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStages:
+    """The stages of a target, by depth, and where they run."""
+
+    target: Target
+    bench: Bench
+    stages: Mapping[int, TrainedStage]
+
+    @classmethod
+    def build(cls, target: Target, bench: Bench) -> TargetStages:
+        """Build all of them."""
+        return cls(target, bench, {depth: bench.build(target, depth) for depth in target.depths})
+
+    def measure(self, lengths: tuple[int, ...], patience: Patience) -> list[StagePoint]:
+        """Points of one pack, a stage each; none if a single repetition takes too long, or too much memory."""
+        inputs = self.bench.inputs(self.target, lengths)
+        device = self.bench.device
+        try:
+            if self._turn_s(inputs, device) > TURN_SHARE * patience.point_s:
+                return []
+            rows = sample(partial(self._turn, inputs), device, patience)
+        except torch.OutOfMemoryError:
+            for stage in self.stages.values():
+                stage.stage.recompute = False
+            torch.cuda.empty_cache()
+            return []
+        points = []
+        width = self._parts
+        for index, depth in enumerate(self.stages):
+            passes = [quantiles(rows[:, width * index + part]) for part in range(width)]
+            remade = passes[REMADE] if width > REMADE else ()
+            key = (self.target.module.name, self.target.kind, depth, self.target.tp, lengths)
+            labelled = self.target.labelled(sum(lengths))
+            seconds = (passes[FORWARD], passes[BACKWARD], remade)
+            points.append(StagePoint(*key, *seconds, len(rows), labelled, self.target.cp))
+        return points
+
+    @property
+    def _parts(self) -> int:
+        return 3 if len(self.target.depths) > 1 else 2
+
+    def _turn_s(self, inputs: Inputs, device: torch.device) -> float:
+        """Estimate the seconds of a repetition from a forward of the smallest stage, the faster of two."""
+        clock = Clock(device)
+        depth, stage = next(iter(self.stages.items()))
+        clock.start()
+        for _ in range(2):
+            with clock.action(0):
+                stage.buffers(inputs.start(), inputs.pack)
+        # A backward is two forwards, one with recomputation and the forward before it four.
+        return float(clock.seconds().min()) * (7 if self._parts > 2 else 3) * sum(self.stages) / depth
+
+    def _turn(self, inputs: Inputs, clock: Clock) -> None:
+        """Every stage once, depths in turn, so that a machine that slows down slows all of them."""
+        for trained in self.stages.values():
+            trained.buffers.zero_grad_buffer()
+            for part in (BACKWARD, REMADE)[: self._parts - 1]:
+                trained.stage.recompute = part == REMADE
+                with nullcontext() if part == REMADE else clock.action(FORWARD):
+                    output, gradient = _forward(trained, inputs)
+                with clock.action(part):
+                    torch.autograd.backward(output, gradient)
+            trained.stage.recompute = False
+
+
+def _forward(trained: TrainedStage, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    output: Tensor = trained.buffers(inputs.start(), inputs.pack)
+    if inputs.is_loss:
+        return output / sum(inputs.pack.lengths), None
+    return output, torch.ones_like(output)
+
+
+def measure_step(target: Target, depth: int, bench: Bench, patience: Patience) -> StepPoint:
+    """The optimizer step of a stage of ``depth`` layers."""
+    trained = bench.build(target, depth)
+    parameters = [*trained.stage.parameters()]
+
+    def step(clock: Clock) -> None:
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.main_grad.normal_()  # type: ignore[attr-defined]
+        with clock.action(0):
+            trained.gradient_square()
+            trained.step(CLIP, NORM)
+
+    rows = sample(step, bench.device, patience)
+    return StepPoint(sum(parameter.numel() for parameter in parameters), quantiles(rows[:, 0]), len(rows))
+
+
+def measure_collectives(
+    device: str,
+    num_ranks: int,
+    message_bytes: tuple[int, ...],
+    patience: Patience,
+    operations: Sequence[str] = COLLECTIVES,
+    cores: Sequence[int] = (),
+) -> list[CollectivePoint]:
+    """Time every operation at every size on ranks of this machine, pinned to ``cores``."""
+    args = (device, message_bytes, patience, tuple(operations))
+    points: list[CollectivePoint] = on_ranks(_points, num_ranks, *args, device=device, cores=cores)[0]
+    return points
+
+
+def _points(
+    device: str, message_bytes: tuple[int, ...], patience: Patience, operations: Sequence[str], group: dist.ProcessGroup
+) -> list[CollectivePoint]:
+    place = torch.device(device, group.rank()) if device == "cuda" else torch.device("cpu")
+    return [_point(name, size, place, patience, group) for name in operations for size in message_bytes]
+
+
+def _point(
+    operation: str, num_bytes: int, device: torch.device, patience: Patience, group: dist.ProcessGroup
+) -> CollectivePoint:
+    size = group.size()
+    # Every rank holds a share of equal size.
+    share = max(1, num_bytes // (ELEMENT_BYTES * size))
+    whole = torch.zeros(share * size, device=device)
+    part = torch.zeros(share, device=device)
+    call = _calls_of(group.rank(), whole, part)[operation]
+    warm = _sample(call, WARM_UPS, device, group)
+    wanted = int(patience.point_s / (CALLS * max(float(warm.min()), 1e-6)))
+    # All ranks must agree.
+    count = torch.tensor([min(max(wanted, patience.least), patience.most)])
+    dist.broadcast(count, 0, group=group)
+    seconds = _sample(call, int(count), device, group) / (2 if operation == "send" else 1)
+    return CollectivePoint(operation, size, share * size * ELEMENT_BYTES, quantiles(seconds), len(seconds))
+
+
+def _calls_of(rank: int, whole: Tensor, part: Tensor) -> dict[str, Callable[[], object]]:
+    def send() -> None:
+        # There and back: one transfer is half of it.
+        for passed in (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send):
+            passed(whole, 1 - rank)
+
+    return {
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "send": send if rank < 2 else lambda: None,
+    }
+
+
+def _sample(
+    call: Callable[[], object], repetitions: int, device: torch.device, control: dist.ProcessGroup
+) -> FloatArray:
+    """Seconds of a call on the slowest rank ``[repetitions]``."""
+    seconds = torch.zeros(repetitions, dtype=torch.float64)
+    for index in range(repetitions):
+        dist.barrier(group=control)
+        started = perf_counter()
+        for _ in range(CALLS):
+            call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds[index] = (perf_counter() - started) / CALLS
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=control)
+    return np.asarray(seconds.numpy())

@@ -1,0 +1,84 @@
+"""The verbs ``claims``, ``ledger`` and ``ui``."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from entrain_bench.answers.documents.claim import load_claims
+from entrain_bench.base.errors import UserError
+from entrain_bench.cli import run_command
+from entrain_bench.commands import ui
+from entrain_bench.config.grammar import Request
+from entrain_bench.lab.ledger import fit
+from entrain_bench.lab.ledger.jobs import Book
+from entrain_bench.records.records import Results
+from support.ledger import STATED
+
+
+def test_a_line_per_claim_then_counts_and_mismatches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["claims", f"results_dir={tmp_path}"]) == 0
+    *lines, counts, mismatches = capsys.readouterr().out.splitlines()
+    claims = load_claims()
+    assert counts.startswith(f"{len(claims)} claims: as published ")
+    assert mismatches.startswith(f"0 mismatches between {len(claims)} claims and ")
+    assert sum(line.startswith("  ") for line in lines) == len(claims)
+    assert sum("| fair " in line for line in lines) == sum(claim.fair is not None for claim in claims)
+    assert any(line.startswith("Entrain, ") for line in lines)
+
+
+def write(path: Path, **changes: str) -> Path:
+    values = {**STATED, **changes}
+    path.write_text(",".join(values) + "\n" + ",".join(values.values()) + "\n")
+    return path
+
+
+def test_own_measurements_are_predicted_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "mine.csv", step_time_s="9.1", peak_memory_gib="40")
+    assert run_command(["ledger", f"ledger={path}", f"results_dir={tmp_path}"]) == 0
+    (line,) = pd.read_csv(tmp_path / "ledger.csv").to_dict("records")
+    assert (line["source"], line["row"], line["status"]) == ("mine", 2, "predicted")
+    assert line["predicted_s"] / line["published_s"] == pytest.approx(line["ratio"], rel=1e-4)
+    assert "median ratio" in capsys.readouterr().out
+
+
+def test_a_wrong_field_ends_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "mine.csv", tp="two")
+    assert run_command(["ledger", f"ledger={path}", f"results_dir={tmp_path}"]) == 2
+    assert "mine.csv:2: tp=two: must be a positive integer or empty" in capsys.readouterr().err
+
+
+def test_a_fit_prints_constants(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Book, "tables", property(lambda _: ()))
+    monkeypatch.setattr(fit, "plan_forwards", lambda _: ())
+    monkeypatch.setattr(fit, "read_kernels", tuple)
+    path = write(tmp_path / "mine.csv")
+    assert run_command(["ledger", f"ledger={path}", f"results_dir={tmp_path}", "fit=true"]) == 0
+    said = capsys.readouterr().out
+    assert "Fitted constants" in said
+    assert "device.sustained_fraction" in said
+    assert "Each source left out of the fit: Sources" in said
+
+
+@pytest.fixture(autouse=True)
+def _some_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ui, "links", lambda *_: ["a link"])
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"port={port}: must be free"):
+            ui.main(Request(ui.Keys(str(tmp_path), port)))
+
+
+def test_the_server_listens_on_this_machine_only(tmp_path: Path) -> None:
+    command = ui.server_command(Results(tmp_path), 5001)
+    assert command[command.index("--host") + 1] == "127.0.0.1"
