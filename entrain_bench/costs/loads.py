@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, sum_rows, take_rows
 from entrain_bench.specs.cluster import FLASH2, UNFUSED
-from entrain_bench.specs.framework import PACK, FrameworkOptions
+from entrain_bench.specs.framework import PACK, SAMPLE
 from entrain_bench.specs.layer import Attention, Layer
 from entrain_bench.specs.model import ModuleSpec
 
@@ -198,42 +198,28 @@ def compute_loads(
     lengths: IntArray,
     offsets: IntArray | None = None,
     labelled: IntArray | None = None,
-    kernel: str = FLASH2,
+    cp_split: str = SAMPLE,
+    score: Callable[[Attention, IntArray], FloatArray] = score_area,
+    count: Callable[[Attention, IntArray], FloatArray] | None = None,
 ) -> Loads:
-    """Loads of chunks made of sequences of the given lengths; without offsets each sequence is a chunk of its own."""
-    kinds = {kind.kind: kind.attention for kind in module.kinds if kind.attention}
-    areas = {name: score_area(attention, lengths, kernel) for name, attention in kinds.items()}
-    areas |= count_labelled(module, lengths, labelled)
-    # Tiles make areas multiples of 2^12, so sums over all chunks are exact below 2^65: 2^26 sequences of 2^20 tokens.
-    return Loads(np.asarray(lengths, np.float64), areas).packed_by(offsets)
+    """Loads of chunks made of sequences of the given lengths; without offsets each sequence is a chunk of its own.
 
-
-def count_labelled(module: ModuleSpec, lengths: IntArray, labelled: IntArray | None) -> dict[str, FloatArray]:
-    """Labelled tokens of each sequence, by default all, by the kind of layer that tells them apart, if there is one."""
-    given = np.asarray(lengths if labelled is None else labelled, np.float64)
-    return {kind.kind: given for kind in module.kinds if kind.labelled}
-
-
-def packed(
-    loads: Loads,
-    module: ModuleSpec,
-    lengths: IntArray,
-    offsets: IntArray | None,
-    framework: FrameworkOptions,
-    labelled: IntArray | None = None,
-) -> Loads:
-    """The loads with the sequences of their chunks, if it matters to context parallelism how it cuts them.
-
-    It does for attention if it cuts chunks as a whole, and for a head over labelled tokens.
+    They hold the sequences if it matters to context parallelism how it cuts them: for attention if it cuts chunks as a
+    whole, and for a head over labelled tokens, by default all.
     """
-    told = any(kind.labelled for kind in module.kinds)
-    whole = framework.cp_split == PACK
-    if not told and not (whole and offsets is not None):
+    attentions = {kind.kind: kind.attention for kind in module.kinds if kind.attention}
+    areas = {name: score(attention, lengths) for name, attention in attentions.items()}
+    segments = {name: count(attention, lengths) for name, attention in attentions.items()} if count else {}
+    given = np.asarray(lengths if labelled is None else labelled)
+    heads = [kind.kind for kind in module.kinds if kind.labelled]
+    areas |= dict.fromkeys(heads, given.astype(np.float64))
+    # Tiles make areas multiples of 2^12, so sums over all chunks are exact below 2^65: 2^26 sequences of 2^20 tokens.
+    loads = Loads(np.asarray(lengths, np.float64), areas, segments).packed_by(offsets)
+    whole = cp_split == PACK
+    if not heads and not (whole and offsets is not None):
         return loads
-    lengths = np.asarray(lengths)
-    offsets = np.arange(len(lengths) + 1) if offsets is None else offsets
-    given = lengths if labelled is None else labelled
-    return replace(loads, packs=Packs(lengths, offsets, whole, given if told else None))
+    rows = np.arange(len(lengths) + 1) if offsets is None else offsets
+    return replace(loads, packs=Packs(np.asarray(lengths), rows, whole, given if heads else None))
 
 
 def busiest_area(layer: Layer, loads: Loads, cp: int) -> FloatArray:

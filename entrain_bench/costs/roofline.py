@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from entrain_bench.base.arrays import FloatArray, IntArray, freeze, sum_in_order
 from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.layer_times import PassTimes, Stages
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
-from entrain_bench.costs.loads import Loads, busiest_area, compute_loads, most_labelled, packed, padded
+from entrain_bench.costs.loads import Loads, busiest_area, compute_loads, most_labelled, padded, score_area
 from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, HEAD_DIM, UNFUSED, ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
@@ -64,8 +65,8 @@ class Roofline:
         self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None, labelled: IntArray | None = None
     ) -> Loads:
         """Return the loads of packed sequences (``compute_loads``)."""
-        sequence_loads = compute_loads(module, lengths, offsets, labelled, self._kernel)
-        return packed(sequence_loads, module, lengths, offsets, self.framework, labelled)
+        score = partial(score_area, kernel=self._kernel)
+        return compute_loads(module, lengths, offsets, labelled, self.framework.cp_split, score)
 
     @property
     def _kernel(self) -> str:

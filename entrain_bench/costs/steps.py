@@ -257,7 +257,7 @@ class StepCosts:
     def steps(self, program: Program, ends: Sequence[PassEnds]) -> Steps:
         """Times of a program's step."""
         framework = self.memory.framework
-        lags = []
+        lags = list[FloatArray]()
         tied = []
         for module, placed, module_ends in zip(program.model.modules, program.layout.modules, ends, strict=True):
             if seconds := self.tied_s(module, placed):

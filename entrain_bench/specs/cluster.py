@@ -149,7 +149,7 @@ class ClusterSpec:
 
     def group_tier(self, ranks: IntArray) -> LinkTier:
         """The innermost tier that joins all the given ranks."""
-        return self.tiers[int(self.tier_of(ranks.min(), ranks.max()))]
+        return self.tiers[int(self.tier_of(np.array(ranks.min()), np.array(ranks.max())))]
 
     def at(self, speed: Speed) -> ClusterSpec:
         """The cluster with its constants multiplied; a peak rises where an efficiency would exceed 1."""

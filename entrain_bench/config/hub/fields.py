@@ -18,8 +18,8 @@ def _values(names: Sequence[str], *values: Any, **others: Any) -> Defaults:
 NEWER = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 DECODER = (*NEWER, "vocab_size", "max_position_embeddings")
 VISION = (*NEWER, "patch_size", "num_channels")
-QWEN_VISION = ("hidden_size", "depth", "patch_size", "num_heads", "in_channels")
-QWEN_VISION += ("spatial_merge_size", "temporal_patch_size")
+QWEN_NAMES = ("hidden_size", "depth", "patch_size", "num_heads", "in_channels")
+QWEN_VISION = (*QWEN_NAMES, "spatial_merge_size", "temporal_patch_size")
 WHISPER = ("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "num_mel_bins")
 MISTRAL = _values(DECODER, 4096, 14336, 32, 32, 32000, 131072, num_key_value_heads=8, sliding_window=4096)
 NO_WINDOW: Defaults = {"use_sliding_window": False, "max_window_layers": 28}

@@ -12,7 +12,7 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_in_order
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.costs.layer_times import PassTimes, Stages
-from entrain_bench.costs.loads import Loads, busiest_area, count_labelled, most_labelled, packed
+from entrain_bench.costs.loads import Loads, busiest_area, compute_loads, most_labelled
 from entrain_bench.costs.profiled.file import (
     STATISTICS,
     CollectivePoint,
@@ -85,8 +85,8 @@ class ProfiledTimes:
             f"sequence_parallel={str(sequences).lower()}": not same and any(point.tp > 1 for point in profile.stages),
             f"head_tokens={heads}": heads != framework.head_tokens,
         }
-        for measured in filter(different.get, different):
-            raise UserError(f"{where}: was measured with {measured}. Set the same here, or profile the device again")
+        for setting in filter(different.get, different):
+            raise UserError(f"{where}: was measured with {setting}. Set the same here, or profile the device again")
         for module in model.modules:
             profile.subject.check_module(module, where)
         curves = fit_curves(profile, model.modules)
@@ -111,12 +111,8 @@ class ProfiledTimes:
         self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None, labelled: IntArray | None = None
     ) -> Loads:
         """Return tokens, attention scores and segments per chunk; without offsets each sequence is its own chunk."""
-        attentions = {layer.kind: layer.attention for layer in module.kinds if layer.attention}
-        areas = {kind: score_elements(attention, lengths) for kind, attention in attentions.items()}
-        segments = {kind: num_segments(attention, lengths) for kind, attention in attentions.items()}
-        areas |= count_labelled(module, lengths, labelled)
-        sequence_loads = Loads(np.asarray(lengths, np.float64), areas, segments).packed_by(offsets)
-        return packed(sequence_loads, module, lengths, offsets, self.roofline.framework, labelled)
+        cp_split = self.roofline.framework.cp_split
+        return compute_loads(module, lengths, offsets, labelled, cp_split, score_elements, num_segments)
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
         """Return the seconds of one layer of each kind of the module, for each chunk; arrays of ``[chunks]``."""
@@ -154,7 +150,10 @@ class ProfiledTimes:
         Every term of a curve is at least its lowest rate times its quantity. Communication is least in one pack.
         """
         cp = self.roofline.framework.sequence_parts(module, stages.cp)
-        carried = {layer.kind: [size / cp for size in _of_kind(layer, loads)] for layer in module.kinds}
+        carried = dict[str, tuple[FloatArray, FloatArray, FloatArray]]()
+        for layer in module.kinds:
+            tokens, scores, segments = _of_kind(layer, loads)
+            carried[layer.kind] = tokens / cp, scores / cp, segments / cp
         least = self.extrapolate
         return self._stages(module, loads, stages, cp, lambda kind, curve: curve.least(*carried[kind], least)).total_s
 
