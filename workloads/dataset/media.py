@@ -67,8 +67,6 @@ _FRAME_BYTES = 24
 _BLOCK_FRAMES = 2**14
 # SigLIP's mean color, around images that are not square.
 _GREY = (127, 127, 127)
-# ``Limits`` refuse large images.
-Image.MAX_IMAGE_PIXELS = None
 # They comment on headers, file by file.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 logging.getLogger("libav").setLevel(logging.CRITICAL)
@@ -110,14 +108,18 @@ def turn(image: Image.Image) -> Image.Transpose | None:
 
 @contextmanager
 def opened_image(medium: Content, limits: Limits) -> Iterator[Image.Image]:
-    """Open an image without loading it."""
+    """Open an image without loading it. ``limits`` refuse large images, not Pillow's own limit."""
     with opened(medium, limits.file_bytes) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        usual = Image.MAX_IMAGE_PIXELS
+        Image.MAX_IMAGE_PIXELS = None
         try:
             with Image.open(file, formats=IMAGE_FORMATS) as image:
                 yield image
         except UnidentifiedImageError as error:
             raise BadSampleError(Reason.FORMAT, "no image") from error
+        finally:
+            Image.MAX_IMAGE_PIXELS = usual
 
 
 def _check_sides(width: int, height: int, limits: Limits) -> None:

@@ -97,6 +97,9 @@ def test_what_is_no_image_says_why(content: bytes, reason: Reason) -> None:
 
 def test_an_image_that_is_large_but_allowed_is_no_bomb() -> None:
     assert image_size(png_header(30_000, 30_000), LIMITS) == (30_000, 30_000)
+    # Pillow's own limit still holds for the rest of the process.
+    with pytest.raises(Image.DecompressionBombError):
+        Image.open(io.BytesIO(png_header(30_000, 30_000)))
 
 
 def test_limits_are_what_is_configured() -> None:
