@@ -26,16 +26,6 @@ from entrain_bench_workloads.trace import PACKAGED_TRACES, TraceWorkload
 RULES = TokenRules(14, 2, 4, 2, 2.0, 50.0, 2, 30.0, 4.0)
 TRACES = sorted(path.name for path in PACKAGED_TRACES.glob("*.parquet"))
 PROBABILITIES = [0.01, 0.5, 0.9, 0.99, 1.0]
-ROWS = {
-    "chartqa_test": 2373,
-    "chartqa_test_by_image": 1449,
-    "opencqa_ocr": 7724,
-    "coco_captions_val2017_by_image": 5000,
-    "mathvision": 3040,
-    "sroie_receipts": 626,
-    "librispeech": 13889,
-    "nextqa_oe_by_video": 5440,
-}
 # From the traces' provenance: LLM tokens of all items of a row.
 TOKEN_QUANTILES = {
     "chartqa_test_by_image": [121, 580, 720, 1372, 1856],
@@ -46,15 +36,6 @@ TOKEN_QUANTILES = {
     "nextqa_oe_by_video": [2210, 11339, 26611, 43144, 66960],
 }
 SECONDS_QUANTILES = [1.9, 6.5, 15.2, 22.4, 35.2]
-WORD_QUANTILES = {
-    "chartqa_test_by_image": [8, 18, 33, 52, 100],
-    "opencqa_ocr": [21, 78, 134, 202, 379],
-    "coco_captions_val2017_by_image": [42, 51, 60, 70, 90],
-    "mathvision": [12, 51, 139, 290, 548],
-    "sroie_receipts": [61, 109, 168, 204, 240],
-    "nextqa_oe_by_video": [52, 135, 180, 226, 351],
-    "librispeech": [3, 19, 43, 60, 119],
-}
 
 
 def half_up(values: Any) -> list[int]:
@@ -70,20 +51,9 @@ def sources() -> dict[str, ListedShapes]:
     return {Path(name).stem: TraceWorkload(path=name).source(RULES) for name in TRACES}
 
 
-def test_all_traces_are_packaged_with_their_rows(sources: dict[str, ListedShapes]) -> None:
-    assert {name: len(source.shapes) for name, source in sources.items()} == ROWS
-
-
 @pytest.mark.parametrize("name", TOKEN_QUANTILES)
 def test_token_quantiles_of_the_provenance(name: str, sources: dict[str, ListedShapes]) -> None:
     assert half_up(np.quantile(item_tokens(sources[name].shapes), PROBABILITIES)) == TOKEN_QUANTILES[name]
-
-
-@pytest.mark.parametrize("name", WORD_QUANTILES)
-def test_word_quantiles_of_the_provenance(name: str) -> None:
-    words = pd.read_parquet(PACKAGED_TRACES / f"{name}.parquet", columns=["text_words"])["text_words"]
-    got = np.quantile(words, PROBABILITIES)
-    assert np.abs(got - WORD_QUANTILES[name]).max() <= 0.6  # the provenance does not say how halves were rounded
 
 
 def test_speech_seconds_of_the_provenance(sources: dict[str, ListedShapes]) -> None:
@@ -203,34 +173,27 @@ def test_working_directory_and_packaged_names(tmp_path: Path, monkeypatch: pytes
     [
         ({"text_chars": []}, "has no rows"),
         ({"image_widths": [[1]], "image_heights": [[1]]}, "needs a column text_tokens or text_chars"),
-        ({"text_chars": pa.nulls(2)}, "needs a column text_tokens or text_chars"),
         ({"text_chars": [1, -3]}, r"row 2, column text_chars: -3\.0; must be a whole number from 0"),
         ({"text_chars": [1, None]}, "row 2, column text_chars: nan"),
         ({"text_chars": [1.5]}, r"row 1, column text_chars: 1\.5; must be a whole number"),
         ({"text_chars": ["9"]}, "column text_chars: holds string; must be numbers"),
         ({"text_chars": [1], "image_widths": [[5]]}, "column image_heights is missing"),
-        ({"text_chars": [1], "image_heights": [[5]]}, "column image_widths is missing"),
         ({"text_chars": [1], "image_widths": [[5]], "image_height": [[5]]}, "column image_height: unknown"),
         ({"text_chars": [1], "image_widths": [5], "image_heights": [5]}, "column image_widths: has type int64"),
-        ({"text_chars": [1], "image_widths": [["a"]], "image_heights": [["b"]]}, "column image_widths: holds string"),
         (
             {"text_chars": [1, 1], "image_widths": [[5], [5, 6]], "image_heights": [[5], [5]]},
             "row 2, column image_heights",
         ),
-        ({"text_chars": [1, 1], "image_widths": [[5], [0]], "image_heights": [[5], [5]]}, "row 2, column image_widths"),
         ({"text_chars": [1, 1], "image_widths": [[5, 5], []], "image_heights": [[5, -2], []]}, "row 1, column image_h"),
         ({"text_chars": [1], "image_widths": [[float("nan")]], "image_heights": [[5.0]]}, "column image_widths: nan"),
-        ({"text_chars": [1], "image_widths": [[None, 4]], "image_heights": [[5, 5]]}, "column image_widths: nan"),
         ({"text_chars": [1], "image_widths": [[1]], "image_heights": [[201]]}, "1x201 pixels; must be of sides within"),
         ({"text_chars": [1, 1], "audio_seconds": [1.0, 0.0]}, r"row 2, column audio_seconds: 0\.0; must be a number"),
         *(({"text_chars": [1], "audio_seconds": [wrong]}, "row 1, column audio_seconds") for wrong in WRONG_SECONDS),
         ({"text_chars": [1], "video_seconds": [1.0]}, "row 1, column image_widths: 0; must be the size of the frames"),
-        ({"text_chars": [1], "n_images": [2], "image_widths": [[9]], "image_heights": [[9]]}, "row 1, column n_images"),
         ({"text_chars": [1], "n_images": [1], "video_seconds": [1.0], **ONE_IMAGE}, r"row 1, column n_images: 1\.0"),
         ({"text_chars": [4, 0]}, r"row 2, column text_chars: 0\.0; must be positive in a row without images"),
         ({"text_chars": [4], "sample_id": [0.5]}, "column sample_id: has type double; must be integers or strings"),
         ({"text_chars": [4, 4], "sample_id": ["a", None]}, "row 2, column sample_id: null"),
-        ({"text_chars": [4] * 4, "sample_id": [7, 5, 7, 5]}, "row 3, column sample_id: 7; must be unique, but row 1"),
         (
             {"text_chars": [4] * 3, "sample_id": ["b", "a", "a"]},
             "row 3, column sample_id: a; must be unique, but row 2",
@@ -327,15 +290,13 @@ def test_without_the_flag_the_row_is_named_and_the_flag(tmp_path: Path) -> None:
     zero = trace(tmp_path, video_seconds=[4.0], image_widths=[[0]], image_heights=[[0]])
     with pytest.raises(UserError, match=r"row 1, column image_widths: 0.0; .*workload.frame_size"):
         read_columns(zero)
-
-
-def test_an_image_of_no_size_stays_an_error(tmp_path: Path) -> None:
-    path = trace(tmp_path, video_seconds=[4.0], image_widths=[[0, 9]], image_heights=[[9, 9]])
+    # An image has no size of frames.
+    image = trace(tmp_path, video_seconds=[4.0], image_widths=[[0, 9]], image_heights=[[9, 9]])
     with pytest.raises(UserError, match=r"row 1, column image_widths: 0.0"):
-        read_columns(path, frame_size=FRAME)
+        read_columns(image, frame_size=FRAME)
 
 
-@pytest.mark.parametrize("size", [[640], [640, 0], [640, 360, 3], [640.5, 360], [1, 500], [True, 1]])
+@pytest.mark.parametrize("size", [[640], [640, 0], [640.5, 360], [1, 500], [True, 1]])
 def test_bad_sizes_are_one_line(size: list[Any]) -> None:
     with pytest.raises(UserError, match=r"workload.frame_size=.*must be \[width, height\]"):
         TraceWorkload(path="x.parquet", frame_size=size)
@@ -343,14 +304,7 @@ def test_bad_sizes_are_one_line(size: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "of_ten", "of_three"),
-    [
-        ("all", 10, 3),
-        ("first:4", 4, 3),
-        ("first:100", 10, 3),
-        ("first:50%", 5, 2),
-        ("first:1%", 1, 1),
-        ("first:100%", 10, 3),
-    ],
+    [("all", 10, 3), ("first:4", 4, 3), ("first:50%", 5, 2), ("first:1%", 1, 1)],
 )
 def test_shares_and_numbers(text: str, of_ten: int, of_three: int) -> None:
     take = Take.parse(text, "take")

@@ -308,11 +308,6 @@ def test_frames_of_a_video_are_tiles(tmp_path: Path) -> None:
 # Sounds.
 
 
-def test_usual_rates_are_exact() -> None:
-    exact = {8_000: (2, 1), 11_127: (16_000, 11_127), 22_050: (320, 441), 44_100: (160, 441), 768_000: (1, 48)}
-    assert {rate: steps_between(rate) for rate in exact} == exact
-
-
 @given(rate=st.integers(4_000, 768_000))
 def test_any_rate_takes_small_steps_to_nearly_the_right_one(rate: int) -> None:
     up, down = steps_between(rate)

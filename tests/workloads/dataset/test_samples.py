@@ -16,7 +16,6 @@ from PIL import Image
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.workload import Moved
-from entrain_bench.train.features import write_windows
 from entrain_bench_workloads.dataset import media as media_module
 from entrain_bench_workloads.dataset.formats import FileSource, RecordSource, TarSource
 from entrain_bench_workloads.dataset.source import BadSampleError, Limits, RawSample, Shard
@@ -192,20 +191,6 @@ def test_stated_lengths_may_be_rounded(tmp_path: Path) -> None:
     assert len(samples.sound(shapes, 0)) == round(1.04 * 16000)
     with pytest.raises(UserError, match=r"^sample d.jsonl:1: .*its sound takes 1.3 s, the data states 1$"):
         samples.sound(shapes, 1)
-
-
-def test_a_stated_length_may_begin_a_segment_behind_the_end(tmp_path: Path) -> None:
-    """30 s, stated as 30.05: the second segment is silence."""
-    (tmp_path / "0.wav").write_bytes(sound_bytes(30.0, rate=8000))
-    write_jsonl(tmp_path / "d.jsonl", [{"path": "0.wav", "duration": 30.05, "text": "a"}])
-    source = RecordSource(path=str(tmp_path / "d.jsonl"), text=["text"], audio="path", seconds="duration")
-    samples, shapes = opened(scanned(source, tmp_path / "t.parquet"))
-    assert [len(samples.sound(shapes, item)) for item in range(shapes.num_items)] == [480_000, 0]
-    rows = np.ones((int(shapes.item_encoder_tokens[1]), 2 * 3 * 80), np.float32)
-    write_windows(samples.sound(shapes, 1), rows)
-    silence = np.ones_like(rows)
-    write_windows(np.zeros(800, np.float32), silence)
-    np.testing.assert_array_equal(rows, silence)
 
 
 def test_a_shortened_video_is_decoded_as_far_as_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,16 +45,6 @@ def bad(source: Source) -> dict[str, str]:
     return {name: str(sample) for name, _, sample in records(source) if isinstance(sample, BadSampleError)}
 
 
-def test_finevision(tmp_path: Path) -> None:
-    write_finevision(
-        tmp_path / "a.parquet",
-        [([image_bytes(30, 20), image_bytes(50, 40, "PNG")], ["abc", "de"]), ([], ["only text"])],
-    )
-    (first, size), (second, none) = measured(ParquetSource(path=str(tmp_path), text=["texts"], images="images"))
-    assert (chars(first), size.widths, size.heights) == (5, [30, 50], [20, 40])
-    assert (chars(second), none.widths, none.num_images) == (9, [], 0)
-
-
 def test_shards_of_row_groups_have_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "_SHARD_ROWS", 1)
     write_finevision(tmp_path / "a.parquet", [([], [str(row)]) for row in range(25)], row_group=10)
