@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import tarfile
 import wave
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -33,8 +35,25 @@ def image_bytes(width: int, height: int, kind: str = "JPEG", orientation: int = 
 @cache
 def picture_bytes(width: int, height: int, seed: int = 0, kind: str = "PNG", orientation: int = 0) -> bytes:
     """An image of a size and of colours that are another seed's nowhere."""
+    return _encoded(picture(width, height, seed), kind, orientation)
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    """The same, not encoded."""
     coarse = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    return _encoded(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), kind, orientation)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def png_of(width: int, height: int, pixels: bytes = b"", bits: int = 8, colors: int = 2) -> bytes:
+    """A PNG of a size and of compressed pixels, which need not fit it."""
+    header = struct.pack(">IIBBBBB", width, height, bits, colors, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*chunk) for chunk in chunks)
+
+
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    """A part of a PNG."""
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
 def _encoded(image: Image.Image, kind: str, orientation: int) -> bytes:

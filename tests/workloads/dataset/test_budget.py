@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import struct
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from entrain_bench_workloads.dataset.formats import RecordSource, TarSource
 from entrain_bench_workloads.dataset.media import VideoFrames, decoded_image, decoded_sound
 from entrain_bench_workloads.dataset.source import BadSampleError, Limits, Reason
 from entrain_bench_workloads.trace import TraceWorkload
-from support.datasets import video_bytes, wav_bytes, write_repeated, write_tar
+from support.datasets import png_of, video_bytes, wav_bytes, write_repeated, write_tar
 from support.scanned import RULES
 
 GIB = 2**30
@@ -136,14 +135,9 @@ def test_fewer_rows_of_a_large_trace_may_be_taken(tmp_path: Path) -> None:
 
 def png(width: int, height: int) -> bytes:
     """A white image of a bit a pixel, in a kilobyte for every ten million pixels."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
     row, packer = bytes(1 + -(-width // 8)), zlib.compressobj(9)
     pixels = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
-    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    return png_of(width, height, pixels, bits=1, colors=0)
 
 
 def test_an_image_bomb_is_not_decoded() -> None:

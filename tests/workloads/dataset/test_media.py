@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import struct
 import tracemalloc
-import zlib
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -38,7 +37,10 @@ from entrain_bench_workloads.dataset.source import BadSampleError, Known, Limits
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import (
     image_bytes,
+    picture,
     picture_bytes,
+    png_chunk,
+    png_of,
     scan_here,
     sound_bytes,
     video_bytes,
@@ -49,13 +51,6 @@ from support.datasets import (
 from support.specs import rules_of
 
 LIMITS = Limits()
-
-
-def png_header(width: int, height: int) -> bytes:
-    """A PNG that states a size, and ends there."""
-    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunk = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
-    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IDAT"
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM"])
@@ -83,10 +78,10 @@ def test_a_file_and_a_part_of_one_say_the_same(tmp_path: Path) -> None:
         (b"<html>not found</html>", Reason.FORMAT),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", Reason.FORMAT),
         (image_bytes(90, 90)[:40], Reason.HEADER),
-        (png_header(2**31 - 1, 2**31 - 1), Reason.LIMIT),
-        (png_header(100_000, 9), Reason.THIN),
-        (png_header(100_001, 1000), Reason.LIMIT),
-        (png_header(0, 5), Reason.FORMAT),
+        (png_of(2**31 - 1, 2**31 - 1), Reason.LIMIT),
+        (png_of(100_000, 9), Reason.THIN),
+        (png_of(100_001, 1000), Reason.LIMIT),
+        (png_of(0, 5), Reason.FORMAT),
     ],
 )
 def test_what_is_no_image_says_why(content: bytes, reason: Reason) -> None:
@@ -96,10 +91,10 @@ def test_what_is_no_image_says_why(content: bytes, reason: Reason) -> None:
 
 
 def test_an_image_that_is_large_but_allowed_is_no_bomb() -> None:
-    assert image_size(png_header(30_000, 30_000), LIMITS) == (30_000, 30_000)
+    assert image_size(png_of(30_000, 30_000), LIMITS) == (30_000, 30_000)
     # Pillow's own limit still holds for the rest of the process.
     with pytest.raises(Image.DecompressionBombError):
-        Image.open(io.BytesIO(png_header(30_000, 30_000)))
+        Image.open(io.BytesIO(png_of(30_000, 30_000)))
 
 
 def test_limits_are_what_is_configured() -> None:
@@ -221,10 +216,8 @@ def test_images_are_shown_as_their_header_asks(made: str) -> None:
 
 def test_exif_behind_the_pixels_turns_nothing() -> None:
     content = saved("PNG")
-    body = b"eXIf" + exif(6).removeprefix(b"Exif\0\0")
     end = content.rindex(b"IEND") - 4
-    chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
-    check_shown(content[:end] + chunk + content[end:], 1)
+    check_shown(content[:end] + png_chunk(b"eXIf", exif(6).removeprefix(b"Exif\0\0")) + content[end:], 1)
 
 
 def test_an_image_that_is_not_as_large_as_its_header_says_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,11 +239,6 @@ def tile_rules(name: str) -> TileRules:
     return found
 
 
-def photograph(width: int, height: int, seed: int) -> Image.Image:
-    coarse = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-
-
 def pixels(values: Any) -> list[Pixels]:
     """A processor's output, whose colors are left as they are."""
     return list(np.rint(values).astype(np.uint8).transpose(0, 2, 3, 1))
@@ -259,7 +247,7 @@ def pixels(values: Any) -> list[Pixels]:
 @pytest.mark.parametrize(("width", "height"), [(500, 333), (120, 900), (384, 384), (1300, 1250)])
 def test_tiles_are_those_of_the_published_processors(width: int, height: int) -> None:
     transformers = pytest.importorskip("transformers")
-    image = photograph(width, height, width * height)
+    image = picture(width, height, width * height)
     llava = transformers.LlavaOnevisionImageProcessorPil(
         size={"height": 384, "width": 384}, image_mean=[0.5] * 3, **PLAIN
     )
@@ -288,7 +276,7 @@ def test_items_are_the_tiles_of_their_images(name: str, tmp_path: Path) -> None:
     side = TILES[name].patch_pixels * tile_rules(name).encoder_side
     samples, shapes = opened(source, tmp_path, name)
     for sample, row in enumerate(sizes):
-        images = [photograph(*size, 0) for size in row]
+        images = [picture(*size, 0) for size in row]
         wanted = [tile for image in images for tile in image_tiles(image, len(row) == 1, tile_rules(name))]
         items = range(*shapes.item_offsets[sample : sample + 2].tolist())
         for item, tile in zip(items, wanted, strict=True):

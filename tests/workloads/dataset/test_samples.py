@@ -21,6 +21,7 @@ from entrain_bench_workloads.dataset.formats import FileSource, RecordSource, Ta
 from entrain_bench_workloads.dataset.source import BadSampleError, Limits, RawSample, Shard
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import (
+    picture,
     picture_bytes,
     sound_bytes,
     video_bytes,
@@ -89,8 +90,7 @@ def test_what_a_trace_lists_is_read(tmp_path: Path) -> None:
         for place, item in enumerate(range(*shapes.item_offsets[sample : sample + 2].tolist())):
             rows, columns = shapes.item_grids[item].tolist()
             width, height = [(60 + 10 * seed, 90), (70, 57)][place]
-            coarse = Image.fromarray(np.random.default_rng(2 * seed + place).integers(0, 256, (5, 7, 3), np.uint8))
-            image = coarse.resize((width, height), Image.Resampling.BICUBIC)
+            image = picture(width, height, 2 * seed + place)
             expected = np.asarray(image.resize((14 * columns, 14 * rows), Image.Resampling.BICUBIC))
             np.testing.assert_array_equal(samples.picture(shapes, item), expected[None])
 
@@ -309,12 +309,20 @@ def test_traces_without_samples_are_refused(tmp_path: Path) -> None:
         TraceWorkload(path="chartqa_test.parquet").samples(RULES, 1024, Moved())
     with pytest.raises(UserError, match=r"^workload.text: must be null with harness.data=files"):
         replace(workload, text=5).samples(RULES, 1024, Moved())
-    table = pq.read_table(tmp_path / "t.parquet")
-    scan = json.loads(table.schema.metadata[b"entrain_bench.scan"])
-    scan["source"]["kind"] = "HubSource"
-    pq.write_table(table.replace_schema_metadata({"entrain_bench.scan": json.dumps(scan)}), tmp_path / "hub.parquet")
+    change_scan(workload, ("source", "kind"), "HubSource")
     with pytest.raises(UserError, match=r"scanned from HubSource, whose records cannot be read one by one"):
-        opened(TraceWorkload(path=str(tmp_path / "hub.parquet")))
+        opened(workload)
+
+
+def change_scan(workload: TraceWorkload, place: tuple[str, ...], value: object) -> None:
+    """Change what a trace says of its scan; None takes it away."""
+    table = pq.read_table(workload.path)
+    scan = json.loads(table.schema.metadata[b"entrain_bench.scan"])
+    within = scan if len(place) == 1 else scan[place[0]]
+    within[place[-1]] = value
+    if value is None:
+        del within[place[-1]]
+    pq.write_table(table.replace_schema_metadata({"entrain_bench.scan": json.dumps(scan)}), workload.path)
 
 
 @pytest.mark.parametrize(
@@ -328,12 +336,6 @@ def test_traces_without_samples_are_refused(tmp_path: Path) -> None:
 def test_traces_of_other_versions_are_refused(place: tuple[str, ...], value: object, tmp_path: Path) -> None:
     """A setting that is not known, and one that is missing (None)."""
     workload = scanned(finevision(tmp_path / "data"), tmp_path / "t.parquet")
-    table = pq.read_table(tmp_path / "t.parquet")
-    scan = json.loads(table.schema.metadata[b"entrain_bench.scan"])
-    within = scan if len(place) == 1 else scan[place[0]]
-    within[place[-1]] = value
-    if value is None:
-        del within[place[-1]]
-    pq.write_table(table.replace_schema_metadata({"entrain_bench.scan": json.dumps(scan)}), tmp_path / "t.parquet")
+    change_scan(workload, place, value)
     with pytest.raises(UserError, match=OTHER_VERSION):
         opened(workload)
