@@ -91,10 +91,6 @@ class FileSource(Source):
                 shards.append(replace(file, first=int(numbers[start]), part=part))
         return shards
 
-    @abstractmethod
-    def rows(self, shard: Shard, limits: Limits, skip: int = 0) -> Iterator[tuple[str, Row | BadSampleError]]:
-        """Read the rows of a part of a file but the first ``skip``."""
-
     def record(self, file: Shard, number: int, limits: Limits, *, text_only: bool = False) -> RawSample:
         """Read one sample with its media's content, or its text only; ``BadSampleError`` if there is none."""
         if text_only and not self.texts:
@@ -104,9 +100,8 @@ class FileSource(Source):
         if not 0 <= number < numbers[-1]:
             raise BadSampleError(Reason.FILE, f"{file.label} has no sample {number}")
         start = bisect_right(numbers, number) - 1
-        first = int(numbers[start])
-        part = replace(file, first=first, part=(int(places[start]), int(places[start + 1])))
-        _, row = next(source.rows(part, limits, number - first))
+        part = int(places[start]), int(places[start + 1]), number - int(numbers[start])
+        _, row = next(source.rows(replace(file, first=number, part=part), limits))
         return source.sample(row, self.folder(file), content=True)
 
 
@@ -137,9 +132,10 @@ class ParquetSource(FileSource):
         rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         return np.arange(len(rows) + 1), np.cumsum([0, *rows])
 
-    def rows(self, shard: Shard, limits: Limits, skip: int = 0) -> Iterator[tuple[str, Row]]:  # noqa: ARG002
+    def rows(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, Row]]:  # noqa: ARG002
         """Read the rows of a shard; ``BadSampleError`` if a column is missing, or lists are beyond the budget."""
         number = shard.first
+        start, stop, passed = (*shard.part, 0)[:3]
         # Without a buffer it reads a row group's column whole.
         with pq.ParquetFile(shard.place, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
             columns = {field.name: str(field.type) for field in file.schema_arrow}
@@ -151,13 +147,12 @@ class ParquetSource(FileSource):
                 blank = dict.fromkeys(columns)
             if missing := [name for name in names if name not in columns]:
                 raise BadSampleError(Reason.FILE, f"no column {missing[0]}")
-            for group in range(*shard.part):
+            for group in range(start, stop):
                 for batch in _batches(file, group, names):
-                    passed = min(len(batch), max(0, shard.first + skip - number))
-                    number += passed
-                    for row in batch.slice(passed).to_pylist():
+                    for row in batch.slice(min(passed, len(batch))).to_pylist():
                         number += 1
                         yield f"row {number}", blank | row
+                    passed = max(0, passed - len(batch))
 
 
 def _batches(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -201,14 +196,9 @@ class RecordSource(FileSource):
         ends = np.array([0, *(end for end, _ in _split(file, 0))], np.int64)
         return ends, np.arange(len(ends))
 
-    def rows(
-        self,
-        shard: Shard,
-        limits: Limits,  # noqa: ARG002
-        skip: int = 0,  # noqa: ARG002
-    ) -> Iterator[tuple[str, Row | BadSampleError]]:
+    def rows(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, Row | BadSampleError]]:  # noqa: ARG002
         """Read the records of a shard."""
-        start, stop = shard.part
+        start, stop, *_ = shard.part
         for number, (end, content) in enumerate(_split(shard, start), shard.first + 1):
             key = f"record {number}"
             try:
@@ -320,12 +310,7 @@ class TarSource(FileSource):
         """Return whole files, because a tar file has no index; ``UserError`` for no files."""
         return self.files()
 
-    def rows(
-        self,
-        shard: Shard,
-        limits: Limits,
-        skip: int = 0,  # noqa: ARG002
-    ) -> Iterator[tuple[str, Row | BadSampleError]]:
+    def rows(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, Row | BadSampleError]]:
         """Read samples as rows: texts, and media by what they hold; media of plain files are places in them."""
         for key, members in _grouped(shard, shard.part[0] if shard.part else 0):
             error: BadSampleError | None = None

@@ -136,7 +136,7 @@ class Shard:
     # Changes when the file does.
     version: str
     place: str
-    # Number of the first sample, and start and end of the part in units of the source.
+    # Number of the first sample, and start and end of the part in units of the source; rows before that sample.
     first: int = 0
     part: tuple[int, ...] = ()
 
