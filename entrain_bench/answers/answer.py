@@ -7,7 +7,7 @@ terminal, report, notebook, MLflow and figures show the same answer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from entrain_bench.answers.cases import Case, Outcome, StrategyResult, cases_of, name_of, varying
 from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, results_word
-from entrain_bench.answers.comparison import LeadSummary, Overall, Verdict, lead_of, overall, place_of, with_result
+from entrain_bench.answers.comparison import LeadSummary, Overall, Verdict, lead_of, overall, place_of
 from entrain_bench.answers.labels import OURS
 from entrain_bench.answers.posterior import ChanceSummary, rank_chances, split_draws
 from entrain_bench.answers.statistics import Interval
@@ -78,16 +78,11 @@ class Answer:
     def of(cls, records: Sequence[Record], lost: Sequence[str] = ()) -> Answer:
         """Return the answer of some records; ``lost`` are planned runs without one."""
         usual, draws = split_draws(records)
-        answer = cls((), (), (), {}, known_strategies(records), lost, draws).about(cases_of(usual, draws))
-        return replace(answer, records=usual)
-
-    def about(self, cases: Sequence[Case], headings: Sequence[str] = ()) -> Answer:
-        """Return the answer of some of the cases; ``headings``: labels that name them, if not those that vary."""
+        cases = cases_of(usual, draws)
+        comparisons = [case.comparison for case in cases if case.contested and case.comparison.comparable]
         differing = varying([result.labels for case in cases for result in case.results])
-        comparisons = [case.comparison for case in cases if case.comparison.comparable]
         means = overall(comparisons) if comparisons else {}
-        records = [record for case in cases for record in case.records]
-        return replace(self, records=records, cases=cases, varying=[*headings] or differing, overall=means)
+        return cls(usual, cases, differing, means, known_strategies(records), lost, draws)
 
     @property
     def baseline(self) -> str:
@@ -113,21 +108,6 @@ class Answer:
         """Return the name of a case; empty if all runs do the same job."""
         return name_of(case.job, self.varying)
 
-    def side_by_side(self, is_shown: Callable[[Record], bool]) -> dict[str, Record]:
-        """A run of every variant that ``is_shown`` in the first case with such runs, at the same seed if possible."""
-        for case in self.cases:
-            done = {
-                one.name: {seed: one.runs[seed] for seed in with_result(one.standing.times)} for one in case.results
-            }
-            runs = {
-                name: {seed: run for seed, run in by_seed.items() if is_shown(run)} for name, by_seed in done.items()
-            }
-            runs = {name: by_seed for name, by_seed in runs.items() if by_seed}
-            if runs:
-                shared = set.intersection(*map(set, runs.values()))
-                return {name: by_seed[min(shared or by_seed)] for name, by_seed in runs.items()}
-        return {}
-
     @property
     def fastest(self) -> str:
         """The variant that is the fastest of the most cases; empty where there is nothing to compare."""
@@ -146,7 +126,7 @@ class Answer:
         if not self.winner:
             return None
         case, result = self.winner
-        if len(self.cases) == 1 or result.strategy == case.baseline:
+        if len(self.contested) == 1 or result.strategy == case.baseline:
             return case.speedup(result)
         mean = self.overall.get(result.name)
         return mean.speedup if mean else None
@@ -196,12 +176,12 @@ class Answer:
             has_result = any(case.comparison.with_verdict(Verdict.FASTEST) for case in self.cases)
             return {"winner": "", "has_result": has_result, "next": _more_seeds(self, results_dir)}
         case, result = self.winner
-        bests = {self.case_name(other): other.comparison.best[:1] for other in self.cases}
+        bests = {self.case_name(other): other.comparison.best[:1] for other in self.contested}
         is_enough = len(case.comparison.seeds) >= ENOUGH_SEEDS
         return {
             "winner": self.fastest,
             "strategy": result.strategy,
-            "as_good": case.first_and_ties[1] if len(self.cases) == 1 else [],
+            "as_good": case.first_and_ties[1] if len(self.contested) == 1 else [],
             "exceptions": {name: next(iter(best), None) for name, best in bests.items() if best != [self.fastest]},
             "gain": asdict(self.gain) if self.gain else None,
             "num_seeds": len(case.comparison.seeds),

@@ -41,7 +41,12 @@ def gain_text(answer: Answer) -> str:
     if not answer.winner or not answer.gain:
         return ""
     seeds = answer.winner[0].comparison.seeds
-    values = {"gain": answer.gain, "baseline": answer.baseline, "num_cases": len(answer.cases), "num_seeds": len(seeds)}
+    values = {
+        "gain": answer.gain,
+        "baseline": answer.baseline,
+        "num_contested": len(answer.contested),
+        "num_seeds": len(seeds),
+    }
     return _one("gain", values)
 
 

@@ -126,6 +126,14 @@ def escape_markdown(text: str) -> str:
     return REFERENCES.sub(r"\g<0><!-- -->", safe)
 
 
+def to_html(markdown: str) -> str:
+    """Return HTML of Markdown, whose own HTML stays: texts of users must be escaped (``escape_markdown``)."""
+    from markdown_it import MarkdownIt
+
+    html: str = MarkdownIt("commonmark").enable("table").render(markdown)
+    return html
+
+
 def load_template(name: str) -> Template:
     """Return a template of the folder ``templates``; one for HTML escapes every text.
 

@@ -12,7 +12,7 @@ from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.comparison import LeadSummary, lead_of
 from entrain_bench.answers.console_table import summary
 from entrain_bench.answers.posterior import ChanceSummary, Spread
-from entrain_bench.answers.report import Material, answer_report, html, markdown, report_json, report_of
+from entrain_bench.answers.report import html, markdown, report_json, report_of
 from entrain_bench.answers.sentences import gain_text, lead_sentence, losses, notices, problems, sentences
 from entrain_bench.answers.statistics import Doubt, Interval
 from entrain_bench.answers.text import escape_markdown, load_template, one_line
@@ -85,10 +85,10 @@ def test_chances() -> None:
 
 
 def test_how_sure_the_gain_is() -> None:
-    values = {"gain": GAIN, "baseline": "base", "num_cases": 1, "num_seeds": 3}
+    values = {"gain": GAIN, "baseline": "base", "num_contested": 1, "num_seeds": 3}
     assert say("gain", values) == "1.50x (1.25 to 1.75) over base; 3 seeds; 95% confidence interval"
     doubtful = Interval(1.5, 1.25, 1.75, 3, Doubt.LONG_BATCHES)
-    assert say("gain", values | {"gain": doubtful, "num_cases": 2}) == (
+    assert say("gain", values | {"gain": doubtful, "num_contested": 2}) == (
         f"1.50x (1.25 to 1.75) over base; geometric mean over 2 cases, 3 seeds; {Doubt.LONG_BATCHES}"
     )
     one = Answer.of(runs({"base": [2.0], "best": [1.0]}))
@@ -159,20 +159,19 @@ def test_one_answer_in_all_renderers(records: Sequence[Record]) -> None:
     answer = Answer.of(records)
     told = sentences(answer)
     assert told
-    material = Material(answer, "1.0", "results")
+    report = report_of(answer, "results")
     view = notebook.show(records)
     shown = {
         "terminal": " ".join(line.plain for line in summary(records, 100)),
-        "HTML": html(report_of(material)),
-        "MLflow": html(answer_report(answer, "results")),
-        "JSON": " ".join(json.loads(report_json(material))["sentences"]),
+        "HTML": html(report),
+        "JSON": " ".join(json.loads(report_json(answer, "results"))["sentences"]),
         "notebook": view.html,
         "notebook's text": view.text,
     }
     for where, text in shown.items():
         for sentence in told:
             assert sentence in text, where
-    page = markdown(report_of(material))
+    page = markdown(report)
     assert all(escape_markdown(sentence) in page for sentence in told)
     bold = [line.plain.split()[0] for line in summary(records, 100) if line.style == "bold"]
     best = [one.name for one in answer.results if one.best]
