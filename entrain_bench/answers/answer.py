@@ -349,19 +349,12 @@ def _result_dict(result: StrategyResult) -> dict[str, Any]:
         "name": result.name,
         "verdict": standing.verdict,
         "is_best": result.best,
-        "iteration_time_s": _interval_dict(standing.time),
-        "speedup": _interval_dict(standing.speedup),
-        "time_over_fastest": _interval_dict(standing.behind),
+        "iteration_time_s": asdict(standing.time) if standing.time else None,
+        "speedup": asdict(standing.speedup) if standing.speedup else None,
+        "time_over_fastest": asdict(standing.behind) if standing.behind else None,
         **({"posterior": posterior} if posterior else {}),
         "runs": runs,
     }
-
-
-def _interval_dict(interval: Interval | None) -> dict[str, Any] | None:
-    if interval is None:
-        return None
-    ends = {"mean": interval.mean, "low": interval.low, "high": interval.high}
-    return {**ends, "num_seeds": interval.num_values, "doubt": interval.doubt}
 
 
 def _more_seeds(answer: Answer, results_dir: str) -> dict[str, Any]:

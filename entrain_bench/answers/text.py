@@ -69,8 +69,7 @@ def speedup(interval: Interval | Mapping[str, Any] | None) -> str:
     if interval is None:
         return NOTHING
     if isinstance(interval, Mapping):
-        number = interval["num_seeds"] if "num_seeds" in interval else interval["num_values"]
-        interval = Interval(interval["mean"], interval["low"], interval["high"], number)
+        interval = Interval(**interval)
     text = ends(interval, "{:.2f}".format)
     return times(interval.mean) + (f" ({text})" if text != NOTHING else "")
 

@@ -21,7 +21,7 @@ SHARE = "report.png"
 class Keys(Folder):
     """Own keys."""
 
-    share: bool = own(False, f"also write {SHARE}: job, winner, interval and command in one picture")
+    share: bool = own(False, f"also write {SHARE}: winner, interval and command in one picture")
 
 
 VERB = Verb(Keys, examples=["share=true"])

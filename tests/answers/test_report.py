@@ -122,15 +122,17 @@ def test_markdown_fits_an_issue_and_mentions_nobody() -> None:
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_the_picture_to_share_states_job_winner_interval_and_command(several: bool) -> None:
+def test_the_picture_to_share_states_winner_interval_and_command(several: bool) -> None:
     records = runs({"base": SLOW, "best": FAST, "near": NEAR})
     records += runs({"base": SLOW, "best": FAST, "near": NEAR}, workload="chartqa") if several else []
     figure = draw_share(Answer.of(records), "results")
     words = " ".join(f"{figure.get_suptitle()} {figure.get_supxlabel()}".split())
     assert words.startswith("best is the fastest")
-    assert ("As good: near." in words) is not several
-    assert re.search(r"\d\.\d\dx \(\d\.\d\d to \d\.\d\d\) over base; .*3 seeds", words)
-    assert ("2 workloads, model m" if several else "workload coco, model m") in words
+    assert "As good: near." in words
+    assert re.search(
+        r"best \d\.\d\dx \(\d\.\d\d to \d\.\d\d\)" if several else r"\d\.\d\dx \(\d\.\d\d to \d\.\d\d\) over base",
+        words,
+    )
     workloads = "coco,chartqa" if several else "coco"
     assert f"entrain-bench --multirun strategy=base,best,near workload={workloads} seed=0,1,2" in words
 

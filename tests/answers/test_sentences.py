@@ -13,7 +13,7 @@ from entrain_bench.answers.comparison import LeadSummary, lead_of
 from entrain_bench.answers.console_table import summary
 from entrain_bench.answers.posterior import ChanceSummary, Spread
 from entrain_bench.answers.report import html, markdown, report_json, report_of
-from entrain_bench.answers.sentences import gain_text, lead_sentence, losses, notices, problems, sentences
+from entrain_bench.answers.sentences import lead_sentence, losses, notices, problems, sentences
 from entrain_bench.answers.statistics import Doubt, Interval
 from entrain_bench.answers.text import escape_markdown, load_template, one_line
 from entrain_bench.records.records import Record
@@ -91,9 +91,10 @@ def test_how_sure_the_gain_is() -> None:
     assert say("gain", values | {"gain": doubtful, "num_contested": 2}) == (
         f"1.50x (1.25 to 1.75) over base; geometric mean over 2 cases, 3 seeds; {Doubt.LONG_BATCHES}"
     )
-    one = Answer.of(runs({"base": [2.0], "best": [1.0]}))
-    assert gain_text(one) == "2.00x over base; 1 seed; only one seed was run, so differences may be noise"
-    assert gain_text(Answer.of(runs({"base": [1.0, 1.0], "best": [2.0, 2.1]}))) == ""
+    single = Interval(2.0, 2.0, 2.0, 1)
+    assert say("gain", values | {"gain": single, "num_seeds": 1}) == (
+        "2.00x over base; 1 seed; only one seed was run, so differences may be noise"
+    )
 
 
 def test_runs_without_a_result() -> None:
