@@ -10,7 +10,6 @@ from importlib.metadata import version
 from typing import Any
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.commands import shared_overrides
 from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.sentences import losses, notices, posterior, problems, sentences
 from entrain_bench.answers.text import count, load_template, to_html
@@ -36,7 +35,7 @@ MAX_LETTERS = 60_000
 # Headings of a case's job that are always shown.
 NAMED = ("workload", "model")
 
-# Plain values, most of them by section.
+# Plain values; a section whose value is empty is left out.
 type Report = Mapping[str, Any]
 
 
@@ -82,18 +81,15 @@ def report_of(answer: Answer, results_dir: str, notes: Sequence[str] = (), stand
     return {
         "decision": {**answer.to_dict(), **answer.decision(results_dir), **words},
         "standings": b64encode(standings).decode() if standings else "",
-        "answer": True,
         "sentences": sentences(answer),
         "notes": [*notes],
         "naming": naming,
         "cases": answer.case_dicts(results_dir),
         "setting": {heading: text for heading, text in job.items() if heading not in naming},
-        "shared": shared_overrides(answer.records, [*job, "strategy", "seed"]),
         "ranking": answer.overall if min(len(answer.cases), len(answer.overall)) > 1 else {},
         "failed": problems(answer),
         "environment": _environment(answer.records),
         "version": version("entrain-bench"),
-        "rerun": True,
     }
 
 
@@ -111,7 +107,7 @@ def report_json(answer: Answer, results_dir: str, notes: Sequence[str] = ()) -> 
 def html(report: Report) -> str:
     """Return one file: style and pictures inside, no scripts; the Markdown's texts are escaped."""
     body = to_html("".join(part for _, part in _sections(report, is_page=True)))
-    shown = {anchor: title for anchor, title in SECTIONS.items() if report[anchor]}
+    shown = {anchor: title for anchor, title in SECTIONS.items() if report.get(anchor, True)}
     return load_template("page.html").render(title=TITLE, sections=shown, body=body) + "\n"
 
 
@@ -135,7 +131,7 @@ def _sections(report: Report, is_page: bool) -> Iterator[tuple[str, str]]:
     """Yield the title and the Markdown of every section."""
     template: Any = load_template("report.jinja").make_module({"r": report, "is_page": is_page})
     for place, (anchor, title) in enumerate(SECTIONS.items()):
-        if report[anchor]:
+        if report.get(anchor, True):
             body = getattr(template, anchor)().strip("\n")
             yield title, str(template.section(anchor, title, body, place >= OPEN and not is_page))
 
