@@ -16,10 +16,9 @@ from typing import Any, Protocol
 from entrain_bench.answers.cases import Case, Outcome, StrategyResult, cases_of, name_of, varying
 from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, results_word
 from entrain_bench.answers.comparison import LeadSummary, Overall, Verdict, lead_of, overall, place_of
-from entrain_bench.answers.labels import OURS
+from entrain_bench.answers.labels import OURS, runs_in
 from entrain_bench.answers.posterior import ChanceSummary, rank_chances, split_draws
 from entrain_bench.answers.statistics import Interval
-from entrain_bench.answers.strategy_facts import runs_in
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.given import check_of_job
 from entrain_bench.config.tree import choices

@@ -204,16 +204,8 @@ def listed(number: int, truncated: int = 0, dropped: int = 0) -> dict[str, float
             ["workload mine: 300 rows for a global batch of 512: every row is used 1.7 times an iteration on average"],
         ),
         (
-            made(listed(1), 4),
-            ["workload mine: 1 row for a global batch of 4: every row is used 4.0 times an iteration on average"],
-        ),
-        (
             made(listed(600, 3, 2)),
             ["workload mine: of 602 rows 3 truncated and 2 dropped, longer than the context of model tiny"],
-        ),
-        (
-            made(listed(600, dropped=2)),
-            ["workload mine: of 602 rows 2 dropped, longer than the context of model tiny"],
         ),
         (
             # Half of 512 are 256 samples of 64 rows; a quarter of them, of a component's component, 64 of 40.
