@@ -12,7 +12,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 
 from entrain_bench.answers.documents.claim import load_claims
-from entrain_bench.answers.strategy_facts import strategy_facts
+from entrain_bench.answers.labels import strategy_facts
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import choices
 from entrain_bench.records.cells import Cell

@@ -16,7 +16,7 @@ import yaml
 import entrain_bench.figures
 from entrain_bench.answers.documents.claim import load_claims
 from entrain_bench.answers.documents.claims import FINDINGS, read_claims
-from entrain_bench.answers.strategy_facts import strategy_facts
+from entrain_bench.answers.labels import strategy_facts
 from entrain_bench.answers.text import markdown_table
 from entrain_bench.commands.help import help_text, verbs
 from entrain_bench.config.comments import groups

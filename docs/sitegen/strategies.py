@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from entrain_bench.answers.strategy_facts import StrategyFacts
+from entrain_bench.answers.labels import StrategyFacts
 from entrain_bench.answers.text import markdown_table
 from entrain_bench.figures import schedule_gantt
 from entrain_bench.figures._style import styled
