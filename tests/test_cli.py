@@ -53,23 +53,15 @@ def test_sweep_keeps_going_past_failed_and_skipped_cells(tmp_path: Path, capsys:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(
-    ("broken", "again"),
-    [
-        ("strategy.assigner.defer=true,3", True),
-        # What does not fit simulated memory never will.
-        ("memory_fraction=0.9,0.00001", False),
-    ],
-)
-def test_finished_cells_are_skipped_and_failed_ones_tried_again(tmp_path: Path, broken: str, again: bool) -> None:
-    sweep = ["--multirun", "workload=coco,librispeech", broken]
+def test_finished_cells_are_skipped_and_failed_ones_tried_again(tmp_path: Path) -> None:
+    sweep = ["--multirun", "workload=coco,librispeech", "strategy.assigner.defer=true,3"]
     run(tmp_path, *sweep)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
     assert run(tmp_path, *sweep) == 1
-    found = {path: json.loads(path.read_text())["status"] for path in before}
-    assert {"ok", "failed"} <= {*found.values()}
+    statuses = {path: json.loads(path.read_text())["status"] for path in before}
+    assert {"ok", "failed"} <= {*statuses.values()}
     for path, time_ns in before.items():
-        assert (path.stat().st_mtime_ns != time_ns) == (again and found[path] == "failed")
+        assert (path.stat().st_mtime_ns != time_ns) == (statuses[path] == "failed")
 
 
 @pytest.mark.skipif(bool(importlib.util.find_spec("submitit")), reason="submitit is installed")

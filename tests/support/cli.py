@@ -1,4 +1,4 @@
-"""Small runs by command line, and traces for them."""
+"""Small runs by command line."""
 
 from __future__ import annotations
 
