@@ -38,7 +38,7 @@ def test_a_table_has_its_cells_its_commands_and_what_is_filtered() -> None:
 def run(strategy: str, seed: int, seconds: float, **other: object) -> dict[str, object]:
     cell = Cell.composed((f"strategy={strategy}", f"seed={seed}"), Composer())
     metrics = {"iteration_time_s": seconds, "bubble_ratio": 0.5, "peak_memory_bytes": 2**30}
-    return {**replace(new_record(cell, "ok"), metrics=metrics).row(), "variant": "", **other}
+    return {**replace(new_record(cell, "ok"), metrics=metrics).row, "variant": "", **other}
 
 
 def table_of(runs: list[dict[str, object]], folder: Path) -> pd.DataFrame:

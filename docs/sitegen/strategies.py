@@ -47,7 +47,7 @@ def strategy_page(
     draw_schedule([run_schedule(BASELINE, results), cell], results, folder / f"{strategy.name}.svg")
     record = results.read(cell.key)
     assert record is not None
-    row = record.row()
+    row = record.row
     said = f"{row['iteration_time_s']:.2f} s per iteration, GPUs idle {row['bubble_ratio']:.0%}; {row['layout']}"
     command = " ".join(("entrain-bench", *cell.overrides))
     mine = table[table["strategy"] == strategy.name].sort_values("seeds", ascending=False, kind="stable")
