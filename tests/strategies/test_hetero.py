@@ -17,13 +17,10 @@ from entrain_bench.program.layout import Layout, find_ratio
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.job import Degrees, LayoutRequest
-from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench_strategies.hetero import (
     BatchSlices,
-    ColocatedPlanner,
     ColocatedScheduler,
     GraphAwareScheduler,
-    NoncolocatedPlanner,
     Pair,
     average_layer_s,
     estimate_s,
@@ -42,9 +39,8 @@ from support.builders import (
     samples,
     tiny_cluster,
     tiny_job,
-    tiny_model,
 )
-from support.hetero import MODEL, ROW, pair_layout, profile_for, program_of, system
+from support.hetero import MODEL, ROW, pair_layout, profile_for, program_of
 
 F = Pass.FORWARD
 
@@ -156,17 +152,6 @@ def test_context_parallelism_of_the_llm_is_searched_beyond_a_node_and_the_encode
         assert {pair.encoder.cp for pair in pairs} == {1}
         assert {pair.llm.cp for pair in pairs} >= {1, 2, 4}
     assert max(pair.llm.tp * pair.llm.cp for pair in list_pairs(job, colocated=True)) == 8
-
-
-def test_two_encoders_share_a_grid_and_no_encoder_is_refused() -> None:
-    model = tiny_model(encoder=2, llm=2, audio=2)
-    both = (10, [("image", 40, 10), ("audio", 30, 15)])
-    shapes = shapes_from_lists(["image", "audio"], [both, (20, [("image", 80, 20)])])
-    for planner in (ColocatedPlanner(profile_samples=8), NoncolocatedPlanner(profile_samples=8)):
-        layout = system(planner).plan(profile_of(tiny_job(model, tiny_cluster(1, 4)), shapes))
-        assert np.array_equal(layout.modules[0].ranks, layout.modules[1].ranks)
-        with pytest.raises(IncompatibleError, match="has no encoder"):
-            system(planner).plan(profile_of(tiny_job(tiny_model(encoder=0)), samples((10, []))))
 
 
 def feeds(assignment: Assignment) -> set[tuple[int, int]]:

@@ -11,6 +11,7 @@ from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import PLANNING_SHARE
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.dip import DipScheduler
 from entrain_bench_strategies.dip.partitioner import sub_microbatches
@@ -24,10 +25,15 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def program_of(
-    layout: Layout, shapes: SampleShapes, assignment: Assignment, budget_bytes: float = 1e12, **knobs: str | int
+    layout: Layout,
+    shapes: SampleShapes,
+    assignment: Assignment,
+    budget_bytes: float = 1e12,
+    model: ModelSpec = MODEL,
+    **knobs: str | int,
 ) -> Program:
     """DIP's program; without ``memory`` nothing is recomputed, without ``priorities`` microbatches are ordered."""
-    job = tiny_job(MODEL, budget_bytes=budget_bytes / PLANNING_SHARE)
+    job = tiny_job(model, budget_bytes=budget_bytes / PLANNING_SHARE)
     plain: dict[str, str | int] = {"memory": "module", "priorities": "microbatch"}
     scheduler = DipScheduler(**(plain | knobs))  # type: ignore[arg-type]
     return scheduler.schedule(shapes, layout, assignment, profile_of(job, shapes))
@@ -46,9 +52,10 @@ def peak_activations(layout: Layout, program: Program) -> FloatArray:
     return MEMORY.peak_bytes(program) - MEMORY.lane_state_bytes(layout)
 
 
-def colocated(stages: int, dp: int = 1, num_microbatches: int = 4, chunks: int = 1) -> Layout:
+def colocated(stages: int, dp: int = 1, chunks: int = 1, model: ModelSpec = MODEL) -> Layout:
+    """Every module in ``chunks`` stages on each rank."""
     ranks = np.tile(np.arange(dp * stages).reshape(dp, stages, 1), (1, chunks, 1))
-    return Layout(tuple(placed(module, ranks) for module in MODEL.modules), num_microbatches)
+    return Layout(tuple(placed(module, ranks) for module in model.modules), 4)
 
 
 def segments(layout: Layout, shapes: SampleShapes, assignment: Assignment) -> ChunkSegments:

@@ -68,40 +68,6 @@ def linked(edges: Iterable[tuple[int, int]], **columns: IntArray | FloatArray) -
     )
 
 
-def sequential_pipeline(
-    stages: int, count: int, forward_s: float, backward_s: float, room: int
-) -> tuple[list[list[str]], float, int]:
-    """The interleaver on one module of uniform microbatches: the order of every lane, makespan and forced forwards.
-
-    Every forward adds one byte.
-    """
-    forward = np.arange(count * stages).reshape(count, stages)
-    backward = forward + forward.size
-    edges = [
-        *zip(forward[:, :-1].ravel(), forward[:, 1:].ravel(), strict=True),
-        *zip(backward[:, 1:].ravel(), backward[:, :-1].ravel(), strict=True),
-        *zip(forward[:, -1], backward[:, -1], strict=True),
-    ]
-    index = np.arange(forward.size)
-    microbatch = np.tile(index // stages, 2)
-    actions = linked(
-        edges,
-        lane=np.tile(index % stages, 2),
-        is_backward=np.repeat([FORWARD, BACKWARD], forward.size),
-        duration_s=np.repeat([forward_s, backward_s], forward.size),
-        priority=microbatch.astype(np.float64),
-        group=microbatch,
-        size_bytes=np.ones(2 * forward.size, np.int64),
-    )
-    slot, end, forced = in_order(actions, np.zeros(stages, np.int64), np.full(stages, room))
-    lanes = []
-    for stage in range(stages):
-        mine = np.concatenate([forward[:, stage], backward[:, stage]])
-        names = [f"F{m}" for m in range(count)] + [f"B{m}" for m in range(count)]
-        lanes.append([names[i] for i in np.argsort(slot[mine])])
-    return lanes, float(end.max()), forced
-
-
 def random_actions(rng: np.random.Generator) -> tuple[Single, IntArray, IntArray]:
     """Groups of chunks on lanes of their set, with the set of each lane and often too little room.
 
