@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.interface import Scheduler
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program import Pass
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, same_microbatches
@@ -29,6 +30,7 @@ from entrain_bench_strategies.hetero import (
     list_pairs,
     slice_rows,
 )
+from entrain_bench_strategies.mdp import DecoupledScheduler
 from support.builders import (
     durations,
     no_delay,
@@ -232,13 +234,13 @@ def test_any_integer_ratio_runs_colocated_and_apart(seed: int, encoder_dp: int, 
 # Planted faults
 
 
-@pytest.mark.parametrize("colocated", [True, False])
-def test_a_wrong_route_with_valid_shapes_is_refused(colocated: bool) -> None:
+@pytest.mark.parametrize("scheduler", [ColocatedScheduler(), DecoupledScheduler(), GraphAwareScheduler()])
+def test_a_wrong_route_with_valid_shapes_is_refused(scheduler: Scheduler) -> None:
+    colocated = not isinstance(scheduler, GraphAwareScheduler)
     llm = Degrees(4, 1, 1, 2) if colocated else Degrees(2, 1, 1, 2)
     encoder = Degrees(2, 1, 1, 4) if colocated else Degrees(1, 1, 1, 4)
     layout = pair_layout(encoder, llm, colocated=colocated)
     profile, shapes = profile_for(microbatch_size=2), samples(*[(10, [40])] * 8)
-    scheduler = ColocatedScheduler() if colocated else GraphAwareScheduler()
     right = BatchSlices().assign(shapes, layout, profile)
     scheduler.schedule(shapes, layout, right, profile)
     vision = right.modules[0]
@@ -257,9 +259,9 @@ def test_each_schedule_refuses_the_other_placement() -> None:
     vision, llm = MODEL.modules
     apart = Layout((placed(vision, [[[0]]]), placed(llm, [[[1]]])), 2)
     first_stage = Layout((placed(vision, [[[0]]]), placed(llm, [[[0], [1]]])), 2)
-    for layout in (apart, first_stage):
+    for layout, scheduler in product((apart, first_stage), (ColocatedScheduler(), DecoupledScheduler())):
         with pytest.raises(IncompatibleError, match="the same ranks"):
-            ColocatedScheduler().schedule(shapes, layout, assignment, profile_for())
+            scheduler.schedule(shapes, layout, assignment, profile_for())
     with pytest.raises(IncompatibleError, match="on different ranks"):
         GraphAwareScheduler().schedule(shapes, first_stage, assignment, profile_for())
 

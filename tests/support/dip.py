@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.chunk_groups import split_by_label
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Program, Slots, build_program
@@ -16,8 +17,8 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.dip import DipScheduler
 from entrain_bench_strategies.dip.partitioner import sub_microbatches
 from entrain_bench_strategies.dip.scheduler import ChunkSegments, believed_s, build_segments
+from support.braid import scheduled
 from support.builders import placed, profile_of, random_samples, tiny_job, tiny_model
-from support.interleaver import Single, in_order
 
 MODEL = tiny_model(encoder=2, llm=2)
 MEMORY = Memory(MODEL)
@@ -63,32 +64,6 @@ def segments(layout: Layout, shapes: SampleShapes, assignment: Assignment) -> Ch
     return build_segments(program_of(layout, shapes, assignment), assignment, profile)
 
 
-def actions_of(found: ChunkSegments, priority: FloatArray, group: IntArray) -> Single:
-    """The interleaver's input for segments, with these priorities and groups."""
-    return Single(
-        found.actions.lanes,
-        found.actions.is_backward,
-        found.actions.duration_s,
-        priority,
-        group,
-        found.actions.size_bytes,
-        found.actions.num_waits,
-        found.actions.user_offsets,
-        found.actions.user_actions,
-    )
-
-
-def ends_of(found: ChunkSegments, place: IntArray) -> FloatArray:
-    """End of every set if its groups, as many in all, have these places in its order ``[sets]``."""
-    group, set_of = place[found.group], found.lane_set[found.actions.lanes]
-    order = np.lexsort((found.rank, group))
-    priority = np.empty(len(order))
-    priority[order] = np.arange(len(order))
-    actions = actions_of(found, priority, group)
-    _, end, _ = in_order(actions, found.lane_set, found.actions.room_bytes)
-    return np.array([end[set_of == one].max() for one in range(len(found.num_groups))])
-
-
 def finish(slot: IntArray, layout: Layout, shapes: SampleShapes, assignment: Assignment) -> float:
     draft = program_of(layout, shapes, assignment)
     slots = [Slots(slot[draft.forward_actions(i)], slot[draft.backward_actions(i)]) for i in range(len(draft.chunks))]
@@ -96,11 +71,24 @@ def finish(slot: IntArray, layout: Layout, shapes: SampleShapes, assignment: Ass
     return believed_s(profile_of(tiny_job(MODEL), shapes), program)
 
 
+def ends_by(found: ChunkSegments, group: IntArray, priority: FloatArray) -> FloatArray:
+    """End of every set in the order of these groups and priorities ``[sets]``."""
+    ends = []
+    for one, own in enumerate(split_by_label(found.lane_set[found.actions.lanes], len(found.num_groups))):
+        actions = found.actions.of(own, np.flatnonzero(found.lane_set == one))
+        ends.append(scheduled(actions, group[own], priority[own])[1])
+    return np.array(ends)
+
+
+def ends_of(found: ChunkSegments, place: IntArray) -> FloatArray:
+    """End of every set if its groups, as many in all, have these places in its order ``[sets]``."""
+    group = place[found.group]
+    return ends_by(found, group, group * float(len(group)) + found.rank)
+
+
 def makespan_of(found: ChunkSegments, order: IntArray) -> float:
     """End of the only set if its elements, a module's part of a group each, are in this order."""
-    place = np.argsort(order)
     groups = list(dict.fromkeys((order // found.per_group).tolist()))
     group = np.array([groups.index(one) for one in range(len(groups))])[found.group]
-    priority = place[found.element] * float(len(found.rank)) + found.rank
-    actions = actions_of(found, priority, group)
-    return float(in_order(actions, found.lane_set, found.actions.room_bytes)[1].max())
+    priority = np.argsort(order)[found.element] * float(len(found.rank)) + found.rank
+    return float(ends_by(found, group, priority).max())

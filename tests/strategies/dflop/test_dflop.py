@@ -407,42 +407,35 @@ def walk(profile: Profile, shapes: DataShapes, again: bool) -> tuple[list[DflopD
     flops = float(encoder.forward_flops(np.array([tokens]))[0])
     best_s, best_m, plans, times = inf, inf, list[DflopDegrees](), list[float]()
     tps = [tp for tp in TPS if gpus % tp == 0]
-    for v_gpus in range(1, gpus):
-        for v_tp in tps:
-            for v_pp in range(1, len(encoder.layers) + 1):
-                if v_gpus % (v_tp * v_pp):
-                    continue
-                v_dp = v_gpus // (v_tp * v_pp)
-                for l_tp in tps:
-                    for l_pp in range(1, len(llm.layers) + 1):
-                        if (gpus - v_gpus) % (l_tp * l_pp):
-                            continue
-                        l_dp = (gpus - v_gpus) // (l_tp * l_pp)
-                        if v_dp > batch or l_dp > batch:
-                            continue
-                        largest = shapes.most_items[0] * tokens * l_dp / v_dp
-                        if memory(profile, encoder, v_tp, v_pp, v_dp, largest, v_pp + l_pp, again) > limit:
-                            continue
-                        if memory(profile, llm, l_tp, l_pp, l_dp, shapes.most_sequence_tokens, l_pp, again) > limit:
-                            continue
-                        for m in range(1, batch // l_dp + 1):
-                            l_mbs, v_mbs = batch / (m * l_dp), batch / (m * v_dp)
-                            if l_mbs < 1 or v_mbs < 1:
-                                continue
-                            few = items * v_mbs <= shapes.most_items[0]
-                            if few and shapes.sequence_tokens * l_mbs <= shapes.most_sequence_tokens:
-                                break
-                        l_mbs, b = batch / (m * l_dp), max(1.0, items * batch / (m * v_dp))
-                        v_cost = encoder_cost(profile, encoder, tokens, v_tp)
-                        v_s = BOTH_PASSES * flops * b / (float(v_cost.table.at(b)) * v_tp * v_pp)
-                        one = np.array([shapes.sequence_tokens])
-                        packed = shapes.sequence_tokens * l_mbs
-                        l_s = l_mbs * float(llm_cost(profile, llm, l_tp).seconds(one, packed, l_pp)[0])
-                        total = (m + v_pp + l_pp - 1) * max(v_s, l_s) * (4 / 3 if again else 1)
-                        if total < 1.1 * best_s and m < best_m:
-                            best_s, best_m = total, m
-                            plans.append(DflopDegrees(v_tp, v_pp, v_dp, l_tp, l_pp, l_dp, m))
-                            times.append(total)
+    v_pps, l_pps = (range(1, len(module.layers) + 1) for module in MODEL.modules)
+    for v_gpus, v_tp, v_pp, l_tp, l_pp in product(range(1, gpus), tps, v_pps, tps, l_pps):
+        v_dp, v_rest = divmod(v_gpus, v_tp * v_pp)
+        l_dp, l_rest = divmod(gpus - v_gpus, l_tp * l_pp)
+        if v_rest or l_rest or max(v_dp, l_dp) > batch:
+            continue
+        largest = shapes.most_items[0] * tokens * l_dp / v_dp
+        if memory(profile, encoder, v_tp, v_pp, v_dp, largest, v_pp + l_pp, again) > limit:
+            continue
+        if memory(profile, llm, l_tp, l_pp, l_dp, shapes.most_sequence_tokens, l_pp, again) > limit:
+            continue
+        for m in range(1, batch // l_dp + 1):
+            l_mbs, v_mbs = batch / (m * l_dp), batch / (m * v_dp)
+            if l_mbs < 1 or v_mbs < 1:
+                continue
+            few = items * v_mbs <= shapes.most_items[0]
+            if few and shapes.sequence_tokens * l_mbs <= shapes.most_sequence_tokens:
+                break
+        l_mbs, b = batch / (m * l_dp), max(1.0, items * batch / (m * v_dp))
+        v_cost = encoder_cost(profile, encoder, tokens, v_tp)
+        v_s = BOTH_PASSES * flops * b / (float(v_cost.table.at(b)) * v_tp * v_pp)
+        one = np.array([shapes.sequence_tokens])
+        packed = shapes.sequence_tokens * l_mbs
+        l_s = l_mbs * float(llm_cost(profile, llm, l_tp).seconds(one, packed, l_pp)[0])
+        total = (m + v_pp + l_pp - 1) * max(v_s, l_s) * (4 / 3 if again else 1)
+        if total < 1.1 * best_s and m < best_m:
+            best_s, best_m = total, m
+            plans.append(DflopDegrees(v_tp, v_pp, v_dp, l_tp, l_pp, l_dp, m))
+            times.append(total)
     return plans, times
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain, combinations, permutations
 
 import numpy as np
@@ -13,21 +12,20 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from entrain_bench.balancing.interface import Assigner
+from entrain_bench.balancing.lpt import fill_groups
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.config.compose import compose
 from entrain_bench.program.assignment import Assignment
-from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.run.experiment import prepare
-from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench_strategies.dflop import DflopAssigner
 from entrain_bench_strategies.dip import DipAssigner
 from entrain_bench_strategies.entrain import DeferringAssigner
 from entrain_bench_strategies.entrain.assigner import (
     EntrainAssigner,
     assign_microbatches,
-    assign_replicas,
     bottleneck_matching,
     defer_pairwise,
     effective_microbatches,
@@ -55,7 +53,7 @@ SMALL = tiny_model(encoder=2, llm=2)
 def test_replicas_get_equally_many_samples_by_the_greedy_rule(dp: int, each: int, data: st.DataObject) -> None:
     llm = np.array(data.draw(st.lists(work, min_size=dp * each, max_size=dp * each)))
     order = np.array(data.draw(st.permutations(range(dp * each))))
-    replica = assign_replicas(order, llm, dp)
+    replica = fill_groups(order, llm, np.zeros(dp), False)
     assert np.bincount(replica, minlength=dp).tolist() == [each] * dp
     load, count = [0.0] * dp, [0] * dp
     for sample in order.tolist():
@@ -289,27 +287,11 @@ def test_items_cut_away_from_their_sample_are_refused(monkeypatch: pytest.Monkey
         deferred((100, [40]), (100, [40]), (100, [40]), (100, [40]), base=DipAssigner())
 
 
-@dataclass(frozen=True)
-class Learning:
-    """Counts what it has seen."""
-
-    seen: int = 0
-    quick: bool = False
-
-    def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        return ArrivalOrder().assign(shapes, layout, profile)
-
-    def observe(self, timeline: Timeline, profile: Profile) -> Learning:  # noqa: ARG002
-        return Learning(self.seen + 1, self.quick)
-
-    def draft(self) -> Learning:
-        return Learning(self.seen, True)
-
-
-def test_a_base_still_learns_and_drafts() -> None:
+def test_a_base_still_learns_and_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = object.__new__(Timeline), object.__new__(Profile)
-    assert DeferringAssigner(Learning(2)).observe(*nothing).base == Learning(3)
-    assert DeferringAssigner(Learning(2)).draft().base == Learning(2, True)
+    monkeypatch.setattr(DflopAssigner, "observe", lambda *_: DflopAssigner(0.5))
+    assert DeferringAssigner(DflopAssigner()).observe(*nothing).base == DflopAssigner(0.5)
+    assert DeferringAssigner(DflopAssigner()).draft().base == DflopAssigner(0.0)
     plain = DeferringAssigner(ArrivalOrder())
     assert plain.observe(*nothing) is plain
     assert plain.draft() is plain
@@ -322,7 +304,7 @@ def test_k_eff_is_near_k_on_the_capped_trace_only(workload: str, least: int, mos
     for iteration in range(4):
         shapes = setting.source.batch(iteration, 512, seed=0)
         encoder_s, llm_s = setting.profile.estimates.samples(shapes, 2, 1)
-        replica = assign_replicas(np.argsort(-encoder_s, kind="stable"), llm_s, 4)
+        replica = fill_groups(np.argsort(-encoder_s, kind="stable"), llm_s, np.zeros(4), False)
         found += effective_microbatches(encoder_s[np.argsort(replica, kind="stable").reshape(4, -1)], 32).tolist()
     # Figure 15 of arXiv:2605.27918 shows about 30 microbatches of K = 32.
     assert least <= float(np.mean(found)) <= most
