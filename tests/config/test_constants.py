@@ -10,11 +10,10 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.config import constants
 from entrain_bench.config.compose import compose
-from entrain_bench.config.constants import COLUMNS, read_draws, speed_of
+from entrain_bench.config.constants import COLUMNS, draws_text, read_draws, speed_of
 from entrain_bench.records.keys import identify, plan_key
 from entrain_bench.run.experiment import shared_job
 from entrain_bench.specs.cluster import Speed
-from support.draws import draws_text
 
 TINY = ("model=tiny", "cluster=tiny")
 DRAWS = {"A40": {1: Speed(gemm=0.5, node=2.0), 2: Speed(launch=3.0)}, "H100-SXM": {1: Speed(memory=0.9)}}

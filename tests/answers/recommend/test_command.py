@@ -19,7 +19,7 @@ from entrain_bench.cli import run_command
 from entrain_bench.commands import recommend
 from entrain_bench.config import constants
 from entrain_bench.config.compose import compose
-from entrain_bench.config.constants import read_draws
+from entrain_bench.config.constants import draws_text, read_draws
 from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.program.layout import layout_to_json
 from entrain_bench.program.plan_file import read_plan
@@ -30,7 +30,6 @@ from entrain_bench.records.sealed import CachedLayouts
 from entrain_bench.run import cells as cells_module
 from entrain_bench.run.cells import Done, compose_cells, run_cells, run_one
 from entrain_bench.specs.cluster import Speed
-from support.draws import draws_text
 
 JOB = ["model=tiny", "cluster=tiny", "workload=synthetic", "layout.tp=1", "global_batch=16", "microbatch_size=2"]
 FREE = [*JOB[:3], "global_batch=16", "iterations=1", "mlflow=false", "seed=4"]
