@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 from zlib import crc32
 
 import numpy as np
 
-from entrain_bench.balancing.options import check_least
 from entrain_bench.base.arithmetic import GOLDEN, fit_polynomial, log2, matmul, mix, sine_of_turns, solve, uniform
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze, offsets_from_counts
 from entrain_bench.base.errors import require
@@ -24,6 +23,7 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.specs.job import MAX_SAMPLES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.parse import Count, Share, at_least
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import ShapeSource
 
@@ -61,19 +61,13 @@ class Corrector:
         benefits_s: |time error| that the penalties took away in past iterations, at most ``window`` of them.
     """
 
-    tolerance: float = 0.05
-    window: int = 8
-    cost_s: float = 3e-3
-    smoothing: float = 0.5
+    tolerance: Annotated[float, at_least(0)] = 0.05
+    window: Count = 8
+    cost_s: Annotated[float, at_least(0)] = 3e-3
+    smoothing: Share = 0.5
     active: bool = True
     ratios: Mapping[int, float] = field(default_factory=dict)
     benefits_s: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        where = "strategy.assigner.correction"
-        check_least(self, where, 0, "tolerance", "cost_s")
-        check_least(self, where, 1, "window")
-        require(0 < self.smoothing <= 1, f"{where}.smoothing", self.smoothing, "in (0, 1]")
 
     def learn(self, seen: Sequence[Observation], ridge: float = RIDGE) -> Corrector:
         """Learn from one iteration; switches off, and penalties with it, when they did not pay over the window.
@@ -197,11 +191,10 @@ MEAN_SAMPLES = 256
 
 
 class MeanUnits(NamedTuple):
-    """Units of a module in a mean sample, their mean length in tokens, and the labelled share of LLM tokens."""
+    """Units of a module in a mean sample, and their mean length in tokens."""
 
     per_sample: float
     length: float
-    labelled_share: float
 
 
 @dataclass(slots=True, eq=False)
@@ -240,9 +233,8 @@ class ProfiledSamples:
         if module.name not in self._means:
             samples = self._source.draw(MEAN_SAMPLES, np.random.default_rng([self._seed, 0x6D65616E]))
             lengths = module.lengths(samples, module.units(samples))
-            share = float(samples.labelled_tokens.sum() / samples.llm_tokens.sum())
             mean = float(lengths.mean()) if len(lengths) else 0.0
-            self._means[module.name] = MeanUnits(len(lengths) / len(samples), mean, share)
+            self._means[module.name] = MeanUnits(len(lengths) / len(samples), mean)
         return self._means[module.name]
 
 
@@ -273,16 +265,7 @@ class LayerProfile:
         With ``split`` a separate pass computes weight gradients.
         """
         times = self._truth.layer_times
-        lengths = np.asarray(lengths)
-        return times.layers_s(
-            module, times.loads(module, lengths, offsets, self._labelled(module, lengths)), tp, cp, split
-        )
-
-    def _labelled(self, module: ModuleSpec, lengths: IntArray) -> IntArray | None:
-        """Labelled tokens of sequences of these lengths with the workload's mean share; None where none are told."""
-        if module.layers[-1].labelled is None:
-            return None
-        return np.rint(lengths * self._samples.mean_units(module)[2]).astype(np.int64)
+        return times.layers_s(module, times.loads(module, np.asarray(lengths), offsets), tp, cp, split)
 
     def forward_fit(self, module: ModuleSpec, tp: int, cp: int) -> FloatArray:
         """Coefficients of ``a x^2 + b x + c`` for the forward of each layer kind ``[kinds, 3]``, seconds.
@@ -318,7 +301,7 @@ class LayerProfile:
 
         ``num_microbatches`` of all replicas together hold ``global_batch`` mean samples.
         """
-        units, length, _ = self._samples.mean_units(module)
+        units, length = self._samples.mean_units(module)
         count = max(1, round(units * global_batch / num_microbatches))
         key = (module.name, count, tp, cp)
         if key not in self._passes:

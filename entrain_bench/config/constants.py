@@ -47,13 +47,17 @@ def speed_of(config: RunConfig) -> Speed:
 def read_draws(path: Path) -> Draws:
     """The draws of a file by device and number; none if there is no file. ``UserError`` names the wrong line."""
     draws: dict[str, dict[int, Speed]] = {}
-    reader = csv.DictReader(path.read_text().splitlines() if path.exists() else ())
+    line = 1
     try:
+        reader = csv.DictReader(path.read_text().splitlines() if path.exists() else ())
         for row in reader:
+            line = reader.line_num
             speed = Speed(**{name: float(row[name]) for name in COLUMNS[2:]})
             draws.setdefault(row["device"], {})[int(row["draw"])] = speed
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path.name}:{reader.line_num}: {error}") from error
+    except KeyError as error:
+        raise UserError(f"{path.name}:1: has no column {error.args[0]}") from error
+    except (OSError, TypeError, ValueError, csv.Error) as error:
+        raise UserError(f"{path.name}:{line}: {error}") from error
     return draws
 
 

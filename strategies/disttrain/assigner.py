@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from entrain_bench.balancing.lpt import balanced_in_steps, place_in_group
-from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import stages_behind
@@ -20,16 +19,16 @@ from entrain_bench.base.errors import IncompatibleError, require
 from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.parse import OneOf
 from entrain_bench.specs.shapes import SampleShapes
 
 
 def interval_order(forward_s: FloatArray, backward_s: FloatArray) -> IntArray:
     """Order of a replica's microbatches that fills the first stage's idle intervals under 1F1B ``[microbatches]``.
 
-    The smallest microbatch comes first, the p - 1 smallest others last (by rising size); the first interval takes the
-    p - 1 microbatches whose forwards at the first stage sum closest to it, every later one the microbatch closest.
-    Interval i is the first stage's idle time until backward i arrives, if nothing filled it (reconstructed). Transfers
-    count as free. Seconds are those of each microbatch at each stage of the chain ``[microbatches, stages]``.
+    The smallest comes first, the p - 1 smallest others last; the first interval takes the p - 1 microbatches whose
+    forwards at the first stage sum closest to it, every later one the closest. Interval i is the first stage's idle
+    time until backward i arrives (reconstructed). Seconds are ``[microbatches, stages]``.
     """
     if forward_s.shape[1] == 1:  # no pipeline, no intervals
         return np.arange(len(forward_s))
@@ -37,18 +36,15 @@ def interval_order(forward_s: FloatArray, backward_s: FloatArray) -> IntArray:
     return order
 
 
-class StageEnds(NamedTuple):
-    """How far a replica's 1F1B is known: ends of the latest forward and the latest backward ``[stages]``."""
-
-    forward_s: FloatArray
-    backward_s: FloatArray
-
-
 @njit()
 def _fill(forward_s, backward_s):  # type: ignore[no-untyped-def]
     """``interval_order`` of two stages or more."""
     order, rest = _front_and_rear(forward_s)
-    rest = _fill_first(rest, order, forward_s, backward_s)
+    # The first interval has room for p - 1.
+    interval_s = forward_s[order[0], 1:].sum() + backward_s[order[0], 1:].sum()
+    picked = _closest_sum(forward_s[rest, 0], min(forward_s.shape[1] - 1, len(rest)), interval_s)
+    order[1 : 1 + picked.sum()] = rest[picked]
+    rest = rest[~picked]
     if len(rest) > 0:
         _fill_later(rest, order, forward_s, backward_s)
     return order
@@ -68,73 +64,59 @@ def _front_and_rear(forward_s):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def _fill_first(rest, order, forward_s, backward_s):  # type: ignore[no-untyped-def]
-    """Put microbatches into the first interval, which has room for p - 1; returns the others, rising."""
-    stages = forward_s.shape[1]
-    interval_s = forward_s[order[0], 1:].sum() + backward_s[order[0], 1:].sum()
-    picked = _closest_sum(forward_s[rest, 0], min(stages - 1, len(rest)), interval_s)
-    order[1 : 1 + picked.sum()] = rest[picked]
-    return rest[~picked]
-
-
-@njit()
 def _fill_later(rest, order, forward_s, backward_s):  # type: ignore[no-untyped-def]
     """Put one microbatch after the other into the interval before backward 1, 2, ... of the first stage."""
     stages = forward_s.shape[1]
-    ends = _warm_up(order, forward_s, backward_s)
+    forward_end, backward_end = _warm_up(order, forward_s, backward_s)
     first_s = forward_s[rest, 0]
     for step in range(1, len(rest) + 1):
-        arrival_s = _arrival(step, order, forward_s, backward_s, ends)
-        chosen = _take_closest(rest, first_s, len(rest) + 1 - step, arrival_s - ends.backward_s[0])
+        arrival_s = _arrival(step, order, forward_s, backward_s, forward_end, backward_end)
+        chosen = _take_closest(rest, first_s, len(rest) + 1 - step, arrival_s - backward_end[0])
         order[stages - 1 + step] = chosen
-        ends.forward_s[0] = ends.backward_s[0] + forward_s[chosen, 0]
-        ends.backward_s[0] = max(ends.forward_s[0], arrival_s) + backward_s[order[step], 0]
+        forward_end[0] = backward_end[0] + forward_s[chosen, 0]
+        backward_end[0] = max(forward_end[0], arrival_s) + backward_s[order[step], 0]
 
 
 @njit()
 def _warm_up(order, forward_s, backward_s):  # type: ignore[no-untyped-def]
-    """Everything up to backward 0; the first p microbatches of the order are known.
+    """Ends of the latest forward and backward up to backward 0 ``[stages]``, from the order's first p microbatches.
 
     Stage s is p - 1 - s forwards ahead of backward 0 and does one forward for each backward from then on.
     """
     stages = forward_s.shape[1]
-    ends = StageEnds(np.zeros(stages), np.zeros(stages))
-    arrived_s = np.zeros(stages)  # Of each microbatch at the stage.
+    forward_end, backward_end, arrived_s = np.zeros((3, stages))  # Arrivals are those of each microbatch at the stage.
     for stage in range(stages):
         now_s = 0.0
         for position in range(stages - stage):
             now_s = max(now_s, arrived_s[position]) + forward_s[order[position], stage]
             arrived_s[position] = now_s
-        ends.forward_s[stage] = now_s
+        forward_end[stage] = now_s
     now_s = 0.0
     for stage in range(stages - 1, -1, -1):
-        now_s = max(now_s, ends.forward_s[stage]) + backward_s[order[0], stage]
-        ends.backward_s[stage] = now_s
-    return ends
+        now_s = max(now_s, forward_end[stage]) + backward_s[order[0], stage]
+        backward_end[stage] = now_s
+    return forward_end, backward_end
 
 
 @inlined
-def _arrival(step, order, forward_s, backward_s, ends):  # type: ignore[no-untyped-def]
+def _arrival(step, order, forward_s, backward_s, forward_end, backward_end):  # type: ignore[no-untyped-def]
     """When a backward's gradient comes to the first stage; each stage before that does a forward, then the backward."""
     stages = forward_s.shape[1]
     # Last stage first: each takes the microbatch whose forward the stage before it has done a step ago.
     for stage in range(stages - 1, 0, -1):
         position = step + stages - 1 - stage
-        before_s = max(ends.backward_s[stage], ends.forward_s[stage - 1])
-        ends.forward_s[stage] = before_s + forward_s[order[position], stage]
+        before_s = max(backward_end[stage], forward_end[stage - 1])
+        forward_end[stage] = before_s + forward_s[order[position], stage]
     now_s = 0.0
     for stage in range(stages - 1, 0, -1):
-        now_s = max(now_s, ends.forward_s[stage]) + backward_s[order[step], stage]
-        ends.backward_s[stage] = now_s
+        now_s = max(now_s, forward_end[stage]) + backward_s[order[step], stage]
+        backward_end[stage] = now_s
     return now_s
 
 
 @inlined
 def _take_closest(rest, first_s, count, interval_s):  # type: ignore[no-untyped-def]
-    """Take out of the first ``count`` the microbatch whose forward at the first stage is closest to an interval.
-
-    Of two equally close the one that comes first, which is the smaller: they are in rising order, and stay so.
-    """
+    """Take out of the first ``count`` the microbatch whose forward at the first stage is closest to an interval."""
     best = 0
     for place in range(1, count):
         if abs(first_s[place] - interval_s) < abs(first_s[best] - interval_s):
@@ -176,9 +158,6 @@ def _closest_sum(rising, number, target):  # type: ignore[no-untyped-def]
     return picked
 
 
-INTRA = ("none", "microbatch", "global_batch")
-
-
 @dataclass(frozen=True, slots=True)
 class DistTrainAssigner:
     """Spreads encoder work over DP ranks, then orders each pipeline's microbatches; samples of a microbatch stay.
@@ -187,18 +166,16 @@ class DistTrainAssigner:
         intra: samples among which the DP ranks are balanced: those of the global batch, those of one microbatch of all
             ranks, or none (arrival order).
         inter: whether the microbatches of a pipeline are reordered.
-        carry: with ``intra=microbatch``, whether a rank's load in the microbatches before counts; the public version of
-            this reordering balances each microbatch by itself (NVIDIA-NeMo/Megatron-Bridge, pull request 4608).
+        carry: with ``intra=microbatch``, whether a rank's load in the microbatches before counts (not in
+            NVIDIA-NeMo/Megatron-Bridge, pull request 4608).
     """
 
     handles_generators: ClassVar[bool] = True
-
-    intra: str = "global_batch"
+    intra: Annotated[str, OneOf(("none", "microbatch", "global_batch"))] = "global_batch"
     inter: bool = True
     carry: bool = False
 
     def __post_init__(self) -> None:
-        check_choices(self, "strategy.assigner", intra=INTRA)
         alone = not self.carry or self.intra == "microbatch"
         require(alone, "strategy.assigner.carry", self.carry, f"false with intra={self.intra}")
 
@@ -293,8 +270,8 @@ def unit_replicas(
     """Replica of each sample in a group beside the LLM: brokers join and split the batch in order (reconstructed).
 
     With DP sizes D_u and D_l and g their greatest common divisor, g brokers each serve D_l / g LLM replicas and D_u / g
-    replicas of the group. A broker concatenates the k-th microbatches of its LLM replicas and splits the result evenly,
-    in order. None if the group is empty, or has the LLM's DP.
+    replicas of the group: they concatenate the k-th microbatches and split them evenly. None if the group is empty, or
+    has the LLM's DP.
     """
     llm_dp = layout.modules[llm].dp
     dps = {module.dp for module in layout.modules[group]}

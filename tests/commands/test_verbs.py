@@ -46,12 +46,6 @@ def test_own_measurements_are_predicted_and_written(tmp_path: Path, capsys: pyte
     assert "median ratio" in capsys.readouterr().out
 
 
-def test_a_wrong_field_ends_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / "mine.csv", tp="two")
-    assert run_command(["ledger", f"ledger={path}", f"results_dir={tmp_path}"]) == 2
-    assert "mine.csv:2: tp=two: must be a positive integer or empty" in capsys.readouterr().err
-
-
 def test_a_fit_prints_constants_and_writes_draws(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

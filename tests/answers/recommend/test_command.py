@@ -111,23 +111,6 @@ def test_an_answer_its_plan_and_that_it_is_kept(
 
 
 @pytest.mark.wide
-def test_given_keys_that_cost_much_are_said_first(capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = said(capsys, *FREE, "strategy=megatron", "layout.tp=4", "layout.cp=1")
-    found = re.match(
-        r"layout\.tp=4 costs ([0-9.]+)x: megatron takes ([0-9.]+) s an iteration, and ([0-9.]+) s with layout\.tp=null "
-        r"\(seeds 9 to 11\)\.\n",
-        " ".join(out.split()).replace(". Run", ".\nRun"),
-    )
-    assert found
-    factor, given_s, free_s = map(float, found.groups())
-    assert factor > 1.5
-    assert factor == pytest.approx(given_s / free_s, rel=0.05)
-    assert "other values than layout.tp=4 layout.cp=1;" in " ".join(out.split())
-    # A value that costs little is not mentioned.
-    assert said(capsys, *FREE, "strategy=megatron", "layout.cp=1")[0].startswith("Run strategy=megatron: ")
-
-
-@pytest.mark.wide
 def test_a_strategy_that_fails_at_a_fresh_seed_is_not_recommended(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.planning import Island, place_islands
-from entrain_bench.balancing.schedules import OneForwardOneBackward, chain_program, stages_behind
+from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.truth import CostTruth
@@ -28,8 +28,7 @@ from entrain_bench.specs.unet import UNetConfig, parse_unet, unet_layers
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
 from entrain_bench_strategies.disttrain.planner import Orchestration, SubProblem
 from entrain_bench_strategies.entrain import EntrainAssigner, EntrainPlanner, EntrainScheduler
-from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
-from entrain_bench_workloads.packed import PackedWorkload
+from entrain_bench_workloads.synthetic import PackedWorkload
 from support.builders import (
     TOKENS,
     find,
@@ -45,21 +44,9 @@ from support.builders import (
 from support.disttrain import generating
 
 SD1 = UNetConfig(4, (320, 640, 1280, 1280), (0, 1, 2), 2, 768, 77)
-MEGATRON = Strategy("megatron", MegatronPlanner(), ArrivalOrder(), OneForwardOneBackward())
-DISTTRAIN = Strategy("disttrain", DistTrainPlanner(), DistTrainAssigner(), DistTrainScheduler())
 
 
 MODEL = generating()
-
-
-def test_generators_come_last_and_work_on_items_of_one_length() -> None:
-    assert [module.name for module in MODEL.modules] == ["vision", "llm", "image_out"]
-    assert (MODEL.llm.name, MODEL.llm_index, MODEL.module_groups) == ("llm", 1, ((0,), (1,), (2,)))
-    shapes = samples((10, [40, 80]), (10, []), (10, [8]))
-    generator = MODEL.generators[0]
-    assert generator.units(shapes).tolist() == [0, 1, 2]
-    assert generator.owners(shapes, generator.units(shapes)).tolist() == [0, 0, 2]
-    assert generator.lengths(shapes, generator.units(shapes)).tolist() == [64, 64, 64]
 
 
 def test_what_a_generator_waits_for_by_hand() -> None:
@@ -120,23 +107,6 @@ def test_any_degrees_run_above_the_bound(
     assert lower_bound_s(truth, layout, shapes) <= timeline.iteration_time_s * (1 + 1e-9)
 
 
-def test_the_bound_counts_the_generator_between_the_llms_passes() -> None:
-    cluster = tiny_cluster()
-    layout = Layout(tuple(placed(module, [[[rank]]]) for rank, module in enumerate(MODEL.modules)), 1)
-    shapes, zero = samples((10, [40])), np.zeros(1, np.int64)
-    truth = CostTruth(MODEL, cluster)
-    program = chain_program(
-        MODEL, shapes, layout, same_microbatches(MODEL, shapes, zero, zero, zero), stages_behind(layout, 1)
-    )
-    prices = truth.price(program)
-    # One sample has no choice but the critical path; only transfers and other modules' steps are on top.
-    _, end, _ = place_actions(program, prices.duration_s, no_delay(program))
-    pairs = zip(MODEL.modules, layout.modules, strict=True)
-    steps_s = sum(float(truth.step_costs.optimizer_s(module, own).sum()) for module, own in pairs)
-    passes_s = float(end[program.chunk >= 0].max())
-    assert passes_s < lower_bound_s(truth, layout, shapes) <= passes_s + steps_s
-
-
 def test_encoder_and_generator_both_fill_the_pipeline() -> None:
     # One step of a microbatch of two samples: the LLM keeps one of 8 GPUs, the others are shared as the roots of works.
     profile = profile_of(tiny_job(MODEL, tiny_cluster(), global_batch=2), samples((500, [400])))
@@ -146,17 +116,6 @@ def test_encoder_and_generator_both_fill_the_pipeline() -> None:
     )
     expected = llm_s + (np.sqrt(encoder_s) + np.sqrt(generator_s)) ** 2 / 7
     assert space.solve([SubProblem(1, (1, 1, 1), (False,) * 3)])[0] == pytest.approx(expected, rel=1e-12)
-
-
-def test_megatron_puts_generators_on_the_last_stages() -> None:
-    shapes = samples(*[(100, [400])] * 8)
-    for placement, stages in (("first_stage", 0), ("leading_stages", 1)):
-        profile = profile_of(tiny_job(MODEL, tiny_cluster(1, 4), global_batch=8), shapes)
-        strategy = Strategy("megatron", MegatronPlanner(placement), ArrivalOrder(), OneForwardOneBackward())
-        vision, llm, out = strategy.plan(profile).modules
-        assert llm.ranks.max() <= out.ranks.max()
-        shared = [np.intersect1d(llm.ranks, other.ranks).size for other in (vision, out)]
-        assert (min(shared) > 0) == (stages == 0)
 
 
 def test_a_part_that_knows_no_generators_refuses_them() -> None:
