@@ -28,7 +28,7 @@ from entrain_bench.specs.unet import UNetConfig, parse_unet, unet_layers
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
 from entrain_bench_strategies.disttrain.planner import Orchestration, SubProblem
 from entrain_bench_strategies.entrain import EntrainAssigner, EntrainPlanner, EntrainScheduler
-from entrain_bench_workloads.packed import PackedWorkload
+from entrain_bench_workloads.synthetic import PackedWorkload
 from support.builders import (
     TOKENS,
     find,

@@ -27,15 +27,12 @@ SETTINGS = {
     "gathered_late": (*DEGREES["sharded_optimizer"], "overlap_param_gather=false"),
     "sharded_pipeline": (*DEGREES["pp2_dp2"], "distributed_optimizer=true"),
 }
-# How context parallelism cuts, and whether the head has logits of all positions.
+# How context parallelism cuts.
 STAGES = {
     "cp4": ("layout.tp=1", "layout.cp=4"),
     "cp2_pack": (*DEGREES["cp2"], "cp_split=pack"),
     "cp4_pack": ("layout.tp=1", "layout.cp=4", "cp_split=pack"),
     "tp2_cp2_pack": ("layout.tp=2", "layout.cp=2", "cp_split=pack"),
-    "tp2_labelled": (*DEGREES["tp2"], "head_tokens=labelled"),
-    "cp2_labelled": (*DEGREES["cp2"], "head_tokens=labelled"),
-    "tp2_cp2_labelled": ("layout.tp=2", "layout.cp=2", "head_tokens=labelled"),
 }
 SAMPLES = {"single": ("layout.tp=1", "microbatch_size=1")}
 # Two stages of every module on each rank; with one block a replica, both copies of the tied embedding, too.
@@ -73,7 +70,6 @@ QUICK: list[Case] = [
     ("megatron", "zb_v_recomputed", ""),
     ("hetero_colocated", "sharded_optimizer", ""),
     ("fsdp", "single", ""),
-    ("megatron", "cp2_labelled", ""),
     ("megatron", "cp4_pack", ""),
 ]
 # With make test-wide; the rest is for make test-slow.
@@ -94,7 +90,6 @@ USUAL: dict[str, list[Case]] = {
         ("veomni", "single", ""),
         ("megatron", "cp4", ""),
         ("megatron", "tp2_cp2_pack", ""),
-        ("megatron", "tp2_cp2_labelled", ""),
     ],
 }
 FAULTY: list[Case] = [

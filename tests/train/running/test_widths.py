@@ -49,9 +49,9 @@ WIDE: list[Case] = [
     ((*SLICED, "layout.recompute=[vision,llm]"), ""),
     (SLICED, SPLIT),
     ((*HALVED, "sequence_parallel=false"), SPLIT),
-    ((*SHARDED, "sequence_parallel=false", "layout.recompute=[vision,llm]", "head_tokens=labelled"), ""),
+    ((*SHARDED, "sequence_parallel=false", "layout.recompute=[vision,llm]"), ""),
     ((*SLICED, "distributed_optimizer=true"), ""),
-    ((*SLICED, "cp_split=pack", "head_tokens=labelled"), ""),
+    ((*SLICED, "cp_split=pack"), ""),
     (("strategy=hybrid_cp",), ""),
     (("strategy=hybrid_cp", "layout.tp=2"), ""),
 ]
