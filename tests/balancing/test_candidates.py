@@ -36,6 +36,12 @@ def one_sample_a_microbatch(shapes: SampleShapes, layout: Layout) -> Program:
     return chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
 
 
+def need(shapes: SampleShapes, layout: Layout) -> float:
+    """Bytes of the neediest rank for eight times the first sample."""
+    batch = shapes.take(np.zeros(8, np.int64))
+    return float(Memory(MODEL).peak_bytes(one_sample_a_microbatch(batch, layout)).max())
+
+
 def job_with(budget_bytes: float) -> Job:
     return tiny_job(MODEL, global_batch=8, microbatch_size=1, budget_bytes=budget_bytes)
 
@@ -43,11 +49,9 @@ def job_with(budget_bytes: float) -> Job:
 def test_check_memory_accepts_exactly_what_fits_the_margin() -> None:
     shapes = samples((100, [400]))
     layout = chain_layout(MODEL, 1, 2, 8)
-    batch = shapes.take(np.zeros(8, np.int64))
-    need = float(Memory(MODEL).peak_bytes(one_sample_a_microbatch(batch, layout)).max())
-    fits = profile_of(job_with(need / PLANNING_SHARE * 1.000001), shapes)
-    check_memory(fits, layout, one_sample_a_microbatch)
-    tight = profile_of(job_with(need / PLANNING_SHARE * 0.999), shapes)
+    needed = need(shapes, layout) / PLANNING_SHARE
+    check_memory(profile_of(job_with(needed * 1.000001), shapes), layout, one_sample_a_microbatch)
+    tight = profile_of(job_with(needed * 0.999), shapes)
     with pytest.raises(OutOfMemoryError, match="GiB more than planners may use of the budget"):
         check_memory(tight, layout, one_sample_a_microbatch)
 
@@ -55,8 +59,7 @@ def test_check_memory_accepts_exactly_what_fits_the_margin() -> None:
 def test_a_program_is_made_only_where_its_draft_does_not_fit() -> None:
     shapes = samples((100, [400]))
     thrifty, greedy = chain_layout(MODEL, 2, 3, 8), chain_layout(MODEL, 1, 1, 8)
-    batch = shapes.take(np.zeros(8, np.int64))
-    needs = [float(Memory(MODEL).peak_bytes(one_sample_a_microbatch(batch, each)).max()) for each in (thrifty, greedy)]
+    needs = [need(shapes, each) for each in (thrifty, greedy)]
     assert needs[0] < needs[1]
 
     class Drafting:
@@ -115,10 +118,9 @@ def test_the_fastest_candidate_that_fits_wins() -> None:
     # So short that states decide: spread over more stages they are smaller.
     shapes = samples((10, [40]))
     deep, shallow = chain_layout(MODEL, 2, 3, 8), chain_layout(MODEL, 1, 1, 8)
-    batch = shapes.take(np.zeros(8, np.int64))
-    needs = [Memory(MODEL).peak_bytes(one_sample_a_microbatch(batch, layout)).max() for layout in (deep, shallow)]
+    needs = [need(shapes, layout) for layout in (deep, shallow)]
     assert needs[0] < needs[1]
-    roomy, tight = (profile_of(job_with(1.01 * float(need) / PLANNING_SHARE), shapes) for need in needs[::-1])
+    roomy, tight = (profile_of(job_with(1.01 * bytes_ / PLANNING_SHARE), shapes) for bytes_ in needs[::-1])
     offered = [Candidate(3.0, deep), Candidate(2.0, shallow), Candidate(5.0, shallow)]
     assert fastest_in_trials(roomy, lambda _: by_estimate(offered), one_sample_a_microbatch, 1) is shallow
     assert fastest_in_trials(tight, lambda _: by_estimate(offered), one_sample_a_microbatch, 1) is deep
@@ -167,9 +169,7 @@ def test_where_memory_refuses_an_estimate_the_fastest_recomputation_is_found_by_
     vision, llm = plain.modules
     slow = Layout((replace(vision, recompute=True), replace(llm, recompute=True)), 8)
     fast = Layout((vision, replace(llm, recompute=True)), 8)
-    needs = [
-        float(Memory(MODEL).peak_bytes(one_sample_a_microbatch(batch, each)).max()) for each in (plain, slow, fast)
-    ]
+    needs = [need(shapes, each) for each in (plain, slow, fast)]
     assert needs[0] > max(needs[1:])
     budget = (max(needs[1:]) if refuses else needs[0]) / PLANNING_SHARE * 1.000001
     profile = profile_of(job_with(budget), shapes)

@@ -70,9 +70,11 @@ def llm_order(program: Program, lane: int) -> list[tuple[str, int, int]]:
 
 
 SIZES = [(2, 2, 2), (2, 3, 4), (3, 2, 3), (4, 2, 8), (4, 3, 4), (4, 5, 12), (8, 6, 16)]
+# One stage a rank.
+PLAIN = [(size, 1, count) for size, count in ((2, 1), (2, 2), (2, 5), (3, 3), (4, 3), (4, 8), (4, 13), (5, 2), (6, 6))]
 
 
-@pytest.mark.parametrize(("num_ranks", "stages_per_rank", "num_microbatches"), SIZES)
+@pytest.mark.parametrize(("num_ranks", "stages_per_rank", "num_microbatches"), [*SIZES, *PLAIN])
 @pytest.mark.filterwarnings("ignore")
 def test_the_order_on_every_rank_is_megatrons(num_ranks: int, stages_per_rank: int, num_microbatches: int) -> None:
     from megatron.core.pipeline_parallel.schedules import (  # type: ignore[import-untyped]
@@ -80,11 +82,18 @@ def test_the_order_on_every_rank_is_megatrons(num_ranks: int, stages_per_rank: i
         get_schedule_table,
     )
 
-    program = virtual_program(num_ranks, stages_per_rank, num_microbatches)
+    if stages_per_rank > 1:
+        program = virtual_program(num_ranks, stages_per_rank, num_microbatches)
+    else:
+        model = tiny_model(encoder=0, llm=num_ranks)
+        layout = chain_layout(model, 0, num_ranks, num_microbatches)
+        shapes, assignment = uniform_batch(model, num_microbatches)
+        program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
     table = get_schedule_table(num_microbatches, stages_per_rank, num_ranks)
+    virtual = stages_per_rank if stages_per_rank > 1 else None
     for rank in range(num_ranks):
         group: Any = SimpleNamespace(size=lambda: num_ranks, rank=lambda rank=rank: rank)
-        communicator = SimpleNamespace(pp_group=group, virtual_pipeline_model_parallel_size=stages_per_rank)
+        communicator = SimpleNamespace(pp_group=group, virtual_pipeline_model_parallel_size=virtual)
         total, _, warmup, remaining = get_pp_rank_microbatches(
             num_microbatches, stages_per_rank, num_ranks, p2p_communicator=communicator
         )

@@ -1,10 +1,9 @@
-"""Schedules of a chain: closed forms, the orders of torch and Megatron-LM, and warm-ups within memory."""
+"""Schedules of a chain: closed forms, three phases, and warm-ups within memory."""
 
 from __future__ import annotations
 
 from functools import cache
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -103,38 +102,6 @@ def test_slots_of_a_lane_are_a_permutation_in_1f1b_order(num_microbatches: int, 
     assert "".join(slots[slot] for slot in range(2 * num_microbatches)) == expected
     assert np.all(np.diff(forward) > 0)
     assert np.all(np.diff(backward) > 0)
-
-
-# Independent oracles of the order
-
-
-# (stages, microbatches); torch insists on at least as many microbatches as stages, Megatron-core does not.
-SIZES = [(1, 1), (2, 2), (2, 5), (3, 3), (4, 4), (4, 8), (4, 13), (6, 6)]
-FEW_MICROBATCHES = [(2, 1), (4, 3), (5, 2)]
-
-
-@pytest.mark.parametrize(("num_stages", "num_microbatches"), [*SIZES[1:], *FEW_MICROBATCHES])
-@pytest.mark.filterwarnings("ignore")
-def test_warmup_and_microbatch_order_are_those_of_megatron(num_stages: int, num_microbatches: int) -> None:
-    from megatron.core.pipeline_parallel.schedules import (  # type: ignore[import-untyped]
-        get_pp_rank_microbatches,
-        get_schedule_table,
-    )
-
-    program = uniform_program(num_stages - 1, 1, num_microbatches)
-    table = [microbatch for microbatch, _ in get_schedule_table(num_microbatches, 1, num_stages)]
-    for lane in range(num_stages):
-        group = SimpleNamespace(size=lambda: num_stages, rank=lambda rank=lane: rank)
-        communicator = SimpleNamespace(pp_group=group, virtual_pipeline_model_parallel_size=None)
-        total, _, warmup, remaining = get_pp_rank_microbatches(
-            num_microbatches, 1, num_stages, p2p_communicator=communicator
-        )
-        assert (total, warmup + remaining) == (num_microbatches, num_microbatches)
-        order = [f"F{m}" for m in table[:warmup]]
-        for ahead, behind in zip(table[warmup:], table, strict=False):
-            order += [f"F{ahead}", f"B{behind}"]
-        order += [f"B{m}" for m in table[remaining:]]
-        assert [text.split()[1] for text in passes(program, lane)] == order
 
 
 def test_three_phases_of_two_encoders_that_are_split_otherwise_than_the_llm() -> None:

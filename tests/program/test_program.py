@@ -263,9 +263,6 @@ def test_random_assignments_run_or_are_rejected_naming_the_sample(
         )
 
 
-MODEL = tiny_model(encoder=2, llm=2)
-
-
 def small_program(dp: int = 2) -> Program:
     layout = chain_layout(MODEL, 1, 1, 3, dp)
     shapes, assignment = uniform_batch(MODEL, 3, dp)

@@ -52,7 +52,6 @@ def test_a_trace_names_ranks_and_counts_microseconds() -> None:
     assert {event["pid"] for event in spans.values()} == {0}
 
 
-MODEL = tiny_model(encoder=2, llm=2)
 # Two images, one, none, one: units 0 to 3 of the encoder.
 SHAPES = samples((10, [40, 80]), (10, [40]), (10, []), (10, [120]))
 

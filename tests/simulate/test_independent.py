@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -16,36 +17,31 @@ from entrain_bench.records.metrics import measure
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
-from support.agreement import AGREE, FRAMEWORKS, GENERATING, GROUPS, SMALL, decided, disagreement, random_case
+from support.agreement import AGREE, FRAMEWORKS, GENERATING, GROUPS, SMALL, Case, decided, disagreement, random_case
 from support.builders import placed, tiny_cluster
 from support.independent import simulate
 from support.programs import random_program
 from support.wide import each_strategy
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("strategy", each_strategy())
-def test_both_agree_on_small_programs_under_all_settings(strategy: str) -> None:
-    case = decided(strategy, *SMALL)
-    found = {name: disagreement(case, framework) for name, framework in FRAMEWORKS.items()}
+def assert_agreement(case: Case, frameworks: Collection[str] = FRAMEWORKS.keys(), **changes: object) -> None:
+    found = {name: disagreement(case, replace(FRAMEWORKS[name], **changes)) for name in frameworks}  # type: ignore[arg-type]
     assert max(found.values()) < AGREE, found
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("name", ["default", "encoders whole", "two instances"])
+@pytest.mark.parametrize("strategy", each_strategy())
+def test_both_agree_on_every_strategy(strategy: str) -> None:
+    assert_agreement(decided(strategy, *SMALL))
+    assert_agreement(decided(strategy), ["default", "overlapped transfers"])
+
+
+@pytest.mark.wide
 @pytest.mark.parametrize("strategy", ["megatron", "disttrain", "fsdp"])
-def test_both_agree_on_context_parallelism(strategy: str, name: str) -> None:
+def test_both_agree_on_context_parallelism(strategy: str) -> None:
     case = decided(strategy, *SMALL, "layout.cp=2")
     assert {placed.cp for placed in case.program.layout.modules} == {2}
-    assert disagreement(case, FRAMEWORKS[name]) < AGREE
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("strategy", each_strategy())
-def test_both_agree_on_the_default_setting(strategy: str) -> None:
-    case = decided(strategy)
-    found = {name: disagreement(case, FRAMEWORKS[name]) for name in ("default", "overlapped transfers")}
-    assert max(found.values()) < AGREE, found
+    assert_agreement(case, ["default", "encoders whole", "two instances"])
 
 
 @pytest.mark.wide
@@ -57,8 +53,7 @@ def test_both_agree_on_groups_of_several_widths(strategy: str) -> None:
     taken = [np.unique(placed.degree_of_copy[rows.replica]) for placed, rows in pairs if placed.widths]
     assert max(map(len, taken)) > 1
     assert bool(case.program.remade) == (strategy == "braid")
-    found = {name: disagreement(case, framework) for name, framework in FRAMEWORKS.items()}
-    assert max(found.values()) < AGREE, found
+    assert_agreement(case)
 
 
 @pytest.mark.wide
@@ -66,34 +61,21 @@ def test_both_agree_on_groups_of_several_widths(strategy: str) -> None:
 def test_both_agree_on_split_backwards(schedule: str) -> None:
     case = decided("megatron_schedules", *SMALL, f"strategy.planner.schedules=[{schedule}]")
     assert all(case.program.splits_backward(index) for index in range(len(case.program.chunks)))
-    found = {name: disagreement(case, framework) for name, framework in FRAMEWORKS.items()}
-    assert max(found.values()) < AGREE, found
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("frozen", ["vision", "llm"])
-@pytest.mark.parametrize("strategy", ["dip", "entrain", "fsdp", "hetero_colocated", "megatron"])
-def test_both_agree_on_modules_that_do_not_learn(strategy: str, frozen: str) -> None:
-    case = decided(strategy, *SMALL, f"freeze=[{frozen}]")
-    settings = {name: replace(framework, freeze=(frozen,)) for name, framework in FRAMEWORKS.items()}
-    found = {name: disagreement(case, framework) for name, framework in settings.items()}
-    assert max(found.values()) < AGREE, found
+    assert_agreement(case)
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("frozen", ["", "vision", "llm"])
-@pytest.mark.parametrize("strategy", ["fsdp", "hetero_colocated", "megatron"])
-def test_both_agree_on_selective_recomputation(strategy: str, frozen: str) -> None:
+@pytest.mark.parametrize("strategy", ["dip", "entrain", "fsdp", "hetero_colocated", "megatron"])
+def test_both_agree_on_modules_that_do_not_learn_and_on_selective_recomputation(strategy: str, frozen: str) -> None:
     still = (frozen,) if frozen else ()
+    if frozen:
+        assert_agreement(decided(strategy, *SMALL, f"freeze=[{frozen}]"), freeze=still)
+    if strategy in ("dip", "entrain"):
+        return
     case = decided(strategy, *SMALL, "layout.recompute=[vision,audio,llm]", f"freeze=[{frozen}]")
-    settings = {name: replace(framework, freeze=still) for name, framework in FRAMEWORKS.items()}
-    full = {name: disagreement(case, framework) for name, framework in settings.items()}
-    selective = {
-        name: disagreement(case, replace(framework, recompute_granularity="selective"))
-        for name, framework in settings.items()
-    }
-    assert max(full.values()) < AGREE, full
-    assert max(selective.values()) < AGREE, selective
+    for granularity in ("full", "selective"):
+        assert_agreement(case, freeze=still, recompute_granularity=granularity)
 
 
 # What does not learn in each of a row of random programs.

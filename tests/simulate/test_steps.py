@@ -146,9 +146,6 @@ def test_what_holds_a_lane_holds_its_steps(overlapped: bool) -> None:
     assert start == ([34.0, 33.0] if overlapped else [34.0, 34.0])
 
 
-MODEL = tiny_model(encoder=2, llm=2)
-
-
 def measured(num_microbatches: int, **seconds: list[float]) -> Timeline:
     """A program of one encoder stage and one LLM stage, and when its actions started and ended."""
     layout = chain_layout(MODEL, 1, 1, num_microbatches)
