@@ -304,9 +304,9 @@ def _merge(weight, order, num_parts, group):  # type: ignore[no-untyped-def]
         first[one] = first[one][by_sum]
         last[one] = last[one][by_sum]
         heappush(queue, (total[one, -1] - total[one, 0], -total[one, 0], one))
-    part = np.empty(len(weight), np.int64)
+    parts = np.empty(len(weight), np.int64)
     for place, item in enumerate(first[queue[0][2]]):
         while item >= 0:
-            part[item] = place
+            parts[item] = place
             item = following[item]
-    return part
+    return parts

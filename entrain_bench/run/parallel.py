@@ -195,5 +195,5 @@ def _on_ray[Task, Result](
 
 
 def _call_numbered(call: tuple[int, bytes, tuple[str, ...], Path]) -> tuple[int, Any]:
-    number, *arguments = call
-    return number, _call_in_folder(*arguments)
+    number, pickled, search, folder = call
+    return number, _call_in_folder(pickled, search, folder)

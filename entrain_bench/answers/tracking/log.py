@@ -155,7 +155,8 @@ def _log_all(
             client.delete_run(run.info.run_id)
         else:
             kept[key] = run
-    parent, *cases = entries if entries[0].case == SWEEP else (None, *entries)
+    parent = entries[0] if entries[0].case == SWEEP else None
+    cases = entries[1:] if parent else entries
     sweep = ""
     tags: dict[str, str] = {}
     if parent:
