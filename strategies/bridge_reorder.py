@@ -1,7 +1,7 @@
 """Intra-microbatch reordering as Megatron-Bridge ships it (NVIDIA-NeMo/Megatron-Bridge, pull request 4608).
 
-The samples that all replicas process in one microbatch step are dealt out anew by their number of vision patches, as
-many to each replica. It is DistTrain's first reordering (arXiv:2408.04275, section 5.2), a microbatch at a time.
+The samples that all replicas process in one microbatch step are dealt out by their number of vision patches, as many to
+each replica: DistTrain's first reordering (arXiv:2408.04275, section 5.2), a microbatch at a time.
 """
 
 from __future__ import annotations
@@ -24,22 +24,15 @@ from entrain_bench.specs.shapes import SampleShapes
 class PatchBalance:
     """Equal-count LPT by vision patches over the least common multiple of the modules' DP, inside each microbatch step.
 
-    No sample leaves its microbatch. Costs are counts that the data shows, so that there is nothing to misjudge.
-
     Attributes:
         carry: whether a group's load in the steps before counts; the original balances each step by itself.
     """
 
     handles_generators: ClassVar[bool] = True
-
     carry: bool = False
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Replica of every sample in every module; microbatches by arrival.
-
-        Raises:
-            IncompatibleError: if the samples of a microbatch step do not fill as many groups evenly.
-        """
+        """Replica of every sample by module; ``IncompatibleError`` if a microbatch step does not fill groups evenly."""
         job = profile.job
         llm = layout.modules[job.model.llm_index]
         step = job.microbatch_size * llm.dp

@@ -1,20 +1,18 @@
 """FlexSP (arXiv:2412.01523): sharded weights, and groups of widths that a solver chooses for every microbatch.
 
-A program of a microbatch minimises the makespan of its slowest group, under memory, with widths that sum to at most all
-ranks. The greedy packing of ``balancing.rank_groups`` answers first; the paper's mixed-integer program over buckets of
-lengths improves it.
+The greedy packing of ``balancing.rank_groups`` answers first; the paper's mixed-integer program over buckets of lengths
+improves its makespan, under memory, with widths that sum to at most all ranks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from ortools.sat.python import cp_model
 
 from entrain_bench.balancing.lpt import next_fit
-from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rank_groups import (
     GOOD,
@@ -32,14 +30,21 @@ from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.parse import at_least
 from entrain_bench.specs.shapes import SampleShapes
+
+# Seconds and bytes as the integer program counts them: shares of the greedy makespan and of the room.
+UNITS = 10_000
+# Numbers of microbatches that are considered, from the least that memory allows on; buckets of sequences with about the
+# same time in a program.
+TRIALS = 5
+BUCKETS = 16
 
 
 def blasted(size: FloatArray, count: int) -> IntArray:
     """Microbatch of each sequence: ``count`` consecutive ones whose largest sum is least (appendix A) ``[sequences]``.
 
-    Bisection over the largest sum, which sequences then fill one microbatch after another. Sizes count as integers;
-    there are at least as many sequences as microbatches.
+    Bisection over the largest sum. Sizes count as integers; there are at least as many sequences as microbatches.
     """
     whole = np.rint(size).astype(np.int64)
     order = np.arange(len(whole))
@@ -55,10 +60,9 @@ def blasted(size: FloatArray, count: int) -> IntArray:
 
 
 def bucketed(rising: IntArray, count: int) -> IntArray:
-    """Bucket of each value so that rounding up to the largest of its bucket adds least ``[values]``.
+    """Bucket of each rising value so that rounding up to the largest of its bucket adds least ``[values]``.
 
     ``error[k][q] = min over j of error[j][q - 1] + sum over j < i <= k of (s_k - s_i)``; of equal cuts the first.
-    Values are rising integers ``[values]``, in ``count`` buckets at most.
     """
     distinct, which, number = np.unique(rising, return_inverse=True, return_counts=True)
     if len(distinct) <= count:
@@ -97,27 +101,14 @@ def _buckets(value, number, count):  # type: ignore[no-untyped-def]
     return label
 
 
-# Seconds and bytes as the integer program counts them: shares of the greedy makespan and of the room.
-UNITS = 10_000
-# Numbers of microbatches that are considered, from the least that memory allows on; buckets of sequences with about the
-# same time in a program.
-TRIALS = 5
-BUCKETS = 16
-
-
 def solved(
-    start: SequenceGroups,
-    seconds: FloatArray,
-    bytes_: FloatArray,
-    widths: IntArray,
-    num_ranks: int,
-    room: float,
-    work: float,
+    start: SequenceGroups, seconds: FloatArray, bytes_: FloatArray, limits: tuple[IntArray, int, float], work: float
 ) -> SequenceGroups:
     """The better of ``start`` and what the mixed-integer program over buckets finds within its work.
 
-    ``work`` is CP-SAT's deterministic time (about seconds); the other arguments are those of ``grouped``.
+    ``work`` is CP-SAT's deterministic time, limits are the last arguments of ``grouped``.
     """
+    widths, num_ranks, room = limits
     floor = max(float(seconds.min(axis=0).max()), float((seconds * widths[:, None]).min(axis=0).sum()) / num_ranks)
     if start.makespan_s <= GOOD * floor or work <= 0:
         return start
@@ -184,23 +175,14 @@ class FlexibleGroups:
 
     handles_generators: ClassVar[bool] = True
     handles_widths: ClassVar[bool] = True
-
-    solver_work: float = 0.05
-
-    def __post_init__(self) -> None:
-        check_least(self, "strategy.assigner", 0, "solver_work")
+    solver_work: Annotated[float, at_least(0)] = 0.05
 
     def draft(self) -> FlexibleGroups:
         """Without integer programs."""
         return replace(self, solver_work=0.0)
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Group and microbatch of every unit.
-
-        Raises:
-            IncompatibleError: if the layout has no widths, or has stages.
-            OutOfMemoryError: if the longest sample fits on no group.
-        """
+        """Group and microbatch; ``IncompatibleError`` for stages, ``OutOfMemoryError`` for samples beyond memory."""
         model = profile.job.model
         llm = layout.modules[model.llm_index]
         check_plane(layout, "flexsp", "strategy/planner=flexsp")
@@ -209,6 +191,7 @@ class FlexibleGroups:
         widths = np.array([cp for _, cp in llm.degrees])
         seconds, bytes_ = sample_costs(shapes, layout, profile)
         room = room_bytes(layout, profile)
+        limits = widths, llm.dp, room
         if room <= 0 or bytes_.max() > room * widths[-1]:
             raise OutOfMemoryError(
                 f"assignment: the longest of {len(shapes)} samples does not fit on {widths[-1]} ranks"
@@ -220,7 +203,7 @@ class FlexibleGroups:
         count = least
         last = least + TRIALS
         while count <= len(shapes) and (count < last or not best):
-            microbatches = self._microbatches(order, count, seconds, bytes_, widths, llm.dp, room)
+            microbatches = greedy_microbatches(order, count, seconds, bytes_, limits)
             total_s = decisive(sum(groups.makespan_s for _, groups in microbatches)) if microbatches else np.inf
             if total_s < best_s:
                 best = microbatches
@@ -228,40 +211,33 @@ class FlexibleGroups:
             count += 1
         number, first, width = np.zeros((3, len(shapes)), np.int64)
         for index, (mine, start) in enumerate(best):
-            groups = solved(start, seconds[:, mine], bytes_[mine], widths, llm.dp, room, self.solver_work)
+            groups = solved(start, seconds[:, mine], bytes_[mine], limits, self.solver_work)
             begin = first_positions(groups.width)
             number[mine] = index
             first[mine] = begin[groups.group]
             width[mine] = groups.width[groups.group]
         return round_labels(model, shapes, layout, Rounds(number, first, width), spread=True)
 
-    def _microbatches(
-        self,
-        order: IntArray,
-        count: int,
-        seconds: FloatArray,
-        bytes_: FloatArray,
-        widths: IntArray,
-        num_ranks: int,
-        room: float,
-    ) -> list[tuple[IntArray, SequenceGroups]]:
-        """Samples and greedy groups of each of so many microbatches; none if some do not fit in memory."""
-        microbatch = blasted(bytes_[order], count)
-        group_lists = []
-        for number in range(int(microbatch.max()) + 1):
-            mine = order[microbatch == number]
-            groups = grouped(seconds[:, mine], bytes_[mine], widths, num_ranks, room)
-            if groups is None:
-                return []
-            group_lists.append((mine, groups))
-        return group_lists
+
+def greedy_microbatches(
+    order: IntArray, count: int, seconds: FloatArray, bytes_: FloatArray, limits: tuple[IntArray, int, float]
+) -> list[tuple[IntArray, SequenceGroups]]:
+    """Samples and greedy groups of each of so many microbatches; none if some do not fit in memory."""
+    microbatch = blasted(bytes_[order], count)
+    microbatches = []
+    for number in range(int(microbatch.max()) + 1):
+        mine = order[microbatch == number]
+        groups = grouped(seconds[:, mine], bytes_[mine], *limits)
+        if groups is None:
+            return []
+        microbatches.append((mine, groups))
+    return microbatches
 
 
 def sample_costs(shapes: SampleShapes, layout: Layout, profile: Profile) -> tuple[FloatArray, FloatArray]:
-    """Believed seconds of both passes of a sample on a group of each width, and bytes that the group shares.
+    """Believed seconds of both passes of a sample on groups of each width ``[widths, samples]``; bytes ``[samples]``.
 
-    The LLM's as FlexSP has them, linear and quadratic in the length with communication by width, and the items' on one
-    position each, shared out evenly over the group ``[widths, samples]``, ``[samples]``.
+    The LLM's as FlexSP has them, by width, and the items' on one position each, shared out evenly over the group.
     """
     model = profile.job.model
     widths = np.array([cp for _, cp in layout.modules[model.llm_index].degrees])

@@ -1,8 +1,7 @@
 """Fully sharded data parallelism (FSDP, ZeRO-3): every rank runs the whole model on samples of its own.
 
-What practitioners switch on in PyTorch-native stacks (torch 2.13, ``torch.distributed.fsdp.fully_shard``). There are no
-stages, so nothing is split but batch and weights. The collectives that gather weights tie replicas to each other: a
-micro-step takes as long as its slowest replica.
+As in torch 2.13 (``torch.distributed.fsdp.fully_shard``). The collectives that gather weights tie replicas to each
+other: a micro-step takes as long as its slowest replica.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
-from entrain_bench.balancing.options import check_least
+from entrain_bench.balancing.options import TrialOptions
 from entrain_bench.balancing.planning import mean_length, place_chain, recompute_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rounds import PlanePlanner, samples_at_once, sharded_degrees, sharded_job
@@ -26,38 +25,26 @@ from entrain_bench.specs.shapes import SampleShapes
 
 
 @dataclass(frozen=True, slots=True)
-class FsdpPlanner:
+class FsdpPlanner(TrialOptions):
     """One stage, weights sharded over all data- and context-parallel ranks; TP, CP and recomputation by trial runs.
 
     DP is what TP and CP leave of the ranks: ``layout.dp`` if CP is fixed, too, otherwise a multiple of it.
 
     Attributes:
         widths: whether layouts whose samples may take CP groups of any width compete as well.
-        profile_samples: samples averaged into one shape.
-        num_trials: best estimates that fit memory and run a profiled batch on trial.
     """
 
     handles_generators: ClassVar[bool] = True
-
     widths: bool = False
-    profile_samples: int = 256
-    num_trials: int = 8
-
-    def __post_init__(self) -> None:
-        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
-        """The fastest of the most promising candidates that fit memory.
-
-        Raises:
-            IncompatibleError: for more than one stage, or optimizer states shared by parts of the ranks.
-        """
+        """The fastest of the most promising candidates that fit memory; ``IncompatibleError`` for stages."""
         profile = profile.for_job(sharded_job(profile.job))
         samples = profile.samples.draw(self.profile_samples)
         later = make_program.chooses_recomputation
         others = []
         if self.widths:
-            wide = PlanePlanner(self.profile_samples, self.num_trials, sharded=True)
+            wide = PlanePlanner(profile_samples=self.profile_samples, num_trials=self.num_trials, sharded=True)
             others = [wide.candidates(profile, make_program)]
         return chosen_layout(
             profile,
@@ -86,10 +73,7 @@ def _candidates(profile: Profile, samples: SampleShapes, *, chosen_later: bool) 
 
 
 def micro_step_s(profile: Profile, module: ModuleSpec, placed: ModuleLayout, samples: SampleShapes) -> float:
-    """Forward and backward of a module on a microbatch of average samples.
-
-    A layer takes the longer of its computation and its collectives.
-    """
+    """Seconds of a module on a microbatch of average samples; a layer takes the longer of computation and traffic."""
     lengths = module.lengths(samples, module.units(samples))
     if not len(lengths):
         return 0.0

@@ -1,15 +1,14 @@
 """Heterogeneous parallelism (arXiv:2605.27678): every module has degrees of its own, and data is left as it comes.
 
-Layouts by exhaustive search over every (TP, CP, PP, DP) of the LLM with every grid of the encoders (the paper tunes by
-hand), rated by closed forms for uniform microbatches of an average shape. Samples in arrival order, cut into contiguous
-slices where DP differs. Three-phase and graph-aware 1F1B schedules (section 2).
+Exhaustive search over the degrees of the LLM with every grid of the encoders (the paper tunes by hand), rated by closed
+forms for uniform microbatches; three-phase and graph-aware 1F1B schedules (section 2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from math import ceil
 from typing import ClassVar
@@ -19,7 +18,7 @@ import numpy as np
 from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.lpt import arrival_places, place_in_group
-from entrain_bench.balancing.options import check_least
+from entrain_bench.balancing.options import TrialOptions
 from entrain_bench.balancing.planning import (
     mean_length,
     named_degrees,
@@ -55,6 +54,7 @@ from entrain_bench.program.layout import (
 from entrain_bench.specs.job import Degrees, Job, divisors
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.parse import Count
 from entrain_bench.specs.shapes import SampleShapes
 
 # Ranks of all layouts of a search together.
@@ -69,27 +69,6 @@ class Pair:
     llm: Degrees
 
 
-def colocated_pairs(job: Job, encoder_tp: int | None = None) -> list[Pair]:
-    """Pairs that both use all ranks; encoder PP = CP = 1 and an integer DP ratio (arXiv:2605.27678, section 5).
-
-    The job's request binds the LLM; without ``encoder_tp`` every TP of the encoders is tried.
-
-    Raises:
-        UserError: if none meets the request.
-    """
-    _check_request(job)
-    ranks = job.cluster.num_ranks
-    pairs = []
-    for llm in _llm_degrees(job, ranks):
-        if job.request.pp not in (None, llm.pp):
-            continue
-        for tp in _encoder_degrees(job, encoder_tp):
-            dp, rest = divmod(ranks, tp)
-            if not rest and is_integer_ratio(dp, llm.dp):
-                pairs.append(Pair(Degrees(tp, 1, 1, dp), llm))
-    return _some(job, pairs)
-
-
 def island_sizes(job: Job) -> list[int]:
     """Ranks an encoder island may have: a part of a node or whole nodes, at most half of the cluster."""
     node = job.cluster.gpus_per_node
@@ -97,26 +76,40 @@ def island_sizes(job: Job) -> list[int]:
     return [size for size in range(1, half + 1) if size % node == 0 or node % size == 0]
 
 
-def noncolocated_pairs(job: Job, encoder_ranks: int | None = None, encoder_tp: int | None = None) -> list[Pair]:
-    """Pairs that together use all ranks; encoder CP = 1 and an integer DP ratio.
+def list_pairs(
+    job: Job, *, colocated: bool, encoder_ranks: int | None = None, encoder_tp: int | None = None
+) -> list[Pair]:
+    """Pairs that both use all ranks, or use them together; encoder CP = 1 and an integer DP ratio.
 
-    ``request.pp`` counts the stages of both. Without ``encoder_ranks`` the encoder island has every one of
-    ``island_sizes``, without ``encoder_tp`` every TP.
-
-    Raises:
-        UserError: if none meets the request.
+    Colocated encoders have one stage (arXiv:2605.27678, section 5). The job's request binds the LLM, its PP counts the
+    stages of one chain. Without ``encoder_ranks`` an encoder island has every one of ``island_sizes``, without
+    ``encoder_tp`` every TP. ``UserError`` if there is no pair, or too many.
     """
     _check_request(job)
-    layers = min(len(module.layers) for module in job.model.encoders)
+    asked = job.request
+    ranks = job.cluster.num_ranks
+    layers = 1 if colocated else min(len(module.layers) for module in job.model.encoders)
+    sizes = [encoder_ranks] if encoder_ranks else [ranks] if colocated else island_sizes(job)
     pairs = []
-    for size in [encoder_ranks] if encoder_ranks else island_sizes(job):
-        for llm in _llm_degrees(job, job.cluster.num_ranks - size):
+    for size in sizes:
+        for llm in _llm_degrees(job, ranks if colocated else ranks - size):
             for tp, pp in product(_encoder_degrees(job, encoder_tp), range(1, layers + 1)):
                 dp, rest = divmod(size, tp * pp)
-                if rest or not is_integer_ratio(dp, llm.dp) or job.request.pp not in (None, pp + llm.pp):
-                    continue
-                pairs.append(Pair(Degrees(tp, 1, pp, dp), llm))
-    return _some(job, pairs)
+                stages = llm.pp if colocated else pp + llm.pp
+                if not rest and is_integer_ratio(dp, llm.dp) and asked.pp in (None, stages):
+                    pairs.append(Pair(Degrees(tp, 1, pp, dp), llm))
+    if not pairs:
+        raise UserError(
+            f"{named_degrees(asked)}: no degrees of encoder and LLM with an integer ratio of DP use the {ranks} ranks "
+            f"of cluster={job.cluster.name} with dp x microbatch_size={job.microbatch_size} dividing "
+            f"global_batch={job.global_batch}"
+        )
+    if len(pairs) * ranks > MAX_PLACED_RANKS:
+        raise UserError(
+            f"layout: {len(pairs)} degrees of encoder and LLM on the {ranks} ranks of cluster={job.cluster.name} are "
+            "too many to search. Set layout.tp, layout.cp or layout.dp"
+        )
+    return pairs
 
 
 def place_pair(
@@ -124,12 +117,13 @@ def place_pair(
 ) -> Layout:
     """Both modules on consecutive ranks, replica after replica, TP innermost, then CP, then stages.
 
-    Colocated, both start at rank 0, so that the encoder replicas that feed an LLM replica are neighbours on its ranks
-    (or the other way round). Otherwise the module with the wider TP comes first, so that every block is aligned.
+    Colocated, both start at rank 0. Otherwise the module with the wider TP comes first, so that every block is aligned.
     ``layers`` are those of each stage, for every module.
     """
-    encoder = _grid(pair.encoder)
-    llm = _grid(pair.llm)
+    encoder, llm = (
+        np.arange(one.dp * one.pp * one.tp * one.cp).reshape(one.dp, one.pp, one.tp * one.cp)
+        for one in (pair.encoder, pair.llm)
+    )
     if not colocated and pair.encoder.tp > pair.llm.tp:
         llm = llm + encoder.size
     elif not colocated:
@@ -141,11 +135,6 @@ def place_pair(
     layout = Layout(tuple(modules), job.num_microbatches(pair.llm.dp))
     check_layout(layout, job.model, job.cluster)
     return layout
-
-
-def _grid(degrees: Degrees) -> IntArray:
-    shape = (degrees.dp, degrees.pp, degrees.tp * degrees.cp)
-    return np.arange(degrees.dp * degrees.pp * degrees.tp * degrees.cp).reshape(shape)
 
 
 def _llm_degrees(job: Job, ranks: int) -> Iterator[Degrees]:
@@ -186,28 +175,12 @@ def _check_request(job: Job) -> None:
         job.num_microbatches(asked.dp)
 
 
-def _some(job: Job, pairs: list[Pair]) -> list[Pair]:
-    if not pairs:
-        raise UserError(
-            f"{named_degrees(job.request)}: no degrees of encoder and LLM with an integer ratio of DP use the "
-            f"{job.cluster.num_ranks} ranks of cluster={job.cluster.name} with dp x microbatch_size="
-            f"{job.microbatch_size} dividing global_batch={job.global_batch}"
-        )
-    if len(pairs) * job.cluster.num_ranks > MAX_PLACED_RANKS:
-        raise UserError(
-            f"layout: {len(pairs)} degrees of encoder and LLM on the {job.cluster.num_ranks} ranks of "
-            f"cluster={job.cluster.name} are too many to search. Set layout.tp, layout.cp or layout.dp"
-        )
-    return pairs
-
-
 def list_candidates(
     profile: Profile, samples: SampleShapes, pairs: list[Pair], *, colocated: bool, offload: bool = False
 ) -> Iterator[Candidate]:
     """Every pair with every choice of recomputation, and of encoder offload in three-phase schedules with ``offload``.
 
-    Samples are averaged into one shape. A module's stages are its own, so its split into stages does not depend on
-    recomputation.
+    Samples are averaged into one shape.
     """
     job = profile.job
 
@@ -249,7 +222,7 @@ def list_candidates(
 def estimate_s(encoder: FloatArray, llm: FloatArray, num_microbatches: int, *, colocated: bool) -> float:
     """Time of uniform microbatches, without the step at the end of the iteration.
 
-    Arguments are forward and backward seconds of each stage for a microbatch; of encoders in three phases for the whole
+    Arguments are seconds of both passes of each stage for a microbatch; of encoders in three phases for the whole
     window.
     """
     if not colocated:
@@ -263,10 +236,7 @@ def estimate_s(encoder: FloatArray, llm: FloatArray, num_microbatches: int, *, c
 def average_layer_s(
     profile: Profile, module: ModuleSpec, samples: SampleShapes, num_samples: float, tp: int, cp: int
 ) -> FloatArray:
-    """Measured forward and backward seconds of each layer on the average units of so many samples ``[layers]``.
-
-    Their number may be a fraction; units are rounded up as in the fullest of several slices.
-    """
+    """Measured seconds of both passes of each layer on the average units of some samples, rounded up ``[layers]``."""
     lengths = module.lengths(samples, module.units(samples))
     if not len(lengths):
         return np.zeros(len(module.layers))
@@ -275,7 +245,7 @@ def average_layer_s(
 
 
 @dataclass(frozen=True, slots=True)
-class ColocatedPlanner:
+class ColocatedPlanner(TrialOptions):
     """Encoder and LLM on all ranks, each with its own TP and DP; the encoder has one stage.
 
     ``layout.tp``, ``cp``, ``pp`` and ``dp`` bind the LLM.
@@ -284,31 +254,24 @@ class ColocatedPlanner:
         encoder_tp: TP of the encoders; None searches it.
         offload_encoder: whether layouts are considered, too, whose encoder weights and gradients are in host memory
             while the LLM runs (three-phase schedules only).
-        profile_samples: samples averaged into one shape.
-        num_trials: best estimates that fit memory and run a profiled batch on trial.
     """
 
     encoder_tp: int | None = None
     offload_encoder: bool = False
-    profile_samples: int = 256
-    num_trials: int = 8
-
-    def __post_init__(self) -> None:
-        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.samples.draw(self.profile_samples)
 
         def candidates(sized: Profile) -> list[Candidate]:
-            pairs = colocated_pairs(sized.job, self.encoder_tp)
+            pairs = list_pairs(sized.job, colocated=True, encoder_tp=self.encoder_tp)
             return by_estimate(list_candidates(sized, samples, pairs, colocated=True, offload=self.offload_encoder))
 
         return chosen_layout(profile, candidates, make_program, self.num_trials)
 
 
 @dataclass(frozen=True, slots=True)
-class NoncolocatedPlanner:
+class NoncolocatedPlanner(TrialOptions):
     """An encoder island beside the LLM; together they use all ranks.
 
     ``layout.tp``, ``cp`` and ``dp`` bind the LLM; ``layout.pp`` counts the stages of both.
@@ -316,17 +279,10 @@ class NoncolocatedPlanner:
     Attributes:
         encoder_ranks: size of the island; None searches parts of a node and whole nodes up to half of the cluster.
         encoder_tp: TP of the encoders; None searches it.
-        profile_samples: samples averaged into one shape.
-        num_trials: best estimates that fit memory and run a profiled batch on trial.
     """
 
-    encoder_ranks: int | None = None
+    encoder_ranks: Count | None = None
     encoder_tp: int | None = None
-    profile_samples: int = 256
-    num_trials: int = 8
-
-    def __post_init__(self) -> None:
-        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials", "encoder_ranks")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
@@ -334,14 +290,13 @@ class NoncolocatedPlanner:
             most = profile.job.cluster.num_ranks - 1
             require(self.encoder_ranks <= most, "strategy.planner.encoder_ranks", self.encoder_ranks, f"at most {most}")
         samples = profile.samples.draw(self.profile_samples)
-        limits = self.encoder_ranks, self.encoder_tp
+        listed = partial(list_pairs, colocated=False, encoder_ranks=self.encoder_ranks, encoder_tp=self.encoder_tp)
         if not profile.job.free_microbatch_size:
             # The tuner asks for few degrees at a time; that all are too many should be known before.
-            noncolocated_pairs(profile.job, *limits)
+            listed(profile.job)
 
         def candidates(sized: Profile) -> list[Candidate]:
-            pairs = noncolocated_pairs(sized.job, *limits)
-            return by_estimate(list_candidates(sized, samples, pairs, colocated=False))
+            return by_estimate(list_candidates(sized, samples, listed(sized.job), colocated=False))
 
         return chosen_layout(profile, candidates, make_program, self.num_trials)
 
@@ -351,17 +306,13 @@ class BatchSlices:
     """Samples in arrival order; an LLM replica's items in contiguous slices over the encoder replicas that feed it.
 
     What is sliced is the batch dimension of the boundary tensor (arXiv:2605.27678, section 1): the items of one LLM
-    microbatch, or, where the encoder runs once for the whole window (colocated, LLM PP > 1: three phases), the items
-    of all of a replica's microbatches. Slices differ by at most one item.
+    microbatch, or of all of a replica's microbatches in the three-phase schedule.
 
     Attributes:
         encoder_passes: chunks of an encoder replica's window in the three-phase schedule; the paper runs one.
     """
 
-    encoder_passes: int = 1
-
-    def __post_init__(self) -> None:
-        check_least(self, "strategy.assigner", 1, "encoder_passes")
+    encoder_passes: Count = 1
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch from the position in the batch alone."""
@@ -398,11 +349,7 @@ class ColocatedScheduler(Recomputation):
     """
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program.
-
-        Raises:
-            IncompatibleError: if an encoder is not on exactly the LLM's ranks or an item takes a wrong route.
-        """
+        """The program; ``IncompatibleError`` if an encoder is not on exactly the LLM's ranks or an item goes astray."""
         check_colocated(layout)
         model = profile.job.model
         one_stage = layout.modules[-1].pp == 1
@@ -417,8 +364,7 @@ class ColocatedScheduler(Recomputation):
 class GraphAwareScheduler(OneForwardOneBackward):
     """1F1B over the stages of an encoder island and of the LLM, whose ranks are disjoint.
 
-    An LLM first stage runs a microbatch when all its encoder inputs are there; a stage warms up with as many forwards
-    as stages follow it on the longest path.
+    A stage warms up with as many forwards as stages follow it on the longest path.
     """
 
     handles_generators: ClassVar[bool] = False

@@ -1,19 +1,17 @@
 """Dynamic context parallelism of Megatron-LM (``--dynamic-context-parallel`` and ``--hybrid-context-parallel``).
 
-Each round of a batch has context-parallel groups of its own over the DP x CP plane: wide for long samples, narrow for
-short ones. Megatron-LM's two choosers of groups are written anew: dev's rounds of packs, main's of sub-samples. Groups
-of a round come from rank 0 on, in the order in which they were opened; placed by falling width they are aligned.
+Each round of a batch has groups of its own over the DP x CP plane, wide for long samples: dev's rounds of packs, main's
+of sub-samples. Groups come from rank 0 on, as they were opened; placed by falling width they are aligned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rank_groups import first_positions
 from entrain_bench.balancing.rounds import Rounds, check_plane, mean_tokens, round_labels
@@ -22,6 +20,7 @@ from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.parse import Count, OneOf
 from entrain_bench.specs.shapes import SampleShapes
 
 # By how much a rank may exceed the work of one that is full of the longest sequence; imbalance that main accepts.
@@ -33,17 +32,11 @@ BUCKET_SLACK = 1.1
 
 @dataclass(slots=True)
 class Group:
-    """Ranks that share sequences.
+    """Ranks that share sequences."""
 
-    Attributes:
-        width: number of ranks.
-        samples: its sequences, in order.
-        work: of each of its ranks.
-    """
-
-    width: int
-    samples: list[int] = field(default_factory=list)
-    work: float = 0.0
+    width: int  # number of ranks
+    samples: list[int] = field(default_factory=list)  # its sequences, in order
+    work: float = 0.0  # of each of its ranks
 
 
 def least_width(length: int, capacity: int) -> int:
@@ -60,10 +53,7 @@ def falling(lengths: IntArray) -> IntArray:
 def dev_rounds(lengths: IntArray, num_ranks: int, capacity: int) -> list[list[Group]]:
     """Rounds in which every rank has one pack of at most ``capacity`` tokens (``next_hdp_group_packing_aware``, dev).
 
-    Args:
-        lengths: tokens of sequences, none above ``capacity`` times ``num_ranks`` ``[sequences]``.
-        num_ranks: of the DP x CP plane, a power of two.
-        capacity: tokens of a rank in a round at most.
+    Sequences have ``lengths``, none above ``capacity`` times ``num_ranks``, a power of two ``[sequences]``.
     """
     least = np.array([least_width(length, capacity) for length in lengths.tolist()], np.int64)
     left = falling(lengths)
@@ -131,10 +121,7 @@ def _dev_round(length, least, num_ranks, capacity):  # type: ignore[no-untyped-d
 
 
 def filled(widths: IntArray, num_ranks: int) -> IntArray:
-    """Widths once no rank is idle: the first of the narrowest groups doubles, again and again.
-
-    Widths and the number of ranks are powers of two, so idle ranks are a multiple of the narrowest width.
-    """
+    """Widths once no rank is idle: the first of the narrowest groups doubles, again and again."""
     widths = widths.copy()
     free = num_ranks - int(widths.sum())
     while free:
@@ -147,7 +134,7 @@ def filled(widths: IntArray, num_ranks: int) -> IntArray:
 def main_rounds(lengths: IntArray, num_ranks: int, capacity: int) -> list[list[Group]]:
     """Groups whose ranks are to be equally busy, sequences one after another in each (``BalancedCPScheduler``, main).
 
-    Arguments as of ``dev_rounds``; a rank's tokens are bounded for each sequence, not for what it runs in a round.
+    Arguments as of ``dev_rounds``; a rank's tokens are bounded for each sequence.
     """
     left = falling(lengths).tolist()
     rounds = []
@@ -249,20 +236,11 @@ class GroupsByLength:
 
     handles_generators: ClassVar[bool] = True
     handles_widths: ClassVar[bool] = True
-
-    scheduler: str = "dev"
-    max_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        check_choices(self, "strategy.assigner", scheduler=("dev", "main"))
-        check_least(self, "strategy.assigner", 1, "max_tokens")
+    scheduler: Annotated[str, OneOf(("dev", "main"))] = "dev"
+    max_tokens: Count | None = None
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Group and round of every unit.
-
-        Raises:
-            IncompatibleError: for a layout without widths, a DP x CP that is no power of two, and stages with ``main``.
-        """
+        """Group and round of every unit; ``IncompatibleError`` without widths, or if DP x CP is no power of two."""
         model = profile.job.model
         llm = layout.modules[model.llm_index]
         check_plane(layout, "hybrid_cp", "strategy/planner=hybrid_cp")

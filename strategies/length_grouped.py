@@ -1,27 +1,25 @@
 """Length grouping as training scripts switch it on: Hugging Face's and LLaVA's samplers, inside one global batch.
 
-``group_by_length`` of transformers (``trainer_pt_utils.get_length_grouped_indices``) sorts samples by length, so that a
-microbatch holds samples alike. LLaVA's ``group_by_modality_length`` (``llava_trainer.get_length_grouped_indices``)
-bears the same name and does the opposite: it spreads lengths, so that microbatches are alike.
+``group_by_length`` of transformers (``get_length_grouped_indices``) sorts samples, so that a microbatch holds samples
+alike; LLaVA's ``group_by_modality_length`` spreads lengths, so that microbatches are alike.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from entrain_bench.balancing.lpt import balanced_groups
-from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import GOLDEN, mix
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.parse import OneOf
 from entrain_bench.specs.shapes import SampleShapes
 
-RULES = ("length", "modality_length")
 # Of transformers: mega-batches of so many batches of a device.
 MEGA_BATCHES = 50
 
@@ -36,11 +34,7 @@ class LengthGrouped:
     """
 
     handles_generators: ClassVar[bool] = True
-
-    rule: str = "length"
-
-    def __post_init__(self) -> None:
-        check_choices(self, "strategy.assigner", rule=RULES)
+    rule: Annotated[str, OneOf(("length", "modality_length"))] = "length"
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch from the place in the sampler's order."""
@@ -76,7 +70,7 @@ def even_by_modality(order: IntArray, length: FloatArray, has_items: BoolArray, 
     """The order, cut into microbatches of ``size`` samples of one modality each whose sums of lengths are alike.
 
     Samples with items and those without are dealt out apart, by falling length, each to the microbatch with the least
-    so far that has a free place. What fills no microbatch comes last, together and in the order of arrival.
+    so far that has a free place. What fills no microbatch comes last, in the order of arrival.
     """
     full = []
     rest = []

@@ -1,8 +1,8 @@
 """Modality-decoupled parallelism (LongCat-Flash-Omni, arXiv:2511.00279): encoders apart from the LLM's schedule.
 
-Every rank holds all encoders beside its part of the LLM. The items of an LLM replica's whole iteration are spread over
-its ranks, encoded before the LLM's schedule begins, and go backward when it has ended. Rule and order are those of
-Megatron-LM's implementation (NVIDIA-NeMo/Megatron-Bridge, issue 1554; ``megatron/core/mdp``, 2026-09).
+The items of an LLM replica's whole iteration are spread over its ranks, encoded before the LLM's schedule begins, and
+go backward when it has ended, as in Megatron-LM (NVIDIA-NeMo/Megatron-Bridge, issue 1554; ``megatron/core/mdp``,
+2026-09).
 """
 
 from __future__ import annotations
@@ -31,19 +31,12 @@ SLACK_PERMILLE = 10
 
 @dataclass(frozen=True, slots=True)
 class SpreadItems:
-    """Samples in arrival order; the items of each LLM replica by LPT over the encoder replicas on its ranks.
-
-    The items of a whole iteration are balanced at once, whole and one by one, so those of a sample may be encoded in
-    several places; an encoder replica processes its items in one pass.
-    """
+    """Samples in arrival order; each LLM replica's items by LPT over the encoder replicas on its ranks, in one pass."""
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """LLM replica and microbatch by arrival; encoder replica of every item by its believed seconds.
 
-        Several encoders follow each other, each beside what the ones before it have put on a replica.
-
-        Raises:
-            IncompatibleError: if the DP of encoder and LLM have no integer ratio.
+        Several encoders follow each other. ``IncompatibleError`` if the DP of encoder and LLM have no integer ratio.
         """
         job = profile.job
         *encoders, llm = layout.modules
@@ -66,11 +59,7 @@ class DecoupledScheduler(Recomputation):
     """All encoder forwards, the LLM's 1F1B as if there were no encoder, all encoder backwards; at any depth."""
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program.
-
-        Raises:
-            IncompatibleError: if an encoder is not on exactly the LLM's ranks, or an item leaves its replica's ranks.
-        """
+        """The program; ``IncompatibleError`` if an encoder is not on exactly the LLM's ranks or an item leaves them."""
         check_colocated(layout)
         model = profile.job.model
         check_routes(model, shapes, layout, assignment, in_order=False)
@@ -88,9 +77,8 @@ def endpoints(encoder: ModuleLayout, llm: ModuleLayout) -> IntArray:
 def spread(cost, first, num_workers, local, load, slack_permille):  # type: ignore[no-untyped-def]
     """Worker of each item: by falling cost, each to the least-loaded worker of its own, or the local one ``[items]``.
 
-    Equal costs go by index, equal loads to the first worker. An item may go to ``num_workers`` consecutive workers from
-    its first on, and prefers a local one, -1 for none, within the slack, thousandths of its cost. What workers get is
-    added to their load ``[workers]``.
+    An item may go to ``num_workers`` consecutive workers from its first on, and prefers a local one, -1 for none,
+    within the slack, thousandths of its cost. ``load`` grows ``[workers]``.
     """
     worker = np.empty(len(cost), np.int64)
     for item in np.argsort(-cost, kind="mergesort"):

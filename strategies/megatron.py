@@ -1,23 +1,22 @@
 """A Megatron-LM style baseline: homogeneous layout, samples in arrival order, 1F1B.
 
 The encoder uses the LLM's TP, CP and DP. Both placements that frameworks offer are considered: on the first LLM stage,
-or on leading stages of its own; a generator sits on the last LLM stage, or on trailing ones. Everything is decided from
-the average sample shape; what a batch contains is ignored.
+or on leading stages of its own; a generator sits on the last LLM stage, or on trailing ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, Draft, rising_candidates
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.lpt import arrival_places
-from entrain_bench.balancing.options import check_choices, check_least
+from entrain_bench.balancing.options import TrialOptions
 from entrain_bench.balancing.planning import (
     average_layer_s,
     chain_starts,
@@ -35,34 +34,25 @@ from entrain_bench.balancing.rank_groups import step_assignment
 from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.parse import Count, OneOf
 from entrain_bench.specs.shapes import SampleShapes
 
 type Layers = list[tuple[int, ...]]
 """Layers of each stage, for every module of the model."""
 
-PLACEMENTS = ("auto", "first_stage", "leading_stages")
-SPLITS = ("balanced", "uniform", "ends")
-ORDERS = ("loop", "v")
-
 
 @dataclass(frozen=True, slots=True)
 class ScheduleKind:
-    """Requirements of a schedule on a layout.
+    """Requirements of a schedule on a layout."""
 
-    Attributes:
-        virtual_stages: stages that each rank of a pipeline holds.
-        order: how they follow each other over the ranks (``place_ranks``).
-        split_backward: whether backwards are split.
-    """
-
-    virtual_stages: int = 1
-    order: str = "loop"
-    split_backward: bool = False
+    virtual_stages: int = 1  # stages that each rank of a pipeline holds
+    order: str = "loop"  # how they follow each other over the ranks (``place_ranks``)
+    split_backward: bool = False  # whether backwards are split
 
     @property
     def bubble(self) -> float:
@@ -79,13 +69,11 @@ SCHEDULES = {
 
 
 @dataclass(frozen=True, slots=True)
-class MegatronPlanner:
+class MegatronPlanner(TrialOptions):
     """Picks degrees, placement and layers per stage by the 1F1B time of an average shape, then by trial runs.
 
     Attributes:
         placement: ``first_stage``, ``leading_stages``, or ``auto`` for either.
-        profile_samples: samples averaged into one shape.
-        num_trials: best estimates that fit memory and run a profiled batch on trial.
         split: LLM layers so that the slowest stage is fastest (``balanced``), as many blocks on every stage and
             encoders on the first (``uniform``), or likewise but for the first and the last stage, whose numbers make
             the slowest stage fastest (``ends``: Megatron-LM's ``--decoder-first-pipeline-num-layers`` and ``-last-``).
@@ -96,34 +84,33 @@ class MegatronPlanner:
     """
 
     handles_generators: ClassVar[bool] = True
-
-    placement: str = "auto"
-    profile_samples: int = 256
-    num_trials: int = 8
-    split: str = "balanced"
-    virtual_stages: int = 1
-    virtual_order: str = "loop"
-    schedules: Sequence[str] = ()
+    placement: Annotated[str, OneOf(("auto", "first_stage", "leading_stages"))] = "auto"
+    split: Annotated[str, OneOf(("balanced", "uniform", "ends"))] = "balanced"
+    virtual_stages: Count = 1
+    virtual_order: Annotated[str, OneOf(("loop", "v"))] = "loop"
+    schedules: tuple[Annotated[str, OneOf(tuple(SCHEDULES))], ...] = ()
 
     def __post_init__(self) -> None:
-        where = "strategy.planner"
-        check_choices(self, where, placement=PLACEMENTS, split=SPLITS, virtual_order=ORDERS)
-        check_least(self, where, 1, "profile_samples", "num_trials", "virtual_stages")
         turns = self.virtual_order == "loop" or self.virtual_stages == 2
         require(turns, "strategy.planner.virtual_stages", self.virtual_stages, "2 with virtual_order=v")
-        for name in self.schedules:
-            if name not in SCHEDULES:
-                raise unknown_choice("strategy.planner.schedules", name, [*SCHEDULES])
         fits = self.split == "balanced" or self.placement != "leading_stages"
         require(fits, "strategy.planner.placement", self.placement, "auto or first_stage with split=uniform")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.samples.draw(self.profile_samples)
-        known = MeasuredCosts(samples)
+
+        @cache
+        def measured(size: int, tp: int, cp: int) -> list[FloatArray]:
+            return average_layer_s(profile.for_job(profile.job.with_microbatch_size(size)), samples, tp, cp)
+
+        @cache
+        def costs(size: int, tp: int, cp: int, recompute: tuple[bool, ...]) -> LayerCosts:
+            pairs = zip(measured(size, tp, cp), recompute, strict=True)
+            return LayerCosts(profile.job.model, tuple(layer_s * recompute_factor(again) for layer_s, again in pairs))
 
         def candidates(schedule: ScheduleKind, sized: Profile) -> Iterator[Candidate]:
-            drafts = [*self._drafts(sized, known, schedule, make_program.chooses_recomputation)]
+            drafts = [*self._drafts(sized, costs, schedule, make_program.chooses_recomputation)]
             if not drafts and (self.split != "balanced" or schedule.virtual_stages > 1):
                 llm = profile.job.model.llm
                 turns = schedule.virtual_stages
@@ -139,7 +126,7 @@ class MegatronPlanner:
         return chosen_layout(profile, first, make_program, self.num_trials, others)
 
     def _drafts(
-        self, profile: Profile, known: MeasuredCosts, schedule: ScheduleKind, chosen_later: bool
+        self, profile: Profile, costs: Callable[..., LayerCosts], schedule: ScheduleKind, chosen_later: bool
     ) -> Iterator[Draft]:
         job = profile.job
         turns = schedule.virtual_stages
@@ -154,7 +141,7 @@ class MegatronPlanner:
 
         for degrees in job.degrees():
             for recompute in recompute_choices(job, chosen_later=chosen_later):
-                seconds = known.costs(profile, degrees.tp, degrees.cp, recompute)
+                seconds = costs(job.microbatch_size, degrees.tp, degrees.cp, recompute)
                 for layers, leading in self._splits(job.model, degrees.pp, turns, seconds):
                     stages = seconds.stage_s(degrees.pp * turns, layers, leading)
                     ranks = np.bincount(place_ranks(degrees.pp, turns, schedule.order), weights=stages)
@@ -208,12 +195,7 @@ class MegatronPlanner:
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """Seconds of every layer at one TP, CP and recomputation, and how they split into stages; worked out once.
-
-    Attributes:
-        model: the model.
-        layer_s: seconds of a microbatch in each layer, one array a module.
-    """
+    """Seconds of a microbatch in every layer of each module at one TP, CP and recomputation, and how they are split."""
 
     model: ModelSpec
     layer_s: tuple[FloatArray, ...]
@@ -273,30 +255,6 @@ class LayerCosts:
         for first, cost, split in zip(firsts, self.layer_s, layers, strict=True):
             stages[first : first + len(split)] += stage_sums(cost, split)
         return stages
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredCosts:
-    """Costs of the layers of jobs that differ in what planners choose, each measured once.
-
-    Attributes:
-        samples: averaged into one shape.
-    """
-
-    samples: SampleShapes
-    _layer_s: dict[tuple[int, ...], list[FloatArray]] = field(default_factory=dict)
-    _costs: dict[tuple[object, ...], LayerCosts] = field(default_factory=dict)
-
-    def costs(self, profile: Profile, tp: int, cp: int, recompute: tuple[bool, ...]) -> LayerCosts:
-        """Seconds of a microbatch of the profile's job."""
-        width = (profile.job.microbatch_size, tp, cp)
-        if width not in self._layer_s:
-            self._layer_s[width] = average_layer_s(profile, self.samples, tp, cp)
-        if (*width, recompute) not in self._costs:
-            pairs = zip(self._layer_s[width], recompute, strict=True)
-            seconds = tuple(cost * recompute_factor(again) for cost, again in pairs)
-            self._costs[*width, recompute] = LayerCosts(profile.job.model, seconds)
-        return self._costs[*width, recompute]
 
 
 @dataclass(frozen=True, slots=True)

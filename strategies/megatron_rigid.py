@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, fastest_in_trials
 from entrain_bench.balancing.interface import MakeProgram
-from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.planning import partition_layers, place_chain, place_cuts, spread_blocks
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, Job
-
-PLACEMENTS = ("leading_stages", "first_stage", "interleaved")
+from entrain_bench.specs.parse import Count, OneOf, at_least
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +41,10 @@ class RigidPlanner:
     """
 
     handles_generators: ClassVar[bool] = True
-
-    placement: str = "leading_stages"
-    outer_stages: int = 1
-    virtual_stages: int = 2
+    placement: Annotated[str, OneOf(("leading_stages", "first_stage", "interleaved"))] = "leading_stages"
+    outer_stages: Count = 1
+    virtual_stages: Annotated[int, at_least(2)] = 2
     recompute: bool | None = None
-
-    def __post_init__(self) -> None:
-        check_choices(self, "strategy.planner", placement=PLACEMENTS)
-        check_least(self, "strategy.planner", 2, "virtual_stages")
-        check_least(self, "strategy.planner", 1, "outer_stages")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The layout with the fewest stages that fit memory, at the widest TP and the least CP."""
@@ -110,10 +102,7 @@ class RigidPlanner:
 def _interleaved(job: Job, degrees: Degrees, recompute: Sequence[bool], virtual_stages: int) -> Iterator[Layout]:
     """One chain of layers in chunks of nearly equal parameters, chunk i on rank i modulo PP: interleaved 1F1B.
 
-    Where a chunk has layers of both modules, both have a stage there.
-
-    Raises:
-        IncompatibleError: for a model with several encoders or a generator, whose layers form no one chain.
+    ``IncompatibleError`` for a model with several encoders or a generator, whose layers form no one chain.
     """
     model = job.model
     if len(model.modules) > 2 or model.generators:

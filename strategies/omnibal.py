@@ -15,7 +15,7 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, Draft, rising_candidates
 from entrain_bench.balancing.interface import MakeProgram
-from entrain_bench.balancing.options import check_least
+from entrain_bench.balancing.options import TrialOptions
 from entrain_bench.balancing.planning import (
     average_layer_s,
     partition_layers,
@@ -32,6 +32,7 @@ from entrain_bench.base.compiled import njit
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees
+from entrain_bench.specs.parse import Count
 from entrain_bench.specs.shapes import SampleShapes
 
 # Growth of the caps per attempt, and their maximum, relative to the average tokens of a microbatch.
@@ -41,15 +42,20 @@ MAX_CAP = 8.0
 THRESHOLD = 0.97
 # Of the shuffles.
 SEED = 0
+# Cuts that a candidate moves at once: all subsets would be exponentially many.
+MOVED_CUTS = 2
+# Partitions of least variance that are placed and rated, for given degrees; 8 and all give the same plans.
+MOST_RATED = 16
+# Layers by which cuts of the fastest profiled partition move.
+RADIUS = 2
 
 
 def filtered_groups(tokens: IntArray, caps: tuple[int, int], rounds: int) -> IntArray:
-    """Return the group of each sample, numbered from 0 ``[samples]``, from its encoder and LLM tokens ``[2, samples]``.
+    """The group of each sample, numbered from 0 ``[samples]``, from its encoder and LLM tokens ``[2, samples]``.
 
-    Each round shuffles the remaining samples and fills groups in that order, each until it reaches a cap. A group that
-    fills a cap to ``THRESHOLD`` is kept; samples of other groups enter the next round. After the last round all groups
-    are kept. A sample above a cap forms its own group; the public code drops it. Caps are those of the encoders' tokens
-    (the paper's Q_v counts images) and of the LLM's (Q_t).
+    Each round shuffles the remaining samples and fills groups in that order, each until it reaches a cap, of the
+    encoders' tokens (the paper's Q_v counts images) or of the LLM's (Q_t). A group that fills a cap to ``THRESHOLD`` is
+    kept, and all of the last round. A sample above a cap forms its own group; the public code drops it.
     """
     vision, text = tokens
     group = np.full(len(text), -1)
@@ -76,7 +82,7 @@ def filtered_groups(tokens: IntArray, caps: tuple[int, int], rounds: int) -> Int
 
 @njit()
 def fill(vision, text, most_vision, most_text):  # type: ignore[no-untyped-def]
-    """Return the group of each sample: the open group, or a new one if the sample would exceed a cap ``[samples]``."""
+    """The group of each sample: the open group, or a new one if the sample would exceed a cap ``[samples]``."""
     group = np.empty(len(text), np.int64)
     number = 0
     own_vision = 0
@@ -96,7 +102,7 @@ def fill(vision, text, most_vision, most_text):  # type: ignore[no-untyped-def]
 
 
 def grouped(tokens: IntArray, microbatch_size: int, rounds: int) -> IntArray:
-    """Return ``filtered_groups`` under the least caps whose groups have ``microbatch_size`` samples on average.
+    """``filtered_groups`` under the least caps whose groups have ``microbatch_size`` samples on average.
 
     As in the public code, both caps start at the mean lengths and grow in steps, in the proportion of the batch's
     tokens.
@@ -115,16 +121,13 @@ def grouped(tokens: IntArray, microbatch_size: int, rounds: int) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class OmniBalAssigner:
-    """Assigner that groups samples under caps on encoder and LLM tokens, and deals groups to replicas in turn.
+    """Groups samples under caps on encoder and LLM tokens, and deals groups to replicas in turn.
 
     Attributes:
         rounds: T of the iterative sampling and filtering; 1: one random order fills all groups.
     """
 
-    rounds: int = 10
-
-    def __post_init__(self) -> None:
-        check_least(self, "strategy.assigner", 1, "rounds")
+    rounds: Count = 10
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Make group g the microbatch g // DP of replica g mod DP."""
@@ -136,28 +139,9 @@ class OmniBalAssigner:
         return same_microbatches(job.model, shapes, group % dp, group // dp, group // dp)
 
 
-# Cuts that a candidate moves at once: all subsets would be exponentially many.
-MOVED_CUTS = 2
-# Partitions of least variance that are placed and rated, for given degrees; 8 and all give the same plans.
-MOST_RATED = 16
-# Layers by which cuts of the fastest profiled partition move.
-RADIUS = 2
-
-
 @dataclass(frozen=True, slots=True)
-class OmniBalPlanner:
-    """Cuts the chain of encoder and LLM layers into stages by measured layers, then by trial runs of near cuts.
-
-    Attributes:
-        profile_samples: samples averaged into one shape.
-        num_trials: best estimates that fit memory and run a profiled batch on trial.
-    """
-
-    profile_samples: int = 256
-    num_trials: int = 8
-
-    def __post_init__(self) -> None:
-        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials")
+class OmniBalPlanner(TrialOptions):
+    """Cuts the chain of encoder and LLM layers into stages by measured layers, then by trial runs of near cuts."""
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest in trials of the partitions with the least 1F1B time of an average microbatch."""
@@ -195,8 +179,8 @@ class OmniBalPlanner:
 def near_partitions(layer_s: FloatArray, num_stages: int, radius: int = RADIUS) -> list[tuple[int, ...]]:
     """Layers of each stage: the partition whose slowest stage is fastest, and those with up to two of its cuts moved.
 
-    By rising variance of the stages' seconds, as the paper asks; the earlier of equal ones first. Seconds are those of
-    each layer of the chain ``[layers]``; cuts move by ``radius`` layers at most.
+    By rising variance of the stages' seconds, as the paper asks; the earlier of equal ones first. Cuts of the chain's
+    layers move by ``radius`` at most.
     """
     optimum = np.cumsum(partition_layers(layer_s, num_stages))[:-1]
     moves = [move for move in range(-radius, radius + 1) if move]

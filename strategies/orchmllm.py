@@ -7,42 +7,32 @@ batches. The layout is FSDP's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from entrain_bench.balancing.lpt import arrival_places, longest_first_by_row
-from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rank_groups import step_assignment
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.compiled import njit
-from entrain_bench.base.errors import IncompatibleError, UserError, unknown_choice
+from entrain_bench.base.errors import IncompatibleError, unknown_choice
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.parse import OneOf
 from entrain_bench.specs.shapes import SampleShapes
 
-COSTS = ("linear", "quadratic")
 # Halvings of the interval in which the least cost of the longest padded batch lies: a double has 53 bits.
 BISECTIONS = 60
-
-
-def unit_costs(module: ModuleSpec, tokens: IntArray, cost: str) -> FloatArray:
-    """Cost of units of the given lengths ``[units]``: tokens, or forward FLOPs, quadratic where attention is."""
-    if cost == "linear":
-        return np.asarray(tokens, np.float64)
-    return module.forward_flops(tokens)
 
 
 def balanced_batches(cost: FloatArray, row: IntArray, num_batches: int, *, padded: bool) -> IntArray:
     """Batch of each unit among those of its row, a micro-step ``[units]``.
 
-    Packed batches cost the sum of their units, whose costs rise with their lengths: LPT. In a padded batch every unit
-    costs what the longest does: the row is sorted and cut into consecutive batches, whose dearest is as cheap as cuts
-    can make it (bisection over its cost).
+    Packed batches cost the sum of their units: LPT. In a padded batch every unit costs what the longest does: the row
+    is sorted and cut into consecutive batches, whose dearest is as cheap as cuts can make it.
     """
     if not padded:
         return longest_first_by_row(cost, row, num_batches)
@@ -95,8 +85,8 @@ def _fill(rising, most):  # type: ignore[no-untyped-def]
 def place_batches(row: IntArray, batch: IntArray, home: IntArray, tokens: IntArray, node: IntArray) -> IntArray:
     """Replica of each unit ``[units]``: batches of every row, a micro-step, on replicas, one each.
 
-    A unit has a batch below the number of replicas, a home replica that it comes from or goes to, and tokens that move
-    if it is elsewhere ``[units]``; ``node`` is that of each replica ``[replicas]``.
+    A unit has a batch, a home replica that it comes from or goes to, and tokens that move if it is elsewhere
+    ``[units]``; ``node`` is that of each replica ``[replicas]``.
     """
     dp = len(node)
     replica = np.zeros(len(batch), np.int64)
@@ -133,25 +123,12 @@ class PostBalancing:
     """
 
     handles_widths: ClassVar[bool] = True
-
-    cost: str = "quadratic"
+    cost: Annotated[str, OneOf(("linear", "quadratic"))] = "quadratic"
     padded: tuple[str, ...] = ()
     node_wise: bool = True
 
-    def __post_init__(self) -> None:
-        check_choices(self, "strategy.assigner", cost=COSTS)
-        if isinstance(self.padded, str):
-            raise UserError(
-                f"strategy.assigner.padded={self.padded}: must be a list of modules, such as [{self.padded}]"
-            )
-
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Replica and microbatch of every item and sample.
-
-        Raises:
-            UserError: for a padded module that the model does not have.
-            IncompatibleError: if encoder and LLM differ in DP, so that they share no micro-steps.
-        """
+        """Replica and microbatch of every item and sample; ``IncompatibleError`` if encoder and LLM differ in DP."""
         job = profile.job
         names = [module.name for module in job.model.modules]
         for name in self.padded:
@@ -168,7 +145,7 @@ class PostBalancing:
         def place(index: int, row: IntArray, home: IntArray, moved: IntArray) -> ModuleAssignment:
             module = job.model.modules[index]
             lengths = module.lengths(shapes, module.units(shapes))
-            costs = unit_costs(module, lengths, self.cost)
+            costs = module.forward_flops(lengths) if self.cost == "quadratic" else lengths.astype(np.float64)
             batch = balanced_batches(costs, row, llm.dp, padded=module.name in self.padded)
             return ModuleAssignment(place_batches(row, batch, home, moved, node) if self.node_wise else batch, row)
 

@@ -1,29 +1,26 @@
-"""Microbatches of so many tokens instead of so many samples: what data loaders that pack sequences do.
+"""Microbatches of so many tokens instead of so many samples: three rules of data loaders that pack sequences.
 
-Three rules of public loaders: ``--max-tokens`` of fairseq (fairseq/data/data_utils.py, ``batch_by_size``), the packing
-buffer of Megatron-LM's multimodal loader on Energon and the multipack sampler (first fit by falling length), and verl's
-dynamic batch size (verl/utils/seqlen_balancing.py, ``rearrange_micro_batches``: Karmarkar-Karp).
+``--max-tokens`` of fairseq (fairseq/data/data_utils.py, ``batch_by_size``), first fit by falling length as in
+Megatron-LM's multimodal loader on Energon and the multipack sampler, and verl's dynamic batch size
+(verl/utils/seqlen_balancing.py, ``rearrange_micro_batches``: Karmarkar-Karp).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from entrain_bench.balancing.lpt import largest_differencing, next_fit
-from entrain_bench.balancing.options import check_choices, check_least
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.compiled import njit
 from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.parse import Count, OneOf
 from entrain_bench.specs.shapes import SampleShapes
-
-RULES = ("next_fit", "first_fit_decreasing", "karmarkar_karp")
-COUNTED = ("llm", "all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +39,9 @@ class TokenBudget:
     """
 
     handles_generators: ClassVar[bool] = True
-
-    rule: str = "first_fit_decreasing"
-    max_tokens: int | None = None
-    counted: str = "llm"
-
-    def __post_init__(self) -> None:
-        check_choices(self, "strategy.assigner", rule=RULES, counted=COUNTED)
-        check_least(self, "strategy.assigner", 1, "max_tokens")
+    rule: Annotated[str, OneOf(("next_fit", "first_fit_decreasing", "karmarkar_karp"))] = "first_fit_decreasing"
+    max_tokens: Count | None = None
+    counted: Annotated[str, OneOf(("llm", "all"))] = "llm"
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch by tokens alone; microbatches go round the replicas in the order they were opened."""
@@ -75,7 +67,7 @@ def balanced(tokens: IntArray, num_replicas: int, budget: int) -> tuple[IntArray
     """Replica and microbatch of each sample, as verl's trainer and ``rearrange_micro_batches`` choose them.
 
     Replicas get equally many samples. All have as many microbatches: ceil(tokens / budget) of the heaviest replica, as
-    far as each has samples for them; so a microbatch may exceed the budget by what its samples cannot be evened out.
+    far as each has samples for them, so that a microbatch may exceed the budget.
     """
     replica = largest_differencing(tokens, num_replicas, equal_count=True)
     load = np.bincount(replica, weights=tokens, minlength=num_replicas).astype(np.int64)
@@ -97,8 +89,8 @@ def balanced(tokens: IntArray, num_replicas: int, budget: int) -> tuple[IntArray
 def first_fit(tokens, order, budget):  # type: ignore[no-untyped-def]
     """Bin of each sample: in the given order, the first one with room for it ``[samples]``.
 
-    A binary tree over the bins knows the most room below each node; bins that are not open yet have all of it. What
-    exceeds the budget takes a bin that is not open.
+    A binary tree over the bins knows the most room below each node. What exceeds the budget takes a bin that is not
+    open.
     """
     width = 1
     while width < len(order):

@@ -1,20 +1,21 @@
 """VeOmni's balance of encoders (ByteDance-Seed/VeOmni, pull request 425): items change ranks within a micro-step.
 
-The ranks of a data-parallel group tell each other the lengths of the items that they have in a micro-step, deal them
-out anew, encode, and send the results back to where the samples are. The LLM's samples stay where they arrived.
+The ranks of a data-parallel group deal out the items of a micro-step, encode, and send the results back to where the
+samples are. The LLM's samples stay where they arrived.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from entrain_bench.balancing.lpt import arrival_places, longest_first_by_row
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rank_groups import step_assignment
-from entrain_bench.base.errors import IncompatibleError, require
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.parse import between
 from entrain_bench.specs.shapes import SampleShapes
 
 
@@ -30,18 +31,10 @@ class EncoderBalance:
     """
 
     handles_widths: ClassVar[bool] = True
-
-    cost_exponent: int = 2
-
-    def __post_init__(self) -> None:
-        require(self.cost_exponent in (1, 2), "strategy.assigner.cost_exponent", self.cost_exponent, "1 or 2")
+    cost_exponent: Annotated[int, between(1, 2, "1 or 2")] = 2
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Replica and microbatch of every item and sample.
-
-        Raises:
-            IncompatibleError: if encoder and LLM differ in DP, so that items have no ranks to go back to.
-        """
+        """Replica and microbatch of every item and sample; ``IncompatibleError`` if encoder and LLM differ in DP."""
         job = profile.job
         if layout.modules[0].widths:
             return step_assignment(shapes, layout, profile, balanced=[module.name for module in job.model.encoders])

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 from zlib import crc32
 
 import numpy as np
 
-from entrain_bench.balancing.options import check_least
 from entrain_bench.base.arithmetic import GOLDEN, fit_polynomial, log2, matmul, mix, sine_of_turns, solve, uniform
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze, offsets_from_counts
 from entrain_bench.base.errors import require
@@ -24,6 +23,7 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.specs.job import MAX_SAMPLES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.parse import Count, Share, at_least
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import ShapeSource
 
@@ -61,19 +61,13 @@ class Corrector:
         benefits_s: |time error| that the penalties took away in past iterations, at most ``window`` of them.
     """
 
-    tolerance: float = 0.05
-    window: int = 8
-    cost_s: float = 3e-3
-    smoothing: float = 0.5
+    tolerance: Annotated[float, at_least(0)] = 0.05
+    window: Count = 8
+    cost_s: Annotated[float, at_least(0)] = 3e-3
+    smoothing: Share = 0.5
     active: bool = True
     ratios: Mapping[int, float] = field(default_factory=dict)
     benefits_s: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        where = "strategy.assigner.correction"
-        check_least(self, where, 0, "tolerance", "cost_s")
-        check_least(self, where, 1, "window")
-        require(0 < self.smoothing <= 1, f"{where}.smoothing", self.smoothing, "in (0, 1]")
 
     def learn(self, seen: Sequence[Observation], ridge: float = RIDGE) -> Corrector:
         """Learn from one iteration; switches off, and penalties with it, when they did not pay over the window.

@@ -1,26 +1,25 @@
-"""Options of planners, assigners and schedulers."""
+"""Options of planners, assigners and schedulers; their types say which values are allowed (``specs.parse``)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
-from entrain_bench.base.errors import require, unknown_choice
+from entrain_bench.specs.parse import Count, OneOf, at_least
 
-
-def check_least(part: Any, where: str, least: int, *names: str) -> None:
-    """Refuse options of a part, a dataclass at ``where``, below a number; None only if it is their default."""
-    defaults = {option.name: option.default for option in fields(part)}
-    for name in names:
-        value = getattr(part, name)
-        optional = defaults[name] is None
-        fits = optional if value is None else value >= least
-        require(fits, f"{where}.{name}", value, f"{'null or ' * optional}at least {least}")
+Amount = Annotated[int, at_least(0)]
+Memory = Annotated[str, OneOf(("module", "stage", "greedy"))]
+Eager = Annotated[str, OneOf(("none", "encoder", "all"))]
 
 
-def check_choices(part: Any, where: str, **choices: Iterable[str]) -> None:
-    """Refuse options of a part that are not among their choices."""
-    for name, known in choices.items():
-        if getattr(part, name) not in known:
-            raise unknown_choice(f"{where}.{name}", getattr(part, name), known)
+@dataclass(frozen=True, slots=True)
+class TrialOptions:
+    """Options of a planner that rates layouts by profiled samples and tries the best.
+
+    Attributes:
+        profile_samples: samples averaged into one shape.
+        num_trials: best estimates that fit memory and run a profiled batch on trial; 1: none runs.
+    """
+
+    profile_samples: Count = field(default=256, kw_only=True)
+    num_trials: Count = field(default=8, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from entrain_bench.balancing.chunk_estimates import covered_layer_s
-from entrain_bench.balancing.options import check_choices
+from entrain_bench.balancing.options import Memory
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, sum_rows
@@ -23,7 +23,6 @@ from entrain_bench.program.columns import covered_per_stage
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.specs.model import ModuleSpec
 
-MEMORY = ("module", "stage", "greedy")
 # Bytes and seconds count in whole units, so that equal choices are equal on every machine.
 BYTES_UNIT = 1024
 SECONDS_UNIT = 1e-6
@@ -39,10 +38,7 @@ class Recomputation:
             ``layout.recompute`` goes before it.
     """
 
-    memory: str = field(default="module", kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_choices(self, "strategy.scheduler", memory=MEMORY)
+    memory: Memory = field(default="module", kw_only=True)
 
     @property
     def chooses_recomputation(self) -> bool:

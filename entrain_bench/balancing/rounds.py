@@ -16,7 +16,7 @@ from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.lpt import longest_first_by_row
-from entrain_bench.balancing.options import check_least
+from entrain_bench.balancing.options import TrialOptions
 from entrain_bench.balancing.planning import (
     average_layer_s,
     chain_starts,
@@ -303,27 +303,20 @@ def packed_program(shapes: SampleShapes, layout: Layout, assignment: Assignment,
 
 
 @dataclass(frozen=True, slots=True)
-class PlanePlanner:
+class PlanePlanner(TrialOptions):
     """Plans TP and PP as in a static layout, DP x CP as one plane of groups, and one round per static microbatch.
 
     So CP and microbatch size of the static layout are what walks the tokens that a rank may hold in a round.
 
     Attributes:
-        profile_samples: samples averaged into one shape, to split layers over stages.
-        num_trials: best estimates that fit memory and run a profiled batch on trial.
         sharded: whether weights are sharded over all ranks, in one stage.
         rounds: whether the number of rounds is the layout's; otherwise the assigner of sharded weights chooses it.
     """
 
     handles_generators: ClassVar[bool] = True
 
-    profile_samples: int = 256
-    num_trials: int = 8
     sharded: bool = False
     rounds: bool = True
-
-    def __post_init__(self) -> None:
-        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials")
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """Return the fastest of the most promising candidates that fit memory; ``UserError`` says why there is none."""

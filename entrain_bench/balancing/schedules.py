@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.options import check_choices, check_least
+from entrain_bench.balancing.options import Amount, Eager
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
@@ -272,9 +272,6 @@ def check_routes(
             )
 
 
-EAGER = ("none", "encoder", "all")
-
-
 @dataclass(frozen=True, slots=True)
 class OneForwardOneBackward(Recomputation):
     """1F1B over the chain of all stages; a microbatch keeps its place in all modules.
@@ -286,13 +283,8 @@ class OneForwardOneBackward(Recomputation):
 
     handles_generators: ClassVar[bool] = True
 
-    eager: str = "none"
-    max_extra_forwards: int | None = None
-
-    def __post_init__(self) -> None:
-        Recomputation.__post_init__(self)
-        check_choices(self, "strategy.scheduler", eager=EAGER)
-        check_least(self, "strategy.scheduler", 0, "max_extra_forwards")
+    eager: Eager = "none"
+    max_extra_forwards: Amount | None = None
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """Return the program; ``IncompatibleError`` if the modules do not form a chain."""

@@ -50,7 +50,7 @@ def draw(data: pd.DataFrame) -> Picture:
     shown = shown.set_index(["scheduler", *JOB, "planner", "assigner"]).sort_index()
     places = [(scheduler, job) for scheduler in schedulers for job in jobs]
     for panel, (scheduler, (model, trace)) in zip(axes, places, strict=True):
-        one = shown.loc[scheduler, model, trace]
+        one = pd.DataFrame(shown.xs((scheduler, model, trace)))
         heatmap_of(panel, one, planners, assigners, "speedup", **speedup_shades(EXTREME))
         if panel in axes[: len(jobs)]:
             panel.set_title(f"{models[model]}, {traces[trace]}" if len(models) > 1 else traces[trace])

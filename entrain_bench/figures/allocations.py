@@ -46,7 +46,7 @@ def draw(data: pd.DataFrame) -> Picture:
     sizes = {size: str(size) for size in sorted(most["batch_size"].unique())}
     for panel, (model, label) in zip(axes, models.items(), strict=True):
         cmap = light_palette("#0173b2", as_cmap=True)
-        heatmap_of(panel, shown.loc[model], traces, sizes, "share", cmap=cmap, vmin=0, vmax=1.3)
+        heatmap_of(panel, pd.DataFrame(shown.loc[model]), traces, sizes, "share", cmap=cmap, vmin=0, vmax=1.3)
         panel.set(title=label, xlabel="Batch size (samples)")
     gpus = data["encoder_gpus"].iloc[0] + data["llm_gpus"].iloc[0]
     figure.supxlabel(f"Encoder GPUs (of {gpus}): share of draws")

@@ -42,7 +42,9 @@ def draw(data: Runs) -> Picture:
     ends = {name: float(rows["end_s"].max()) for name, rows in bars.items()}
     first = min(ends, key=ends.__getitem__)
     last = max(ends, key=ends.__getitem__)
-    figure = gantt(bars, labels, reasons.to_dict(), dict.fromkeys(bars, last), LANE_IN)
+    figure = gantt(
+        bars, labels, {str(name): str(text) for name, text in reasons.items()}, dict.fromkeys(bars, last), LANE_IN
+    )
     said = " and ".join(f"{seconds(ends[name])} s with {labels[name]}" for name in (first, last))
     columns = ["strategy", "lane", "stage", "module", "pass", "microbatch", "part", "deferred", "start_s", "end_s"]
     shown = pd.concat([rows.assign(strategy=name) for name, rows in bars.items()])

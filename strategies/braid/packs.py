@@ -28,26 +28,28 @@ from entrain_bench.specs.shapes import SampleShapes
 
 # Exchanges with the busiest rank, at most.
 EXCHANGES = 400
+# Limits of a sample's time, as shares of what an even deal takes.
+LIMITS = (0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
+# Share of the memory beside states that packs may keep; the rest is for what passes need while they run.
+KEPT = 0.97
+# Packs may keep so many times what there is room for, and recompute the rest: larger packs hide more of the traffic of
+# weights and gradients. With sharded weights rounds are so many times as many as they could be.
+STRETCHES = (1.0, 1.25, 1.6, 2.5)
+# Deals, those that end first, whose programs are compared.
+COMPARED = 2
 
 
 class UnitWork(NamedTuple):
-    """Estimated times and bytes of all modules' units at every width, in module order.
+    """Estimated times and bytes of all modules' units at every width, in module order."""
 
-    Attributes:
-        width: ranks of a group at each degree of every module ``[degrees]``.
-        first_degree: first degree of each module ``[modules + 1]``.
-        units: of a unit at a degree of its module seconds of both passes and of recomputation, bytes kept on each rank,
-            kept if all that can be is recomputed, and needed while a pass runs ``[5, degrees, units]``.
-        chunk_s: what a pack costs besides ``[degrees]``.
-        first_unit: first unit of each module ``[modules + 1]``.
-        offsets, members: units of each sample and module, CSR ``[samples * modules + 1]``.
-    """
-
-    width: IntArray
-    first_degree: IntArray
+    width: IntArray  # ranks of a group at each degree of every module ``[degrees]``
+    first_degree: IntArray  # first degree of each module ``[modules + 1]``
+    # Of a unit at a degree of its module seconds of both passes and of recomputation, bytes kept on each rank, kept if
+    # all that can be is recomputed, and needed while a pass runs ``[5, degrees, units]``.
     units: FloatArray
-    chunk_s: FloatArray
-    first_unit: IntArray
+    chunk_s: FloatArray  # what a pack costs besides ``[degrees]``
+    first_unit: IntArray  # first unit of each module ``[modules + 1]``
+    # Units of each sample and module, CSR ``[samples * modules + 1]``.
     offsets: IntArray
     members: IntArray
 
@@ -93,17 +95,11 @@ def estimate_work(shapes: SampleShapes, layout: Layout, profile: Profile) -> Uni
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """Where samples go.
+    """Where samples go."""
 
-    Attributes:
-        width: of each sample's group ``[samples]``.
-        first: first rank of its group, among those of a stage ``[samples]``.
-        end_s: when the last rank is done, by belief.
-    """
-
-    width: IntArray
-    first: IntArray
-    end_s: float
+    width: IntArray  # of each sample's group ``[samples]``
+    first: IntArray  # first rank of its group, among those of a stage ``[samples]``
+    end_s: float  # when the last rank is done, by belief
 
 
 def priced(work: UnitWork, widths: IntArray, num_samples: int, room_bytes: float) -> tuple[FloatArray, ...]:
@@ -366,15 +362,6 @@ def _relink(sample, goal, group_of, load, seconds, head, after):  # type: ignore
     load[goal] += seconds[sample]
 
 
-# Limits of a sample's time, as shares of what an even deal takes.
-LIMITS = (0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
-# Share of the memory beside states that packs may keep; the rest is for what passes need while they run.
-KEPT = 0.97
-# Packs may keep so many times what there is room for, and recompute the rest: larger packs hide more of the traffic of
-# weights and gradients. With sharded weights rounds are so many times as many as they could be.
-STRETCHES = (1.0, 1.25, 1.6, 2.5)
-# Deals, those that end first, whose programs are compared.
-COMPARED = 2
 # Which packs come first: factors of their width in the order.
 WIDE, NARROW, SHARED = ORDERS = (-1, 1, 0)
 

@@ -11,52 +11,64 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
 from entrain_bench.balancing.chunk_estimates import packed_units_s
 from entrain_bench.balancing.interface import MakeProgram
-from entrain_bench.balancing.options import check_least
 from entrain_bench.balancing.planning import chain_bytes, partition_layers, place_chain, recompute_choices, stage_sums
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rounds import layouts_with_widths
 from entrain_bench.balancing.tuning import Candidates, default_job, tuned
 from entrain_bench.base.arithmetic import decisive, matmul
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import UserError, require
+from entrain_bench.base.errors import UserError
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Degrees, Job, divisors
+from entrain_bench.specs.parse import Allowed, Count, Rate, at_least
 from entrain_bench.specs.shapes import SampleShapes
 
+from .assigner import chunk_layers_s, chunk_tokens, others, split_evenly, unit_layers_s
 from .packs import fastest_packs
-from .work import chunk_layers_s, chunk_tokens, others, split_evenly, unit_layers_s
+
+# Shapes are considered whose rating is at most so many times the best of a job with fixed degrees, and of jobs before.
+WORST = 1.3
+HOPELESS = 2.0
+# Layouts with widths are compared on so many drawn batches: on more if those have fewer samples than the first number.
+# From there on a layout is dropped if it takes so many times as long as the best.
+BATCHES = 3
+FEW = 512
+NEAR = 1.05
+# Of larger batches there are fewer, drawn for a part of the job with at least so many ranks.
+MANY = 6144
+PART = 256
+# No pipelines are planned if the best layout with widths takes at most so many times its work evenly shared.
+PIPELINED = 1.5
+# Ranks up to which pipelines have the whole budget of simulated batches. Batches of more ranks take longer, and the
+# budget shrinks as their number grows, down to the second number.
+RANKS = 64
+FEWEST = 12
+# Simulated batches for chains, of models with a generator: its copies on every block take memory that others lack.
+CHAINS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The choices that determine a layout.
+    """The choices that determine a layout."""
 
-    Attributes:
-        degrees: TP, CP and DP of the LLM, and the blocks of a replica.
-        encoder_tp, encoder_cp: of the encoders; their product divides that of the LLM, or is a multiple of it: a stage
-            of an encoder then takes several blocks.
-        segments: runs of blocks, each with a copy of every encoder (or several side by side).
-        llm_stages: of the LLM, on every ``llm_stride``-th block from the first.
-        recompute: modules that recompute their activations.
-        num_microbatches: of an LLM replica.
-        chain: whether encoders are on the first block only and generators on the last, whole: one copy of each.
-    """
-
-    degrees: Degrees
+    degrees: Degrees  # TP, CP and DP of the LLM, and the blocks of a replica
+    # Of the encoders; their product divides that of the LLM, or is a multiple of it: a stage of an encoder then takes
+    # several blocks.
     encoder_tp: int
     encoder_cp: int
-    segments: int
-    llm_stages: int
+    segments: int  # runs of blocks, each with a copy of every encoder (or several side by side)
+    llm_stages: int  # of the LLM, on every ``llm_stride``-th block from the first
     llm_stride: int
-    recompute: tuple[bool, ...]
-    num_microbatches: int
+    recompute: tuple[bool, ...]  # modules that recompute their activations
+    num_microbatches: int  # of an LLM replica
+    # Whether encoders are on the first block only and generators on the last, whole: one copy of each.
     chain: bool = False
 
     @property
@@ -102,19 +114,12 @@ def encoder_degrees(job: Job, degrees: Degrees, planner: BraidPlanner) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class _ModuleWork:
-    """Work of an iteration for a module with given degrees, all replicas together.
+    """Work of an iteration for a module with given degrees, all replicas together."""
 
-    Attributes:
-        units_s: seconds of each layer by its units ``[layers]``.
-        chunk_s: by a chunk besides ``[layers]``.
-        num_chunks: chunks of an encoder at least; 0 for the LLM.
-        longest_s: of each sample's longest unit, through all layers ``[samples]``.
-    """
-
-    units_s: FloatArray
-    chunk_s: FloatArray
-    num_chunks: int
-    longest_s: FloatArray
+    units_s: FloatArray  # seconds of each layer by its units ``[layers]``
+    chunk_s: FloatArray  # by a chunk besides ``[layers]``
+    num_chunks: int  # chunks of an encoder at least; 0 for the LLM
+    longest_s: FloatArray  # of each sample's longest unit, through all layers ``[samples]``
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,27 +279,6 @@ def list_chains(job: Job, choices: Sequence[tuple[bool, ...]]) -> Iterator[Shape
             yield Shape(degrees, tp, cp, 1, pp, 1, again, job.num_microbatches(degrees.dp), chain=True)
 
 
-# Shapes are considered whose rating is at most so many times the best of a job with fixed degrees, and of jobs before.
-WORST = 1.3
-HOPELESS = 2.0
-# Layouts with widths are compared on so many drawn batches: on more if those have fewer samples than the first number.
-# From there on a layout is dropped if it takes so many times as long as the best.
-BATCHES = 3
-FEW = 512
-NEAR = 1.05
-# Of larger batches there are fewer, drawn for a part of the job with at least so many ranks.
-MANY = 6144
-PART = 256
-# No pipelines are planned if the best layout with widths takes at most so many times its work evenly shared.
-PIPELINED = 1.5
-# Ranks up to which pipelines have the whole budget of simulated batches. Batches of more ranks take longer, and the
-# budget shrinks as their number grows, down to the second number.
-RANKS = 64
-FEWEST = 12
-# Simulated batches for chains, of models with a generator: its copies on every block take memory that others lack.
-CHAINS = 8
-
-
 @dataclass(frozen=True, slots=True)
 class BraidPlanner:
     """Encoders and LLM on all ranks of a replica; with a generator also chains (``Shape.chain``).
@@ -311,22 +295,14 @@ class BraidPlanner:
     """
 
     handles_generators: ClassVar[bool] = True
-
     widths: bool = True
-    profile_samples: int = 1024
+    profile_samples: Count = 1024
     encoder_degrees: bool = True
-    spans: tuple[int, ...] = (2, 4)
+    spans: tuple[Annotated[int, at_least(2)], ...] = (2, 4)
     encoder_copies: bool = True
-    microbatches: tuple[float, ...] = (1, 2, 4)
+    microbatches: Annotated[tuple[Rate, ...], Allowed(bool, "a list with a number")] = (1, 2, 4)
     llm_stages: bool = True
-    num_trials: int = 48
-
-    def __post_init__(self) -> None:
-        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials")
-        wide = [*self.spans]
-        require(not wide or min(wide) >= 2, "strategy.planner.spans", wide, "numbers of 2 or more")
-        factors = [*self.microbatches]
-        require(bool(factors) and min(factors) > 0, "strategy.planner.microbatches", factors, "numbers above 0")
+    num_trials: Count = 48
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """Groups of the widths that end first by belief, or the layout that the tuner finds.
@@ -425,7 +401,12 @@ class BraidPlanner:
         # A chain's first block has the encoders besides: what recomputes decides how many of the LLM's layers it has.
         choices = recompute_choices(job, chosen_later=recompute_later and not chain)
         plain = list_chains(job, choices) if chain else list_shapes(job, choices, self)
-        shapes = [replace(shape, num_microbatches=count) for shape in plain for count in self._counts(profile, shape)]
+
+        def sized(shape: Shape) -> list[Shape]:
+            # A replica has a sample for each microbatch.
+            most = job.global_batch // shape.degrees.dp
+            counts = {min(most, max(1, round(shape.num_microbatches * factor))) for factor in self.microbatches}
+            return [replace(shape, num_microbatches=count) for count in sorted(counts)]
 
         def placed(shape: Shape, layers: Sequence[tuple[int, ...]], passes_s: float) -> Candidate:
             layout = place(job, shape, layers)
@@ -439,20 +420,15 @@ class BraidPlanner:
             passes_s = max(busiest_s * (1.0 + bubble), work.longest_s(shape))
             return Draft(passes_s, partial(placed, shape, layers, passes_s))
 
-        drafts = (Draft(work.least_s(shape), partial(divided, shape)) for shape in shapes)
+        drafts = (
+            Draft(work.least_s(shape), partial(divided, shape)) for plain_shape in plain for shape in sized(plain_shape)
+        )
         best_s = np.inf
         for candidate in rising_candidates(drafts, most_s):
             best_s = min(best_s, candidate.estimated_s)
             if decisive(candidate.estimated_s) > decisive(WORST * best_s):
                 return
             yield candidate
-
-    def _counts(self, profile: Profile, shape: Shape) -> list[int]:
-        """Numbers of microbatches to consider: a replica has a sample for each."""
-        job = profile.job
-        dp = shape.degrees.dp
-        most = job.global_batch // dp
-        return sorted({min(most, max(1, round(job.num_microbatches(dp) * factor))) for factor in self.microbatches})
 
 
 def shrink_job(profile: Profile) -> Profile:

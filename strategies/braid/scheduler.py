@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from entrain_bench.balancing.chunk_estimates import packed_durations, packed_ite
 from entrain_bench.balancing.chunk_groups import chunk_groups, components, split_by_label
 from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.listing import BACKWARD, ListedActions, Wish, draft_actions, list_lanes, list_schedule
-from entrain_bench.balancing.options import check_least
+from entrain_bench.balancing.options import Amount, Memory
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all
 from entrain_bench.balancing.rounds import packed_program
@@ -21,30 +21,45 @@ from entrain_bench.balancing.schedules import ordered_program, unordered_program
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.base.compiled import njit
-from entrain_bench.base.errors import DeadlockError, IncompatibleError, require
+from entrain_bench.base.errors import DeadlockError, IncompatibleError
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.parse import Allowed, at_least
 from entrain_bench.specs.shapes import SampleShapes
+
+# A replica this close to the work of its busiest lane has nothing left to search for.
+CLOSE = 1e-3
+# A schedule that ends by so much later than the best is not made to its end; far more than ``decisive`` tells apart.
+WORSE = 1 + 1e-6
+# Groups that a block moves together at most, and places by which a group's backwards may come sooner or later.
+BLOCK = 6
+SHIFTS = (0, -8, -3, 3, 8, 20, 60)
+# Of the moves these shares put one group elsewhere, a block, swap two, shift backwards; the rest changes lead and hold.
+ELSEWHERE = 0.45
+TOGETHER = 0.6
+SWAPPED = 0.75
+SHIFTED = 0.9
+# Rollouts for a program that a planner only compares or checks.
+DRAFT_ROLLOUTS = 24
+# Seconds that a rollout takes for an action (0.38 to 0.53 us on an x86-64 server, numba 0.68, 2026-11), and the share
+# of a believed iteration that all rollouts of a program may take by that; a constant, so that all machines agree.
+ACTION_S = 0.5e-6
+AFFORDED = 0.1
+# An order without recomputation is not searched for if the first is so many times as slow as one with it.
+HOPELESS = 1.25
+SOME = Allowed(bool, "a list with a number")
 
 
 @dataclass(frozen=True)
 class Replica:
-    """Lanes whose actions depend on each other, and these actions.
+    """Lanes whose actions depend on each other, and these actions."""
 
-    Attributes:
-        numbers: of the actions in the program ``[actions]``.
-        members: numbers of its lanes in the layout ``[lanes]``.
-        actions: what the list scheduler knows of them.
-        group: microbatch that each belongs to with all that depends on it, by arrival ``[actions]``.
-        inner: place in the group and pass; forwards along the chain, backwards against it ``[actions]``.
-    """
-
-    numbers: IntArray
-    members: IntArray
-    actions: ListedActions
-    group: IntArray
-    inner: FloatArray
+    numbers: IntArray  # of the actions in the program ``[actions]``
+    members: IntArray  # numbers of its lanes in the layout ``[lanes]``
+    actions: ListedActions  # what the list scheduler knows of them
+    group: IntArray  # microbatch that each belongs to with all that depends on it, by arrival ``[actions]``
+    inner: FloatArray  # place in the group and pass; forwards along the chain, backwards against it ``[actions]``
 
     @property
     def most_bytes(self) -> FloatArray:
@@ -141,20 +156,6 @@ def split_replicas(
             group = groups.group[groups.chunk[mine]] - groups.first_group[one]
             replicas.append(Replica(mine, members, actions.of(mine, members), group, inner[mine]))
     return replicas
-
-
-# A replica this close to the work of its busiest lane has nothing left to search for.
-CLOSE = 1e-3
-# A schedule that ends by so much later than the best is not made to its end; far more than ``decisive`` tells apart.
-WORSE = 1 + 1e-6
-# Groups that a block moves together at most, and places by which a group's backwards may come sooner or later.
-BLOCK = 6
-SHIFTS = (0, -8, -3, 3, 8, 20, 60)
-# Of the moves these shares put one group elsewhere, a block, swap two, shift backwards; the rest changes lead and hold.
-ELSEWHERE = 0.45
-TOGETHER = 0.6
-SWAPPED = 0.75
-SHIFTED = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,16 +307,6 @@ def ordered(draft: Program, searches: list[Search]) -> Program:
     return ordered_program(draft, slot)
 
 
-# Rollouts for a program that a planner only compares or checks.
-DRAFT_ROLLOUTS = 24
-# Seconds that a rollout takes for an action (0.38 to 0.53 us on an x86-64 server, numba 0.68, 2026-11), and the share
-# of a believed iteration that all rollouts of a program may take by that; a constant, so that all machines agree.
-ACTION_S = 0.5e-6
-AFFORDED = 0.1
-# An order without recomputation is not searched for if the first is so many times as slow as one with it.
-HOPELESS = 1.25
-
-
 @dataclass(frozen=True, slots=True)
 class BraidScheduler(Recomputation):
     """Scheduler that combines list scheduling with a search over the microbatch order on the slowest replica.
@@ -330,30 +321,18 @@ class BraidScheduler(Recomputation):
 
     handles_generators: ClassVar[bool] = True
     handles_widths: ClassVar[bool] = True
-
-    rollouts: int = 256
-    llm_leads: tuple[int, ...] = (1000, 8)
-    holds: tuple[float, ...] = (0, 50, 20)
+    rollouts: Amount = 256
+    llm_leads: Annotated[tuple[Amount, ...], SOME] = (1000, 8)
+    holds: Annotated[tuple[Annotated[float, at_least(0)], ...], SOME] = (0, 50, 20)
     alternate: bool = True
-    memory: str = field(default="greedy", kw_only=True)
-
-    def __post_init__(self) -> None:
-        Recomputation.__post_init__(self)
-        check_least(self, "strategy.scheduler", 0, "rollouts")
-        for name in ("holds", "llm_leads"):
-            values = [*getattr(self, name)]
-            require(bool(values) and min(values) >= 0, f"strategy.scheduler.{name}", values, "numbers of 0 or more")
+    memory: Memory = field(default="greedy", kw_only=True)
 
     def draft(self) -> BraidScheduler:
         """Return a scheduler with a shorter search."""
         return replace(self, rollouts=min(self.rollouts, DRAFT_ROLLOUTS))
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program of a batch.
-
-        Raises:
-            IncompatibleError: if weights are sharded, because then all replicas need the same order of passes.
-        """
+        """The program of a batch; ``IncompatibleError`` if weights are sharded: replicas then need the same order."""
         profile = profile.smoothed()
         if layout.modules[0].widths:
             return packed_program(shapes, layout, assignment, profile)

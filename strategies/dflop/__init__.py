@@ -1,8 +1,4 @@
-"""DFLOP (arXiv:2603.25120): a layout from mean shapes and measured throughputs, microbatches balanced every step.
-
-Profiling engine (``profiling``), data-aware 3D parallelism optimizer (``planner``), online microbatch scheduler and
-adaptive correction (``assigner``).
-"""
+"""DFLOP (arXiv:2603.25120): a layout from mean shapes and measured throughputs, microbatches balanced every step."""
 
 from entrain_bench.balancing.estimates import Corrector
 

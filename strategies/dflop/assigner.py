@@ -1,4 +1,4 @@
-"""DFLOP's online microbatch scheduler (arXiv:2603.25120): buckets of equal encoder and LLM duration.
+"""DFLOP's profiling engine and online microbatch scheduler (arXiv:2603.25120): throughputs by shape, balanced buckets.
 
 LPT with exchange, then the ILP by CP-SAT: minimise C_max with every item in one bucket, and the sums of encoder
 durations and of LLM durations of every bucket at most C_max.
@@ -7,6 +7,7 @@ durations and of LLM durations of every bucket at most C_max.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -15,19 +16,27 @@ from entrain_bench.balancing.chunk_groups import split_by_label
 from entrain_bench.balancing.corrected import observed
 from entrain_bench.balancing.estimates import Corrector, shape_classes
 from entrain_bench.balancing.lpt import CLOSE, by_falling, deal, lpt_with_exchange, trivial_bound
-from entrain_bench.balancing.options import check_choices, check_least
+from entrain_bench.balancing.options import Amount
 from entrain_bench.balancing.planning import mean_length, recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import require
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.parse import OneOf, at_least
 from entrain_bench.specs.shapes import SampleShapes
 
-from .profiling import encoder_cost, llm_cost
-
+# Grids of the released code (BDAI-Research/DFLOP, 60e86d8).
+ENCODER_BATCHES = np.array([1, 2, 4, 8, 16, 32, 64])
+LLM_TOKENS = np.array([1024, 2048, 4096, 8192])
+# Length of the short sequences that leave of a microbatch nearly its linear part alone.
+SHORT_TOKENS = 128
+# FLOPs of a forward and a backward relative to the forward's.
+BOTH_PASSES = 3.0
+# An extrapolated throughput is at least this share of the least measured one, and at most the greatest: a line that
+# rises past it has Algorithm 1 choose microbatches of 60 samples, which never attain it.
+LEAST = 0.5
 # Costs in the integer program, in parts of the largest sum at the start.
 RESOLUTION = 1_000_000
 # Share of the work that one integer program over a part of the buckets may take.
@@ -39,6 +48,126 @@ PATIENCE = 16
 SOLVER_SAMPLES = 8192
 
 
+@dataclass(frozen=True, slots=True)
+class ThroughputTable:
+    """Model FLOP/s of one GPU in both passes over a size, linear between and beyond points, within limits."""
+
+    sizes: FloatArray
+    flops_per_s: FloatArray
+
+    def at(self, size: FloatArray | float) -> FloatArray:
+        """Throughput at the given sizes, same shape."""
+        wanted = np.asarray(size, np.float64)
+        slope = np.diff(self.flops_per_s) / np.diff(self.sizes)
+        value = np.interp(wanted, self.sizes, self.flops_per_s)
+        value += (
+            np.minimum(wanted - self.sizes[0], 0.0) * slope[0] + np.maximum(wanted - self.sizes[-1], 0.0) * slope[-1]
+        )
+        return np.asarray(np.clip(value, LEAST * self.flops_per_s.min(), self.flops_per_s.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderCost:
+    """Belief about an encoder at one TP and CP; its throughput depends on the effective batch, in average items."""
+
+    module: ModuleSpec
+    table: ThroughputTable
+    ranks: int
+
+    def seconds(self, flops: FloatArray, batch: FloatArray | float, pp: IntArray | int) -> FloatArray:
+        """Both passes on one of ``pp`` stages for given forward FLOPs, in a batch of so many average items."""
+        return np.asarray(BOTH_PASSES * flops / (self.table.at(batch) * self.ranks * pp))
+
+
+@dataclass(frozen=True, slots=True)
+class LlmCost:
+    """Belief about the LLM at one TP and CP: attention by sequence, everything else by the packed length."""
+
+    module: ModuleSpec
+    attention: ThroughputTable
+    linear: ThroughputTable
+    ranks: int
+
+    def seconds(self, lengths: IntArray, packed: FloatArray | float, pp: IntArray | int) -> FloatArray:
+        """Both passes on one of ``pp`` stages for each sequence, in microbatches of ``packed`` tokens (broadcasts)."""
+        attention = attention_flops(self.module, lengths)
+        linear = self.module.forward_flops(lengths) - attention
+        return np.asarray(
+            BOTH_PASSES
+            * (attention / self.attention.at(lengths.astype(np.float64)) + linear / self.linear.at(packed))
+            / (self.ranks * pp)
+        )
+
+
+def encoder_cost(profile: Profile, module: ModuleSpec, item_tokens: int, tp: int, cp: int = 1) -> EncoderCost:
+    """Measure an encoder on batches of items of the average length."""
+    lengths = np.full(1, item_tokens)
+    flops = BOTH_PASSES * float(module.forward_flops(lengths)[0])
+    seconds = np.array(
+        [profile.layers.layer_s(module, np.full(batch, item_tokens), tp, cp).sum() for batch in ENCODER_BATCHES]
+    )
+    thr = ENCODER_BATCHES * flops / (seconds * tp * cp)
+    return EncoderCost(module, ThroughputTable(ENCODER_BATCHES.astype(np.float64), thr), tp * cp)
+
+
+def llm_cost(profile: Profile, module: ModuleSpec, tp: int, cp: int = 1) -> LlmCost:
+    """Measure the LLM on one sequence and on as many tokens cut into short ones.
+
+    The authors skip attention in a second run; here ``SHORT_TOKENS`` / tokens of it are left, so the difference of both
+    times is the rest. Communication counts as linear. Attention is never believed to be faster than the device's peak.
+    """
+    attention = np.zeros(len(LLM_TOKENS))
+    linear = np.zeros(len(LLM_TOKENS))
+    peak = profile.job.cluster.device.peak_bf16_flops
+    for index, tokens in enumerate(LLM_TOKENS):
+        one = np.array([tokens])
+        full_s = float(profile.layers.layer_s(module, one, tp, cp).sum())
+        short = np.full(tokens // SHORT_TOKENS, SHORT_TOKENS)
+        cut_s = float(profile.layers.layer_s(module, short, tp, cp).sum())
+        flops = BOTH_PASSES * float(attention_flops(module, one)[0])
+        least_s = flops / (peak * tp * cp)
+        attention_s = min(max((full_s - cut_s) / (1 - SHORT_TOKENS / tokens), least_s), full_s / 2 + least_s)
+        rest = BOTH_PASSES * float(module.forward_flops(one)[0]) - flops
+        attention[index] = flops / (attention_s * tp * cp)
+        linear[index] = rest / (max(full_s - attention_s, rest / (peak * tp * cp)) * tp * cp)
+    sizes = LLM_TOKENS.astype(np.float64)
+    return LlmCost(module, ThroughputTable(sizes, attention), ThroughputTable(sizes, linear), tp * cp)
+
+
+def attention_flops(module: ModuleSpec, lengths: IntArray) -> FloatArray:
+    """Forward FLOPs of attention in the whole module, per sequence."""
+    total = np.zeros(lengths.shape)
+    for count, kind in zip(np.bincount(module.layer_kind), module.kinds, strict=True):
+        if kind.attention:
+            total += count * kind.attention.flops(lengths)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class DataShapes:
+    """Means and maxima of the profiled samples: all that the optimizer knows of the data."""
+
+    items: tuple[float, ...]  # of each encoder in a sample, on average ``[encoders]``
+    item_tokens: tuple[int, ...]  # encoder tokens an item ``[encoders]``; 1 where there are no items
+    sequence_tokens: int  # LLM tokens of a sample, on average
+    most_items: tuple[int, ...]  # of each encoder in one sample ``[encoders]``
+    most_sequence_tokens: int  # LLM tokens of the longest sample
+
+
+def data_shapes(profile: Profile, shapes: SampleShapes) -> DataShapes:
+    """The data profiler's averages and maxima."""
+    items = []
+    tokens = []
+    most = []
+    for module in profile.job.model.encoders:
+        units = module.units(shapes)
+        items.append(len(units) / len(shapes))
+        tokens.append(mean_length(module.lengths(shapes, units)))
+        most.append(int(np.bincount(shapes.item_sample[units], minlength=1).max()))
+    longest = int(shapes.llm_tokens.max())
+    return DataShapes(tuple(items), tuple(tokens), mean_length(shapes.llm_tokens), tuple(most), longest)
+
+
 def makespan(cost: FloatArray, bucket: IntArray, num_buckets: int) -> float:
     """C_max: the largest sum of either cost over a bucket."""
     return float(_highs(cost, bucket, num_buckets).max())
@@ -47,7 +176,7 @@ def makespan(cost: FloatArray, bucket: IntArray, num_buckets: int) -> float:
 def balance(cost: FloatArray, num_buckets: int, work: float) -> IntArray:
     """Bucket of each item, by its encoder and LLM duration ``[items, 2]``: LPT with exchange, then CP-SAT.
 
-    ``work`` is CP-SAT's deterministic time, which makes a solve that it ends repeat itself; 0: no solver.
+    ``work`` is CP-SAT's deterministic time; 0: no solver.
     """
     start = lpt_with_exchange(cost, num_buckets)
     return improve(cost, num_buckets, start, work) if work else start
@@ -57,7 +186,7 @@ def improve(cost: FloatArray, num_buckets: int, start: IntArray, most_work: floa
     """Lower C_max of ``start`` by integer programs over the fullest bucket and a few others; deterministic.
 
     First with the least full one. After every second program that gives nothing one more bucket joins, chosen at
-    random, up to the program over all buckets. Nothing ever gets worse.
+    random, up to the program over all buckets.
     """
     bucket = start.copy()
     work = 0.0
@@ -95,19 +224,16 @@ def improve(cost: FloatArray, num_buckets: int, start: IntArray, most_work: floa
 
 
 class _BucketModel(cp_model.CpModel):
-    """A program without the old names of its methods, which take longer to make than a program of a few items."""
+    """A program without the old names of its methods, which take longer to make than a small program."""
 
     def _add_pre_pep8_methods(self) -> None:
         pass
 
 
 def solve(cost: FloatArray, num_buckets: int, start: IntArray, work: float) -> tuple[IntArray, float]:
-    """One integer program by CP-SAT, from ``start``.
+    """One integer program by CP-SAT, from ``start``; the k-th item by falling cost may only go to the first k buckets.
 
-    Buckets are interchangeable: the k-th item by falling cost may only go to the first k buckets.
-
-    Returns:
-        The best assignment found, ``start`` if none, and the deterministic time taken, ``work`` at most.
+    Returns the best assignment found, ``start`` if none, and the deterministic time taken, ``work`` at most.
     """
     order = by_falling(cost)
     # The same partition with buckets numbered in the order in which they appear.
@@ -150,9 +276,6 @@ def _highs(cost: FloatArray, bucket: IntArray, num_buckets: int) -> FloatArray:
     return np.maximum(*(np.bincount(bucket, weights=column, minlength=num_buckets) for column in cost.T))
 
 
-SPLITS = ("stay", "even")
-
-
 @dataclass(frozen=True, slots=True)
 class DflopAssigner:
     """Packs samples into N_mb x L_dp buckets; a bucket is an LLM microbatch.
@@ -161,24 +284,16 @@ class DflopAssigner:
         solver_work_per_sample: CP-SAT's deterministic time for each sample of the global batch; 0: no solver.
         correction: the adaptive correction and what it has learnt; None: off.
         balanced: whether buckets are balanced; otherwise they are of as many samples each, in order of arrival.
-        shuffle: buckets run in an order drawn by this seed; None: as they were filled, about by falling size where a
-            bucket holds few samples. The paper states none.
+        shuffle: buckets run in an order drawn by this seed; None: as they were filled. The paper states none.
         split: how the items of L_dp buckets go to the encoder's replicas. ``stay``: with their bucket if E_dp = L_dp,
             else by LPT. ``even``: in order, as many to each, as in the public code.
     """
 
-    solver_work_per_sample: float = 2e-4
+    solver_work_per_sample: Annotated[float, at_least(0)] = 2e-4
     correction: Corrector | None = field(default_factory=Corrector)
     balanced: bool = True
-    shuffle: int | None = None
-    split: str = "stay"
-
-    def __post_init__(self) -> None:
-        where = "strategy.assigner"
-        work = self.solver_work_per_sample
-        require(work >= 0, f"{where}.solver_work_per_sample", work, "at least 0 (0: no solver)")
-        check_least(self, where, 0, "shuffle")
-        check_choices(self, where, split=SPLITS)
+    shuffle: Amount | None = None
+    split: Annotated[str, OneOf(("stay", "even"))] = "stay"
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Bucket b is microbatch b // L_dp of LLM replica b mod L_dp.
@@ -223,7 +338,7 @@ class DflopAssigner:
         return Assignment((*labels, ModuleAssignment(replica, microbatch)))
 
     def draft(self) -> DflopAssigner:
-        """Without the solver: what LPT with exchange assigns needs about the memory of the solver's."""
+        """Without the solver: LPT with exchange needs about the same memory."""
         return replace(self, solver_work_per_sample=0.0)
 
     def observe(self, timeline: Timeline, profile: Profile) -> DflopAssigner:
@@ -243,7 +358,7 @@ class DflopAssigner:
 def split_evenly(group: IntArray, replica: IntArray, num_groups: int, parts: int) -> IntArray:
     """Part of each item: every group in order of replica and index, cut into parts of as many items each ``[items]``.
 
-    Groups are microbatches, parts encoder replicas. The first parts hold one more where the number does not divide.
+    The first parts hold one more where the number does not divide.
     """
     order = np.lexsort((replica, group))
     sizes = np.bincount(group, minlength=num_groups)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
-from itertools import chain, islice
+from itertools import islice
+from typing import Annotated
 
 import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate
 from entrain_bench.balancing.interface import MakeProgram
-from entrain_bench.balancing.options import check_choices, check_least
+from entrain_bench.balancing.options import TrialOptions
 from entrain_bench.balancing.planning import (
     Island,
     named_degrees,
@@ -35,8 +36,16 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.parse import Count, OneOf
 
-from .profiling import DataShapes, data_shapes, encoder_cost, llm_cost
+from .assigner import DataShapes, data_shapes, encoder_cost, llm_cost
+
+# A plan may be this much slower than the accepted one if it has fewer microbatches.
+SLACK = 1.1
+# What a rank is believed to need is multiplied by this and compared with all of a device's memory.
+BUFFER = 1.25
+# Estimates evaluated at once, to bound memory.
+BLOCK = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +76,7 @@ def enumerate_degrees(job: Job, any_dp: bool = False) -> IntArray:
     """Every (E_tp, E_pp, E_dp, L_tp, L_pp, L_dp) that uses all GPUs and meets the request ``[plans, 6]``.
 
     ``layout.tp`` and ``layout.dp`` are the LLM's, ``layout.pp`` counts the stages of both. Neither DP exceeds the
-    global batch; L_dp divides it unless ``any_dp``.
-
-    Raises:
-        UserError: if there is none; says why.
+    global batch; L_dp divides it unless ``any_dp``. ``UserError`` says why there is none.
     """
     asked = job.request
     ranks = job.cluster.num_ranks
@@ -121,23 +127,10 @@ def _degrees(ranks: int, tps: list[int], max_pp: int, dps: IntArray) -> IntArray
     return np.array(rows, np.int64).reshape(-1, 3)
 
 
-# A plan may be this much slower than the accepted one if it has fewer microbatches.
-SLACK = 1.1
-# What a rank is believed to need is multiplied by this and compared with all of a device's memory.
-BUFFER = 1.25
-
-
-def walking_order(degrees: IntArray) -> IntArray:
-    """Plans in the order in which the code sees them ``[plans]``: GPUs, TP, then PP of the encoder, then of the LLM."""
-    encoder_tp, encoder_pp, encoder_dp, llm_tp, llm_pp, _ = degrees.T
-    return np.lexsort((llm_pp, llm_tp, encoder_pp, encoder_tp, encoder_tp * encoder_pp * encoder_dp))
-
-
 def microbatches(job: Job, shapes: DataShapes, degrees: IntArray) -> IntArray:
     """N_mb of each plan: the least whose mean microbatch is no larger than the largest profiled sample ``[plans]``.
 
-    It must leave every encoder and LLM replica a sample a microbatch on average; a plan that cannot takes the most that
-    the LLM's replicas can, int(GBS / L_dp).
+    A plan that then lacks a sample a microbatch for some replica takes int(GBS / L_dp).
     """
     batch = job.global_batch
     encoder_dp = degrees[:, 2]
@@ -167,55 +160,42 @@ def accepted_plans(seconds: FloatArray, count: IntArray, fits: BoolArray) -> lis
     return accepted
 
 
-# Estimates evaluated at once, to bound memory.
-BLOCK = 1 << 21
-MICROBATCHES = ("paper", "released")
-COMMUNICATORS = ("unequal_dp", "always", "never")
-
-
 @dataclass(frozen=True, slots=True)
 class PlanEstimates:
-    """Results of Algorithm 1 for plans and numbers of microbatches, without recomputation ``[plans, numbers]``.
+    """Results of Algorithm 1 for plans and numbers of microbatches, without recomputation ``[plans, numbers]``."""
 
-    Attributes:
-        encoder_s, llm_s: E_dur and L_dur.
-        encoder_act, llm_act: bytes a microbatch keeps on a rank ``[2, plans, numbers]``; second row with recomputation.
-        encoder_state, llm_state: bytes of weights, gradients and optimizer states of a rank ``[plans, 1]``.
-    """
-
+    # E_dur and L_dur.
     encoder_s: FloatArray
     llm_s: FloatArray
+    # Bytes a microbatch keeps on a rank ``[2, plans, numbers]``; second row with recomputation.
     encoder_act: FloatArray
     llm_act: FloatArray
+    # Bytes of weights, gradients and optimizer states of a rank ``[plans, 1]``.
     encoder_state: FloatArray
     llm_state: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
-class DflopPlanner:
+class DflopPlanner(TrialOptions):
     """Every split of the GPUs and factorization, by T at mean shapes under the paper's memory constraint.
 
     Attributes:
-        profile_samples: samples the data profiler averages.
         microbatches: ``paper``: a plan's N_mb is that of least T, and the plan of least T is taken. ``released``: the
-            walk of the public code (``space``), which recomputes every layer unless ``layout.recompute`` says else.
+            walk of the public code, which recomputes every layer unless ``layout.recompute`` says else.
         num_microbatches: N_mb of an LLM replica; None: as ``microbatches`` says.
         whole_layers: whether a stage's duration counts that it holds whole layers; the paper's divides by PP.
         communicator: when one rank gathers and scatters all data between encoder and LLM: ``unequal_dp``, where their
             DP differs, as in section 4 of the paper; ``always``, as in the public code; or ``never``.
-        num_trials: best plans that fit memory and run a profiled batch on trial; the paper's optimizer runs none (1).
     """
 
-    profile_samples: int = 10_000
-    microbatches: str = "paper"
+    profile_samples: Count = 10_000
+    microbatches: Annotated[str, OneOf(("paper", "released"))] = "paper"
     whole_layers: bool = True
-    communicator: str = "unequal_dp"
-    num_trials: int = 1
-    num_microbatches: int | None = None
+    communicator: Annotated[str, OneOf(("unequal_dp", "always", "never"))] = "unequal_dp"
+    num_trials: Count = 1
+    num_microbatches: Count | None = None
 
     def __post_init__(self) -> None:
-        check_least(self, "strategy.planner", 1, "num_microbatches", "num_trials", "profile_samples")
-        check_choices(self, "strategy.planner", microbatches=MICROBATCHES, communicator=COMMUNICATORS)
         given = self.num_microbatches
         allowed = "null with strategy.planner.microbatches=released, whose walk chooses it"
         require(given is None or self.microbatches == "paper", "strategy.planner.num_microbatches", given, allowed)
@@ -224,19 +204,17 @@ class DflopPlanner:
         """The plan with the least T whose programs fit memory."""
         shapes = data_shapes(profile, profile.samples.draw(self.profile_samples))
 
-        def candidates(sized: Profile) -> Iterator[Candidate]:
-            return offered(self, sized)
-
-        def offered(planner: DflopPlanner, sized: Profile) -> Iterator[Candidate]:
-            ranked = planner.rank(sized, shapes)
-            first = next(ranked, None)
-            if first is None:
+        def offered(sized: Profile, planner: DflopPlanner = self) -> Iterator[Candidate]:
+            candidate = None
+            for ranked in planner.rank(sized, shapes):
+                candidate = self.build(sized, shapes, *ranked)
+                yield candidate
+            if candidate is None:
                 raise OutOfMemoryError(
                     f"layout: no split of cluster={profile.job.cluster.name} between encoder and LLM holds an average "
                     f"microbatch within {profile.job.memory_budget_bytes / 2**30:.1f} GiB a rank (strategy.planner "
                     "dflop)"
                 )
-            yield from (self.build(sized, shapes, *one) for one in chain([first], ranked))
 
         # N_mb is part of a plan: the job's microbatch size decides nothing.
         if profile.tuning_budget is None or self.num_microbatches or self.microbatches == "released":
@@ -244,21 +222,21 @@ class DflopPlanner:
 
         def walked(sized: Profile) -> Iterator[Candidate]:
             # Where the microbatch size is a knob, so is N_mb; the plan of the paper's rule comes first.
-            ranked = candidates(sized)
+            ranked = offered(sized)
             dp = sized.job.request.dp
             yield from islice(ranked, 1)
             if profile.job.free_microbatch_size and dp:
-                ranked = offered(replace(self, num_microbatches=sized.job.num_microbatches(dp)), sized)
+                ranked = offered(sized, replace(self, num_microbatches=sized.job.num_microbatches(dp)))
             yield from ranked
 
-        return chosen_layout(profile, candidates, make_program, self.num_trials, quick=walked)
+        return chosen_layout(profile, offered, make_program, self.num_trials, quick=walked)
 
     def rank(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, DflopDegrees, tuple[bool, ...]]]:
         """Plans in order of preference, with the recomputation of encoder and LLM.
 
         ``paper``: every split, factorization and recomputation choice with the N_mb of least T, and with its largest
-        N_mb as a resort if real batches do not fit; by T. Ties go to less recomputation, then to the order of
-        enumeration. ``released``: the plan that the walk accepted last, those it replaced, then all others by T.
+        N_mb as a resort; by T, then less recomputation. ``released``: the plan that the walk accepted last, those it
+        replaced, then all others by T.
         """
         if self.microbatches == "released":
             yield from self._walk(profile, shapes)
@@ -280,9 +258,11 @@ class DflopPlanner:
             yield float(seconds[index]), DflopDegrees(*theta), recompute[choices[index]]
 
     def _walk(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, DflopDegrees, tuple[bool, ...]]]:
-        """The public code's preference (``space``)."""
+        """The public code's preference."""
         degrees = enumerate_degrees(profile.job, any_dp=True)
-        degrees = degrees[walking_order(degrees)]
+        encoder_tp, encoder_pp, encoder_dp, llm_tp, llm_pp, _ = degrees.T
+        # By GPUs, TP, then PP of the encoder, then of the LLM.
+        degrees = degrees[np.lexsort((llm_pp, llm_tp, encoder_pp, encoder_tp, encoder_tp * encoder_pp * encoder_dp))]
         count = microbatches(profile.job, shapes, degrees)
         again: tuple[bool, ...] = (True, True)
         if profile.job.request.recompute is not None:
@@ -290,14 +270,10 @@ class DflopPlanner:
         seconds = np.zeros(len(degrees))
         fits = np.zeros(len(degrees), np.bool_)
         for rows, _, estimates in self.estimates(profile, shapes, degrees, count):
-            encoder_pp = degrees[rows, 1]
-            llm_pp = degrees[rows, 4]
-            encoder_s = estimates.encoder_s[:, 0]
-            llm_s = estimates.llm_s[:, 0]
-            factors = [recompute_factor(recompute) for recompute in again]
-            seconds[rows] = decisive(
-                pipeline_s(count[rows], encoder_pp, llm_pp, encoder_s * factors[0], llm_s * factors[1])
-            )
+            _, encoder_pp, _, _, llm_pp, _ = degrees[rows].T
+            encoder_s = estimates.encoder_s[:, 0] * recompute_factor(again[0])
+            llm_s = estimates.llm_s[:, 0] * recompute_factor(again[1])
+            seconds[rows] = decisive(pipeline_s(count[rows], encoder_pp, llm_pp, encoder_s, llm_s))
             fits[rows] = self._largest_fit(profile, shapes, degrees[rows], estimates, again)
         accepted = accepted_plans(seconds, count, fits)
         others = np.argsort(seconds, kind="stable")
@@ -441,7 +417,7 @@ class DflopPlanner:
 
 
 def activation_bytes(module: ModuleSpec, tokens: FloatArray | int, shards: IntArray) -> FloatArray:
-    """Return the bytes that a microbatch keeps on a rank with evenly spread layers, without and with recomputation."""
+    """Bytes that a microbatch keeps on a rank with evenly spread layers, without and with recomputation."""
     kept = sum(layer.activation_bytes_per_token for layer in module.layers)
     inputs = sum(layer.remade_from_bytes_per_token for layer in module.layers)
     return np.stack([tokens * kept / shards, tokens * inputs / shards])

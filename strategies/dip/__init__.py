@@ -1,8 +1,4 @@
-"""DIP (arXiv:2504.14145; formerly PipeWeaver): every module on every rank of a replica, images cut finer than the LLM.
-
-Modality-aware partitioner and sub-microbatches (``partitioner``), and the search over segment priorities
-(``scheduler``), whose greedy dual-queue interleaver is ``entrain_bench.balancing.listing``.
-"""
+"""DIP (arXiv:2504.14145): segments of all modules interleaved on the ranks of one pipeline by a searched order."""
 
 from .partitioner import DipAssigner, DipPlanner
 from .scheduler import DipScheduler

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.lpt import arrival_places, place_in_group
-from entrain_bench.balancing.options import check_choices, check_least
+from entrain_bench.balancing.options import TrialOptions
 from entrain_bench.balancing.planning import (
     mean_length,
     partition_layers,
@@ -32,6 +32,7 @@ from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.parse import Count, OneOf
 from entrain_bench.specs.shapes import SampleShapes
 
 from .scheduler import believed_s
@@ -40,23 +41,18 @@ from .scheduler import believed_s
 PEAK_TOKENS = 131_072
 # Share of a module's peak throughput that a sub-microbatch must reach.
 EFFICIENCY = 0.95
+# Sequence whose layer times split a module that no profiled sample exercises.
+FALLBACK_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class DipAssigner:
-    """Samples in arrival order; the items of a microbatch are cut into sub-microbatches (arXiv:2504.14145).
-
-    Encoders and generators each cut the items by a size of their own.
-    """
+    """Samples in arrival order; each encoder and generator cuts the items of a microbatch into sub-microbatches."""
 
     handles_generators: ClassVar[bool] = True
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Labels of every module's units; items of one sample may be in different sub-microbatches.
-
-        Raises:
-            IncompatibleError: if modules differ in DP.
-        """
+        """Labels of every module's units, which samples may part; ``IncompatibleError`` if modules differ in DP."""
         job = profile.job
         dp = layout.modules[0].dp
         if any(placed.dp != dp for placed in layout.modules):
@@ -101,8 +97,7 @@ def efficient_items(profile: Profile, module: ModuleSpec, shapes: SampleShapes, 
 def sub_microbatches(replica: IntArray, microbatch: IntArray, most: int) -> IntArray:
     """Place of each item's sub-microbatch in its replica's order, from replica and LLM microbatch of each ``[items]``.
 
-    N items of a microbatch form ceil(N / most) sub-microbatches of nearly equal size, in order; places are consecutive
-    over the replica's microbatches.
+    N items of a microbatch form ceil(N / most) sub-microbatches of nearly equal size, in order.
     """
     if not len(replica):
         return np.zeros(0, np.int64)
@@ -116,31 +111,19 @@ def sub_microbatches(replica: IntArray, microbatch: IntArray, most: int) -> IntA
     return np.asarray(before[group] + place_in_group(group) * count[group] // size[group])
 
 
-CHUNKS = ("auto", "one", "rule")
-# Sequence whose layer times split a module that no profiled sample exercises.
-FALLBACK_TOKENS = 1024
-
-
 @dataclass(frozen=True, slots=True)
-class DipPlanner:
+class DipPlanner(TrialOptions):
     """Colocates K_i stages of every module i on every rank; a module's stages are balanced by themselves.
 
     Attributes:
         profile_samples: samples the layers are measured on; 4 is the one microbatch that arXiv:2605.27918 plans DIP by.
         chunks: K_i: ``rule`` as in the paper, ``one``, or ``auto`` for the faster by believed time.
-        num_trials: best by believed time that fit memory and run a profiled batch on trial; the paper's planner runs
-            none (1).
     """
 
     handles_generators: ClassVar[bool] = True
-
-    profile_samples: int = 4
-    chunks: str = "auto"
-    num_trials: int = 1
-
-    def __post_init__(self) -> None:
-        check_choices(self, "strategy.planner", chunks=CHUNKS)
-        check_least(self, "strategy.planner", 1, "num_trials", "profile_samples")
+    profile_samples: Count = 4
+    chunks: Annotated[str, OneOf(("auto", "one", "rule"))] = "auto"
+    num_trials: Count = 1
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The layout with the least believed time of a profiled batch among those whose programs fit memory."""
@@ -175,10 +158,7 @@ class DipPlanner:
                 yield colocate(profile.job, degrees, layers, recompute), cost, chunks
 
     def _balanced(self, profile: Profile, samples: SampleShapes, make_program: MakeProgram) -> Iterator[Candidate]:
-        """The layouts, timed as pipelines of mean microbatches whose busiest rank is never idle but to fill and drain.
-
-        Estimates without a program, for the tuner.
-        """
+        """The layouts, timed for the tuner as pipelines of mean microbatches whose busiest rank is always busy."""
         for layout, cost, _ in self._layouts(profile, samples, make_program):
             ranks = np.zeros(profile.job.cluster.num_ranks)
             for placed, layer_s in zip(layout.modules, cost, strict=True):
@@ -221,9 +201,9 @@ class DipPlanner:
 def chunks_per_rank(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
     """K_i = floor(T_i / T_1): chunks of each module on a rank, so that segments take about equally long.
 
-    T_i is the measured time of forward and backward of the whole module on B_i items of mean length, for the LLM on a
-    microbatch of samples of mean length; T_1 is the least. K_i is at most what gives every stage a layer, and at least
-    1. Modules that no sample exercises count one chunk.
+    T_i is the measured time of both passes of the module on B_i items of mean length, for the LLM on a microbatch of
+    mean samples; T_1 is the least. K_i leaves every stage a layer, and is at least 1. Modules without items count one
+    chunk.
     """
     modules = profile.job.model.modules
     seconds = np.full(len(modules), np.inf)
@@ -244,8 +224,8 @@ def chunks_per_rank(profile: Profile, samples: SampleShapes, degrees: Degrees) -
 def colocate(job: Job, degrees: Degrees, layers: Sequence[tuple[int, ...]], recompute: Sequence[bool]) -> Layout:
     """All modules of a replica on the same consecutive blocks of TP x CP ranks; stages go round the blocks.
 
-    A module with fewer stages than blocks leaves blocks out: encoders the last ones, the LLM and generators the first
-    ones, so that together they use all. ``layers`` are those of each stage, for every module.
+    With fewer stages than blocks, encoders leave out the last blocks, the LLM and generators the first ones. ``layers``
+    are those of each stage, for every module.
     """
     width = degrees.tp * degrees.cp
     ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)

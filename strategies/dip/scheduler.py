@@ -1,26 +1,21 @@
 """DIP's schedule: segments of all modules interleaved on every rank, in an order that a tree search finds.
 
-A compiled Monte-Carlo tree search, UCT (Kocsis and Szepesvari, ECML 2006) over orders of microbatches, scored by the
-list scheduler. A node is the beginning of an order, a move puts one of the remaining elements next, a rollout completes
-the order and scores it. Scores do not vary: a node counts as good as its best rollout, and finished subtrees are left
-alone. Rollouts stay near the best order so far (MOVED), and nodes widen slowly (as in Coulom, CG 2006).
+Compiled UCT (Kocsis and Szepesvari, ECML 2006) over orders of microbatches, scored by the list scheduler. A move puts
+one of the remaining elements next; a node counts as good as its best rollout. Rollouts stay near the best order so far,
+and nodes widen slowly (Coulom, CG 2006).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
 from entrain_bench.balancing.chunk_estimates import covered_layer_s, packed_durations, stages_s
-from entrain_bench.balancing.chunk_groups import (
-    chunk_groups,
-    components,
-    split_by_label,
-)
+from entrain_bench.balancing.chunk_groups import chunk_groups, components, split_by_label
 from entrain_bench.balancing.listing import ListedActions, Wish, draft_actions, list_lanes, list_schedule
-from entrain_bench.balancing.options import check_choices
+from entrain_bench.balancing.options import Memory
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all, recompute_by_chunk
@@ -28,12 +23,23 @@ from entrain_bench.balancing.schedules import ordered_program, unordered_program
 from entrain_bench.base.arithmetic import LN_2, decisive, log2
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, rows_of
 from entrain_bench.base.compiled import in_threads, njit
-from entrain_bench.base.errors import IncompatibleError, require
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, Chunks
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.parse import OneOf, between
 from entrain_bench.specs.shapes import SampleShapes
+
+# Weight of exploration for scores scaled to [0, 1].
+EXPLORATION = 0.2
+# Elements that a rollout takes out of the best order and puts elsewhere, on average.
+MOVED = 8.0
+TINY = np.finfo(np.float64).tiny
+ROOT = 0
+NONE = -1
+# Every rollout is a node in the tree of every set of lanes, some 60 bytes each.
+MAX_ROUNDS = 2**20
 
 
 def chunk_s(
@@ -46,7 +52,6 @@ def chunk_s(
 ) -> tuple[FloatArray, FloatArray]:
     """Estimated seconds of forward and backward of each chunk on each stage ``[chunks, stages]``.
 
-    A chunk costs what its units cost alone; a module's time is shared out over stages as that of a unit of mean length.
     A backward takes two forwards, and one more if activations are recomputed; less where layers are frozen. Of layers
     that chunks recompute one by one (``remade``), the backward takes one more forward of these.
     """
@@ -69,26 +74,17 @@ class ChunkSegments:
     """The actions of a program, what they wait for, and the groups that the search puts in order.
 
     A *segment* is a forward or backward of a chunk through one stage on each rank (arXiv:2504.14145). Chunks that
-    depend on each other are a *group*: a microbatch with the sub-microbatches of its encoders and generators. Lanes
-    whose actions depend on each other are a *set*: a replica.
-
-    Attributes:
-        actions: of all sets.
-        lane_set: set of each lane ``[lanes]``.
-        group: group of each action, counted in its set by arrival ``[actions]``.
-        element: what the search orders as one, counted likewise: the group, or the group's part of one module, of which
-            ``per_group`` follow each other ``[actions]``.
-        rank: place of each action's chunk in its group, of its pass ``[actions]``: forwards go by the first LLM
-            microbatch they serve, then along the chain, backwards by the last, then against the chain.
-        num_groups: groups of each set ``[sets]``.
+    depend on each other are a *group*: a microbatch. Lanes whose actions depend on each other are a *set*: a replica.
     """
 
-    actions: ListedActions
-    lane_set: IntArray
-    group: IntArray
+    actions: ListedActions  # of all sets
+    lane_set: IntArray  # set of each lane ``[lanes]``
+    group: IntArray  # group of each action, counted in its set by arrival ``[actions]``
+    # What the search orders as one, counted likewise: the group, or the group's part of one module, of which
+    # ``per_group`` follow each other ``[actions]``.
     element: IntArray
-    rank: IntArray
-    num_groups: IntArray
+    rank: IntArray  # place of each action's chunk in its group, of its pass (``ChunkGroups``) ``[actions]``
+    num_groups: IntArray  # groups of each set ``[sets]``
     per_group: int
 
 
@@ -129,47 +125,26 @@ def build_segments(draft: Program, assignment: Assignment, profile: Profile, by_
     )
 
 
-# Weight of exploration for scores scaled to [0, 1].
-EXPLORATION = 0.2
-# Elements that a rollout takes out of the best order and puts elsewhere, on average.
-MOVED = 8.0
-TINY = np.finfo(np.float64).tiny
-ROOT = 0
-NONE = -1
-
-
 class Tree(NamedTuple):
-    """The search for the order of some elements with the least score, one proposal at a time.
+    """The search for the order of some elements with the least score, one proposal at a time."""
 
-    Attributes:
-        order: the best order so far, at first 0, 1, 2, ... ``[elements]``.
-        proposed: the order to score ``[elements]``.
-        scores: of the best order and of the worst one so far, infinite before the first ``[2]``.
-        lengths: nodes, and nodes on the path to the proposal ``[2]``.
-        path: nodes from the root to where the proposal was completed ``[elements + 1]``.
-        move: element that a node puts next ``[nodes]``.
-        first_child, last_child, next_sibling: children in the order in which they were found ``[nodes]``.
-        num_children: their number ``[nodes]``.
-        visits: proposals that went through a node ``[nodes]``.
-        best: least score of those ``[nodes]``.
-        finished: whether all orders below it were scored ``[nodes]``.
-        spread: exploration of a node's children by the node's visits ``[proposals + 1]``.
-    """
-
+    # The best order so far, and the order to score ``[elements]``.
     order: IntArray
     proposed: IntArray
-    scores: FloatArray
-    lengths: IntArray
-    path: IntArray
-    move: IntArray
+    scores: FloatArray  # of the best order and of the worst one so far, infinite before the first ``[2]``
+    lengths: IntArray  # nodes, and nodes on the path to the proposal ``[2]``
+    path: IntArray  # nodes from the root to where the proposal was completed ``[elements + 1]``
+    move: IntArray  # element that a node puts next ``[nodes]``
+    # Children in the order in which they were found ``[nodes]``.
     first_child: IntArray
     last_child: IntArray
     next_sibling: IntArray
     num_children: IntArray
+    # Proposals that went through a node, and their least score ``[nodes]``.
     visits: IntArray
     best: FloatArray
-    finished: BoolArray
-    spread: FloatArray
+    finished: BoolArray  # whether all orders below it were scored ``[nodes]``
+    spread: FloatArray  # exploration of a node's children by the node's visits ``[proposals + 1]``
 
 
 def exploration(num_proposals: int) -> FloatArray:
@@ -235,10 +210,7 @@ def _put(order, place, goal):  # type: ignore[no-untyped-def]
 
 @njit()
 def _select(tree, node, depth, rng):  # type: ignore[no-untyped-def]
-    """Where in the proposal the next element is: a child's, or a new one's when the node is due for it.
-
-    Of the unfinished children it is that of the highest upper confidence bound.
-    """
+    """Place in the proposal of the next element: of the unfinished child with the highest bound, or of a new one."""
     num_fresh = len(tree.proposed) - depth - tree.num_children[node]
     chosen = NONE
     chosen_bound = -np.inf
@@ -322,8 +294,7 @@ def _is_finished(tree, node, num_left):  # type: ignore[no-untyped-def]
 def best_slots(segments: ChunkSegments, rounds: int) -> IntArray:
     """Slot of every action in the best believed order found, set by set ``[actions]``.
 
-    A tree search a set. The first rollout is the order of arrival, so nothing is believed slower than that; ``rounds``
-    more follow.
+    The first rollout is the order of arrival; ``rounds`` more follow.
     """
     num_sets = len(segments.num_groups)
     num_actions = len(segments.actions.lanes)
@@ -386,45 +357,27 @@ def search_set(  # type: ignore[no-untyped-def]
             break
 
 
-PRIORITIES = ("microbatch", "modality")
-# Every rollout is a node in the tree of every set of lanes, some 60 bytes each.
-MAX_ROUNDS = 2**20
-
-
 @dataclass(frozen=True, slots=True)
 class DipScheduler(Recomputation):
     """Orders the actions of every rank.
 
     Attributes:
-        search_rounds: rollouts of the tree search over the order of microbatches, each of all replicas; 0 keeps the
-            order of arrival.
-        priorities: what the search puts in order: the part of each ``modality`` of every microbatch, or all of a
+        search_rounds: rollouts of the tree search over the order of microbatches; 0 keeps the order of arrival.
+        priorities: what the search orders: the part of each ``modality`` of every microbatch, or all of a
             ``microbatch``.
     """
 
     handles_generators: ClassVar[bool] = True
-
-    search_rounds: int = 16
-    priorities: str = "modality"
-    memory: str = field(default="greedy", kw_only=True)
-
-    def __post_init__(self) -> None:
-        Recomputation.__post_init__(self)
-        check_choices(self, "strategy.scheduler", priorities=PRIORITIES)
-        few = 0 <= self.search_rounds <= MAX_ROUNDS
-        require(few, "strategy.scheduler.search_rounds", self.search_rounds, f"at least 0, at most {MAX_ROUNDS}")
+    search_rounds: Annotated[int, between(0, MAX_ROUNDS)] = 16
+    priorities: Annotated[str, OneOf(("microbatch", "modality"))] = "modality"
+    memory: Memory = field(default="greedy", kw_only=True)
 
     def draft(self) -> DipScheduler:
         """The greedy order, with which the search begins."""
         return replace(self, search_rounds=0)
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program.
-
-        Raises:
-            IncompatibleError: if a stage spans several lanes (modules that share some ranks with different TP or CP),
-                for the interleaver gives each action one lane.
-        """
+        """The program; ``IncompatibleError`` if modules share some ranks with different TP or CP."""
         if any(np.any(np.diff(blocks.offsets) != 1) for blocks in layout.blocks):
             raise IncompatibleError(
                 "strategy.scheduler: DIP's interleaver needs the same TP x CP for modules on the same ranks"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
 from entrain_bench.balancing.lpt import balanced_in_steps, place_in_group
-from entrain_bench.balancing.options import check_choices
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import stages_behind
@@ -20,16 +19,16 @@ from entrain_bench.base.errors import IncompatibleError, require
 from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.parse import OneOf
 from entrain_bench.specs.shapes import SampleShapes
 
 
 def interval_order(forward_s: FloatArray, backward_s: FloatArray) -> IntArray:
     """Order of a replica's microbatches that fills the first stage's idle intervals under 1F1B ``[microbatches]``.
 
-    The smallest microbatch comes first, the p - 1 smallest others last (by rising size); the first interval takes the
-    p - 1 microbatches whose forwards at the first stage sum closest to it, every later one the microbatch closest.
-    Interval i is the first stage's idle time until backward i arrives, if nothing filled it (reconstructed). Transfers
-    count as free. Seconds are those of each microbatch at each stage of the chain ``[microbatches, stages]``.
+    The smallest comes first, the p - 1 smallest others last; the first interval takes the p - 1 microbatches whose
+    forwards at the first stage sum closest to it, every later one the closest. Interval i is the first stage's idle
+    time until backward i arrives (reconstructed). Seconds are ``[microbatches, stages]``.
     """
     if forward_s.shape[1] == 1:  # no pipeline, no intervals
         return np.arange(len(forward_s))
@@ -131,10 +130,7 @@ def _arrival(step, order, forward_s, backward_s, ends):  # type: ignore[no-untyp
 
 @inlined
 def _take_closest(rest, first_s, count, interval_s):  # type: ignore[no-untyped-def]
-    """Take out of the first ``count`` the microbatch whose forward at the first stage is closest to an interval.
-
-    Of two equally close the one that comes first, which is the smaller: they are in rising order, and stay so.
-    """
+    """Take out of the first ``count`` the microbatch whose forward at the first stage is closest to an interval."""
     best = 0
     for place in range(1, count):
         if abs(first_s[place] - interval_s) < abs(first_s[best] - interval_s):
@@ -176,9 +172,6 @@ def _closest_sum(rising, number, target):  # type: ignore[no-untyped-def]
     return picked
 
 
-INTRA = ("none", "microbatch", "global_batch")
-
-
 @dataclass(frozen=True, slots=True)
 class DistTrainAssigner:
     """Spreads encoder work over DP ranks, then orders each pipeline's microbatches; samples of a microbatch stay.
@@ -187,18 +180,16 @@ class DistTrainAssigner:
         intra: samples among which the DP ranks are balanced: those of the global batch, those of one microbatch of all
             ranks, or none (arrival order).
         inter: whether the microbatches of a pipeline are reordered.
-        carry: with ``intra=microbatch``, whether a rank's load in the microbatches before counts; the public version of
-            this reordering balances each microbatch by itself (NVIDIA-NeMo/Megatron-Bridge, pull request 4608).
+        carry: with ``intra=microbatch``, whether a rank's load in the microbatches before counts (not in
+            NVIDIA-NeMo/Megatron-Bridge, pull request 4608).
     """
 
     handles_generators: ClassVar[bool] = True
-
-    intra: str = "global_batch"
+    intra: Annotated[str, OneOf(("none", "microbatch", "global_batch"))] = "global_batch"
     inter: bool = True
     carry: bool = False
 
     def __post_init__(self) -> None:
-        check_choices(self, "strategy.assigner", intra=INTRA)
         alone = not self.carry or self.intra == "microbatch"
         require(alone, "strategy.assigner.carry", self.carry, f"false with intra={self.intra}")
 
@@ -293,8 +284,8 @@ def unit_replicas(
     """Replica of each sample in a group beside the LLM: brokers join and split the batch in order (reconstructed).
 
     With DP sizes D_u and D_l and g their greatest common divisor, g brokers each serve D_l / g LLM replicas and D_u / g
-    replicas of the group. A broker concatenates the k-th microbatches of its LLM replicas and splits the result evenly,
-    in order. None if the group is empty, or has the LLM's DP.
+    replicas of the group: they concatenate the k-th microbatches and split them evenly. None if the group is empty, or
+    has the LLM's DP.
     """
     llm_dp = layout.modules[llm].dp
     dps = {module.dp for module in layout.modules[group]}

@@ -1,28 +1,23 @@
 """DistTrain's orchestration problem (arXiv:2408.04275, section 4): GPUs of each group of modules, a convex program.
 
 With TP of every group and DP of the backbone fixed, C_u the seconds per sample and w_u = DP_lm TP_u M C_u the
-GPU-seconds that group u spends on a step of the pipeline, the iteration takes (reconstructed)
-
-    T = M C_lm + sum over u != lm of w_u / x_u  +  (BS / (DP_lm M) - 1) max over u of w_u / x_u
-
-In v_u = 1 / x_u the objective is a sum of linear functions and their maximum, sum 1 / v_u <= N is convex and memory
-bounds v_u from above: a convex program. With the slowest step fixed, every group gets what keeps it within that step,
-and the rest of the GPUs goes where it shortens the warm-up most: x_u = y sqrt(w_u), one y for all, as far as bounds
-allow. The slowest step is bisected to the last bits, by the sign of the derivative.
+GPU-seconds of a pipeline step, T = M C_lm + sum over u != lm of w_u / x_u + (BS / (DP_lm M) - 1) max over u of w_u /
+x_u (reconstructed). With the slowest step fixed, every group gets what keeps it within that step, and the rest of the
+GPUs goes where it shortens the warm-up most: x_u = y sqrt(w_u), one y for all, as far as bounds allow. The slowest step
+is bisected to the last bits, by the sign of the derivative.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
 from entrain_bench.base.arithmetic import DECISIVE_BITS, decisive
-from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.base.arrays import BoolArray, FloatArray
 from entrain_bench.base.compiled import inlined, njit
 
 # Of an interval, until no number lies between its ends.
@@ -35,20 +30,12 @@ DECISIVE_SLACK = 2.0 ** (2 - DECISIVE_BITS)
 
 @dataclass(frozen=True, slots=True)
 class GroupLoads:
-    """The groups of several problems, ``[problems, groups]`` where nothing else is said.
+    """The groups of several problems, ``[problems, groups]`` where nothing else is said."""
 
-    Attributes:
-        gpu_s: GPU-seconds of one pipeline step, w_u.
-        fewest: GPUs below which the group does not exist or exceeds memory.
-        most: GPUs beyond which it cannot be split.
-        fills: whether its pass is part of the warm-up ``[groups]``; the backbone's, M C_lm, does not depend on its
-            GPUs.
-    """
-
-    gpu_s: FloatArray
-    fewest: FloatArray
-    most: FloatArray
-    fills: BoolArray
+    gpu_s: FloatArray  # GPU-seconds of one pipeline step, w_u
+    fewest: FloatArray  # GPUs below which the group does not exist or exceeds memory
+    most: FloatArray  # GPUs beyond which it cannot be split
+    fills: BoolArray  # whether its pass is part of the warm-up ``[groups]``; the backbone's does not depend on its GPUs
 
 
 def iteration_s(loads: GroupLoads, gpus: FloatArray, num_steps: int) -> FloatArray:
@@ -60,7 +47,7 @@ def iteration_s(loads: GroupLoads, gpus: FloatArray, num_steps: int) -> FloatArr
 def solve(loads: GroupLoads, num_gpus: int, num_steps: int) -> FloatArray:
     """GPUs of each group, real numbers, that minimise ``iteration_s`` ``[problems, groups]``; NaN if none are enough.
 
-    All groups together have at most ``num_gpus``; an iteration has ``num_steps`` pipeline steps, BS / (DP_lm M).
+    All groups together have ``num_gpus`` at most; an iteration has ``num_steps`` pipeline steps, BS / (DP_lm M).
     """
     most = np.minimum(loads.most, float(num_gpus))
     feasible = np.all(loads.fewest <= most, axis=1) & (loads.fewest.sum(axis=1) <= num_gpus)
@@ -133,9 +120,8 @@ def _keep_within(one, step, least):  # type: ignore[no-untyped-def]
 def _share_out(one, least, gpus):  # type: ignore[no-untyped-def]
     """GPUs of the shortest warm-up, at least ``least``, into ``gpus``, and the root y; 0 if not even those are there.
 
-    Their sum rises with y along straight lines that meet where a group leaves its least or reaches its most: y lies
-    behind the last such place whose sum is within the GPUs. Infinite y: there is more of everything than groups may
-    have.
+    Their sum rises with y along straight lines that meet where a group leaves its least or reaches its most. Infinite
+    y: groups may have no more.
     """
     last = 0.0
     high = 0.0
@@ -177,36 +163,15 @@ def _give(one, least, root, gpus):  # type: ignore[no-untyped-def]
     return total
 
 
-@dataclass(frozen=True)
-class Options:
-    """Integer options of a group, with the rest of the sub-problem fixed; arrays ``[options]``.
+# Integer options of a group, with the rest of the sub-problem fixed: GPUs, PP, seconds of a step through all stages and
+# at the slowest stage, DP ``[5, options]``.
+RANKS, STAGES, FILL, SLOWEST, REPLICAS = range(5)
 
-    Attributes:
-        dp, pp: degrees.
-        ranks: GPUs.
-        fill_s: seconds of a step through all its stages.
-        slowest_s: seconds of a step at its slowest stage.
-    """
 
-    dp: IntArray
-    pp: IntArray
-    ranks: IntArray
-    fill_s: FloatArray
-    slowest_s: FloatArray
-
-    def take(self, chosen: IntArray) -> Options:
-        """The chosen options."""
-        return Options(*(getattr(self, f.name)[chosen] for f in fields(self)))
-
-    def undominated(self) -> Options:
-        """Without those that another one betters or equals in ranks, fill and slowest stage."""
-        order = np.lexsort((self.slowest_s, self.fill_s, self.ranks))
-        return self.take(order[_undominated(self.fill_s[order], self.slowest_s[order])])
-
-    @cached_property
-    def table(self) -> FloatArray:
-        """Ranks, stages, fill and slowest stage ``[4, options]``."""
-        return np.stack([self.ranks, self.pp, self.fill_s, self.slowest_s]).astype(np.float64)
+def undominated(options: FloatArray) -> FloatArray:
+    """Options without those that another one betters or equals in ranks, fill and slowest stage."""
+    order = np.lexsort((options[SLOWEST], options[FILL], options[RANKS]))
+    return options[:, order[_undominated(options[FILL][order], options[SLOWEST][order])]]
 
 
 @njit()
@@ -229,27 +194,25 @@ type Point = tuple[tuple[int, int], ...]
 
 
 def best_integers(
-    groups: Sequence[Options], num_ranks: int, num_steps: int, keep: int, num_stages: int | None = None
+    groups: Sequence[FloatArray], num_ranks: int, num_steps: int, keep: int, num_stages: int | None = None
 ) -> list[tuple[float, Point]]:
     """The ``keep`` points with the least T: one option a group, a step through all, the slowest stage for the rest.
 
-    At most three groups have at most ``num_ranks`` together, and ``num_stages`` if given.
-
-    Returns:
-        Seconds and point, best first; of points alike those of earlier options, the first group's before the others'.
+    At most three groups have at most ``num_ranks`` together, and ``num_stages`` if given. Returns seconds and point,
+    best first; of equal points those of earlier options.
     """
-    shape = tuple(len(group.dp) for group in groups)
+    shape = tuple(options.shape[1] for options in groups)
     if not prod(shape):
         return []
-    tables = [group.table for group in groups] + [np.zeros((4, 1))] * (MOST_GROUPS - len(groups))
+    tables = [np.ascontiguousarray(options) for options in groups] + [np.zeros((5, 1))] * (MOST_GROUPS - len(groups))
     limits = float(num_ranks), num_steps - 1.0, float(num_stages or 0), keep
     seconds, flat = _shortest(tables[0], tables[1], tables[2], *limits)
     # Which of several alike comes first must not depend on the CPU.
     seconds = decisive(seconds)
     result = []
     for index in np.argsort(seconds, kind="stable")[:keep]:
-        at = np.unravel_index(flat[index], shape)
-        degrees = tuple((int(group.dp[i]), int(group.pp[i])) for group, i in zip(groups, at, strict=True))
+        at = zip(groups, np.unravel_index(flat[index], shape), strict=True)
+        degrees = tuple((int(options[REPLICAS, i]), int(options[STAGES, i])) for options, i in at)
         result.append((float(seconds[index]), degrees))
     return result
 
@@ -258,8 +221,7 @@ def best_integers(
 def _shortest(first, second, third, num_ranks, num_more_steps, num_stages, keep):  # type: ignore[no-untyped-def]
     """Seconds of the ``keep`` best points and of all that may count as equal to them, and the points' numbers, rising.
 
-    What two groups take is a lower bound on what all three do: sums and products of numbers above 0 never fall, rounded
-    or not.
+    What two groups take is a lower bound on what all three do, rounded or not.
     """
     best = np.full(keep, np.inf)
     seconds = [np.inf for _ in range(0)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate
 from entrain_bench.balancing.interface import MakeProgram
-from entrain_bench.balancing.options import check_least
+from entrain_bench.balancing.options import TrialOptions
 from entrain_bench.balancing.planning import (
     Island,
     named_degrees,
@@ -33,15 +33,19 @@ from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.job import LayoutRequest
+from entrain_bench.specs.job import LayoutRequest, divisors
 from entrain_bench.specs.layer import BF16_BYTES
-from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.parse import Count
 from entrain_bench.specs.shapes import SampleShapes
 
-from .orchestration import GroupLoads, Options, Point, best_integers, iteration_s, solve
+from .orchestration import GroupLoads, Point, best_integers, iteration_s, solve, undominated
 
 # What is worked out once for all sub-problems.
 LOOKED_UP = ("layer_s", "splits", "stage_s", "dps", "options", "state_bytes", "needed_gpus")
+# Draws until the profiled samples exercise every module; a lone sample may have no items.
+MAX_DRAWS = 64
+# Integer solutions kept of each sub-problem, should the best not fit memory.
+ROUNDED = 3
 
 
 class SubProblem(NamedTuple):
@@ -56,18 +60,12 @@ class SubProblem(NamedTuple):
 class Orchestration:
     """The planner's problem: groups of modules (the paper's parallelism units), their costs, and what may be chosen.
 
-    The backbone is the group that holds the LLM. What is asked for again and again is looked up: costs are measured
-    once and layers split once for all numbers of stages.
-
-    Attributes:
-        profile: for the job, whose requested degrees hold for the backbone.
-        samples: behind the cost functions.
-        bound: requested degrees that hold for the other groups; None: those of the job.
+    The backbone is the group that holds the LLM.
     """
 
-    profile: Profile
-    samples: SampleShapes
-    bound: LayoutRequest | None = None
+    profile: Profile  # for the job, whose requested degrees hold for the backbone
+    samples: SampleShapes  # behind the cost functions
+    bound: LayoutRequest | None = None  # requested degrees that hold for the other groups; None: those of the job
     groups: tuple[tuple[int, ...], ...] = field(init=False)
     backbone: int = field(init=False)
 
@@ -86,7 +84,7 @@ class Orchestration:
     def layer_s(self, module: int, tp: int) -> FloatArray:
         """Forward and backward seconds a sample spends in each layer ``[layers]``: C_u, by layer.
 
-        Measured on microbatches filled with the profiled samples in turn, linear in the number of samples.
+        Measured on microbatches filled with the profiled samples in turn.
         """
         size = self.profile.job.microbatch_size
         spec = self.profile.job.model.modules[module]
@@ -144,9 +142,7 @@ class Orchestration:
         job = self.profile.job
         if group == self.backbone or self._requested(group).dp:
             return [backbone_dp]
-        splits = [s for s in range(2, job.microbatch_size + 1) if job.microbatch_size % s == 0]
-        divisors = [d for d in range(1, backbone_dp + 1) if backbone_dp % d == 0]
-        return [*divisors, *(backbone_dp * s for s in splits)]
+        return [*divisors(backbone_dp), *(backbone_dp * split for split in divisors(job.microbatch_size)[1:])]
 
     def problems(self) -> list[list[SubProblem]]:
         """Every DP of the backbone, TP and recomputation of the groups, by DP and TP of the backbone."""
@@ -176,8 +172,8 @@ class Orchestration:
     def least_s(self, problems: Sequence[SubProblem]) -> FloatArray:
         """T if all GPUs shared all work, without warm-up but the backbone's ``[problems]``; of one backbone.
 
-        No point is below it: it leaves out the other groups' warm-up, and the slowest of the w_u / x_u is at least the
-        sum of the w_u over the sum of the x_u, which is at most N.
+        No point is below it: the slowest of the w_u / x_u is at least the sum of the w_u over the sum of the x_u, at
+        most N.
         """
         works = self.works(problems)
         job = self.profile.job
@@ -195,8 +191,8 @@ class Orchestration:
         steps = job.num_microbatches(problem.backbone_dp)
         return best_integers(groups, job.cluster.num_ranks, steps, keep, job.request.pp)
 
-    def options(self, group: int, tp: int, backbone_dp: int, again: bool) -> Options:
-        """Return the options of a group; if ``layout.pp`` is free, only those that none betters in GPUs and times."""
+    def options(self, group: int, tp: int, backbone_dp: int, again: bool) -> FloatArray:
+        """The options of a group; if ``layout.pp`` is free, only those that none betters in GPUs and times."""
         job = self.profile.job
         width = tp * self.cp
         most = min(self.most_stages(group), job.request.pp or job.cluster.num_ranks)
@@ -206,17 +202,15 @@ class Orchestration:
             share = recompute_factor(again) * job.microbatch_size * backbone_dp / dp
             least = self.state_bytes(group, tp, dp) / (width * dp * job.planning_budget_bytes)
             pp = np.arange(max(1, ceil(least)), min(most, job.cluster.num_ranks // (width * dp)) + 1)
-            columns = np.full(len(pp), dp), pp, width * dp * pp, share * total_s[pp - 1], share * slowest_s[pp - 1]
-            rows.append(columns)
-        all_options = Options(*map(np.concatenate, zip(*rows, strict=True)))
-        return all_options if job.request.pp else all_options.undominated()
+            times_s = share * total_s[pp - 1], share * slowest_s[pp - 1]
+            rows.append(np.array([width * dp * pp, pp, *times_s, np.full(len(pp), dp)], np.float64))
+        every_option = np.concatenate(rows, axis=1)
+        return every_option if job.request.pp else undominated(every_option)
 
     def solve(self, problems: Sequence[SubProblem]) -> tuple[FloatArray, FloatArray]:
         """T of the convex program, infinite if memory leaves nothing ``[problems]``, for one backbone.
 
-        Returns:
-            With the memory of states alone, and with that of activations, too; without the latter if that leaves
-            nothing, for programs decide in the end.
+        With the memory of states alone, and with that of activations, too, unless that leaves nothing.
         """
         job = self.profile.job
         works = self.works(problems)
@@ -294,30 +288,21 @@ class Orchestration:
 
 
 type Solution = tuple[SubProblem, Point]
-# Draws until the profiled samples exercise every module; a lone sample may have no items.
-MAX_DRAWS = 64
-# Integer solutions kept of each sub-problem, should the best not fit memory.
-ROUNDED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class DistTrainPlanner:
+class DistTrainPlanner(TrialOptions):
     """Gives encoder, LLM and generator GPUs and parallelism of their own by the time of a few profiled samples.
 
     Requested TP, CP and DP hold for all of them.
 
     Attributes:
         profile_samples: samples behind the cost functions C_u; one, as Entrain's paper says of DistTrain.
-        num_trials: best estimates that fit memory and run a profiled batch on trial; the paper's planner runs none (1).
     """
 
     handles_generators: ClassVar[bool] = True
-
-    profile_samples: int = 1
-    num_trials: int = 1
-
-    def __post_init__(self) -> None:
-        check_least(self, "strategy.planner", 1, "profile_samples", "num_trials")
+    profile_samples: Count = 1
+    num_trials: Count = 1
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The candidate with the least estimated time that fits memory."""
@@ -345,8 +330,8 @@ class DistTrainPlanner:
 def candidates(space: Orchestration, keep: int = ROUNDED) -> Iterator[Candidate]:
     """Layouts by rising estimate; of every DP and TP of the backbone the one with the least T, then the next.
 
-    Every backbone waits with what its next layout cannot fall below: a bound, then its T, then its T with the step.
-    Only the one with the least is looked at further, so that most layouts are neither rounded nor placed.
+    Every backbone waits with what its next layout cannot fall below: a bound, then its T, then its T with the step. So
+    most layouts are neither rounded nor placed.
     """
     searches = [points(space, problems, keep) for problems in space.problems()]
     queue: list[tuple[float, int, Solution | Layout | None]] = [(-np.inf, n, None) for n in range(len(searches))]
@@ -366,9 +351,7 @@ def points(space: Orchestration, problems: Sequence[SubProblem], keep: int) -> I
     """Integer points by rising T, the best ``keep`` of every sub-problem, and before them bounds without a point.
 
     Sub-problems are of one DP and TP of the backbone. No point that follows a bound is below it: first T under perfect
-    division, then that of the convex program with the memory of states alone. The latter relaxes the former's integers:
-    every option of a group is at least its fewest GPUs, for state bytes rise with DP, and at most its most; a stage is
-    at least as slow as the group's work over its GPUs, and its stages together take at least w_u / x_u. Sub-problems
+    division, then that of the convex program with the memory of states alone, which relaxes the integers. Sub-problems
     are rounded by rising optimum, activations included, each only when no point found so far comes before it.
     """
     least_s = space.least_s(problems)
@@ -397,19 +380,15 @@ class DistTrainScheduler(OneForwardOneBackward):
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program; ``IncompatibleError`` if modules or microbatches do not form a chain."""
-        check_order(profile.job.model, shapes, assignment)
+        model = profile.job.model
+        consumer = assignment.modules[model.llm_index].microbatch
+        for module, labels in zip(model.encoders, assignment.modules, strict=False):
+            owner = shapes.item_sample[module.units(shapes)]
+            early = np.flatnonzero(consumer[owner] < labels.microbatch)
+            if early.size:
+                sample = shapes.name_of(owner[early[0]])
+                raise IncompatibleError(
+                    f"strategy.scheduler=disttrain: sample {sample} is in {model.llm.name} microbatch "
+                    f"{consumer[owner[early[0]]]}, before its {module.name} microbatch {labels.microbatch[early[0]]}"
+                )
         return self.in_chain(shapes, layout, assignment, profile)
-
-
-def check_order(model: ModelSpec, shapes: SampleShapes, assignment: Assignment) -> None:
-    """Raise ``IncompatibleError`` if an LLM microbatch comes before an encoder microbatch it needs."""
-    consumer = assignment.modules[model.llm_index].microbatch
-    for module, labels in zip(model.encoders, assignment.modules, strict=False):
-        owner = shapes.item_sample[module.units(shapes)]
-        early = np.flatnonzero(consumer[owner] < labels.microbatch)
-        if early.size:
-            sample = shapes.name_of(owner[early[0]])
-            raise IncompatibleError(
-                f"strategy.scheduler=disttrain: sample {sample} is in {model.llm.name} microbatch "
-                f"{consumer[owner[early[0]]]}, before its {module.name} microbatch {labels.microbatch[early[0]]}"
-            )

@@ -21,28 +21,24 @@ from entrain_bench.specs.shapes import SampleShapes
 
 # Further than any path.
 UNREACHED = np.iinfo(np.int64).max
+# Resolution of the subset-sum program: the heaviest microbatch of a replica spans this many bins.
+NUM_BINS = 512
 
 
 class Matching(NamedTuple):
-    """Partners of overloaded microbatches.
+    """Partners of overloaded microbatches."""
 
-    Attributes:
-        bottleneck: T*, the largest LLM workload that remains.
-        partner: underloaded microbatch of each overloaded one ``[overloaded]``.
-        defers: whether that pair moves work ``[overloaded]``.
-    """
-
-    bottleneck: float
-    partner: IntArray
-    defers: BoolArray
+    bottleneck: float  # T*, the largest LLM workload that remains
+    partner: IntArray  # underloaded microbatch of each overloaded one ``[overloaded]``
+    defers: BoolArray  # whether that pair moves work ``[overloaded]``
 
 
 @njit()
 def bottleneck_matching(pair_s, alone_s):  # type: ignore[no-untyped-def]
-    """Smallest T such that every overloaded microbatch is below T alone or matched to a distinct partner below T.
+    """Smallest T that every overloaded microbatch is below alone, or with a distinct partner (step e).
 
-    Binary search over all values; a maximum bipartite matching decides each (step e). Values are bottlenecks V of
-    deferring from overloaded i to underloaded j ``[n, n]``, and workloads of overloaded microbatches alone ``[n]``.
+    Binary search over all values; a maximum bipartite matching decides each. Values are bottlenecks V of deferring from
+    overloaded i to underloaded j ``[n, n]``, and workloads of overloaded microbatches alone ``[n]``.
     """
     candidates = np.sort(np.concatenate((pair_s.ravel(), alone_s)))
     low = 0
@@ -79,10 +75,7 @@ def _match(pair_s, alone_s, limit):  # type: ignore[no-untyped-def]
 
 @njit()
 def maximum_matching(allowed):  # type: ignore[no-untyped-def]
-    """Column of each row in a maximum matching of allowed pairs ``[rows, columns]``, -1 for rows left over.
-
-    Hopcroft and Karp, SIAM J. Comput. 1973.
-    """
+    """Column of each row in a maximum matching of allowed pairs, -1 for rows left over (Hopcroft and Karp, 1973)."""
     column_of = np.full(allowed.shape[0], -1)
     row_of = np.full(allowed.shape[1], -1)
     level, waiting, parent = np.empty((3, allowed.shape[0]), np.int64)
@@ -162,15 +155,13 @@ def defer_pairwise(microbatch, llm_s, num_microbatches, num_bins):  # type: igno
     """Pair overloaded with underloaded microbatches and move LLM work to the partner (steps d to f).
 
     The heavier half is overloaded. With an odd number the median microbatch stays unpaired and comes last. The heaviest
-    spans ``num_bins`` in the subset-sum program.
-
-    Returns:
-        Encoder microbatch (the pairs interleaved: overloaded, then its partner) and LLM microbatch ``[samples]``.
+    spans ``num_bins`` in the subset-sum program. Returns encoder microbatch (the pairs interleaved: overloaded, then
+    its partner) and LLM microbatch ``[samples]``.
     """
     load = np.zeros(num_microbatches)
     for sample in range(len(microbatch)):
         load[microbatch[sample]] += llm_s[sample]
-    falling = falling_order(load)
+    falling = np.argsort(-load, kind="mergesort")
     half = num_microbatches // 2
     bin_s = load[falling[0]] / num_bins
     if half == 0 or bin_s <= 0.0:
@@ -205,25 +196,11 @@ def defer_pairwise(microbatch, llm_s, num_microbatches, num_bins):  # type: igno
 
 
 @njit()
-def falling_order(load):  # type: ignore[no-untyped-def]
-    """Indices by falling load; equal ones stay in order. By insertion, for few."""
-    order = np.arange(len(load))
-    for index in range(1, len(load)):
-        place = index
-        while place > 0 and load[order[place - 1]] < load[index]:
-            order[place] = order[place - 1]
-            place -= 1
-        order[place] = index
-    return order
-
-
-@njit()
 def subset_sums(sizes, weights):  # type: ignore[no-untyped-def]
     """Subsets of integer sizes by their sum, for every total up to that of all.
 
-    Returns:
-        The last item of a subset with that total, -1 if there is none and -2 for the empty one (following ``total -
-        sizes[last]`` names the others), and the sum of the subset's ``weights``.
+    Returns the last item of a subset with that total, -1 if there is none and -2 for the empty one (following ``total -
+    sizes[last]`` names the others), and the sum of the subset's ``weights``.
     """
     limit = sizes.sum()
     last = np.full(limit + 1, -1)
@@ -287,7 +264,7 @@ def assign_replicas(order, llm_s, num_replicas):  # type: ignore[no-untyped-def]
 def assign_microbatches(order, encoder_s, llm_s, num_microbatches):  # type: ignore[no-untyped-def]
     """Microbatch of each sample: in the given order, the one with the least encoder work so far.
 
-    Ties go to the least LLM work; samples without encoder work choose by LLM work alone, for the encoder does not tell.
+    Ties go to the least LLM work; samples without encoder work choose by LLM work alone.
     """
     microbatch = np.empty(len(order), np.int64)
     encoder = np.zeros(num_microbatches)
@@ -305,10 +282,6 @@ def assign_microbatches(order, encoder_s, llm_s, num_microbatches):  # type: ign
         encoder[best] += encoder_s[sample]
         llm[best] += llm_s[sample]
     return microbatch
-
-
-# Resolution of the subset-sum program: the heaviest microbatch of a replica spans this many bins.
-NUM_BINS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,17 +309,15 @@ class EntrainAssigner:
             own_llm_s = llm_s[samples]
             order = stratified_order(own_encoder_s, own_llm_s)
             count = effective_microbatches(own_encoder_s, layout.num_microbatches)
-            bins = NUM_BINS if self.defer else 0
             for r, mine in enumerate(samples):
-                encoder[mine], llm[mine] = assign_in_replica(order[r], own_encoder_s[r], own_llm_s[r], count[r], bins)
+                encoder[mine] = llm[mine] = assign_microbatches(order[r], own_encoder_s[r], own_llm_s[r], count[r])
+                if self.defer:
+                    encoder[mine], llm[mine] = defer_pairwise(encoder[mine], own_llm_s[r], count[r], NUM_BINS)
         return same_microbatches(profile.job.model, shapes, replica, encoder, llm)
 
 
 def effective_microbatches(encoder_s: FloatArray, num_microbatches: int) -> IntArray:
-    """K_eff = min(K, floor(sum / max)) of each replica's encoder workloads (step b); K without encoder work.
-
-    Workloads are estimates ``[replicas, samples]``.
-    """
+    """K_eff = min(K, floor(sum / max)) of each replica's encoder work ``[replicas, samples]`` (step b); K if none."""
     heaviest = encoder_s.max(axis=1)
     most = min(num_microbatches, encoder_s.shape[1])
     # The quotient of equal workloads may fall just short of an integer.
@@ -355,24 +326,9 @@ def effective_microbatches(encoder_s: FloatArray, num_microbatches: int) -> IntA
 
 
 def stratified_order(encoder_s: FloatArray, llm_s: FloatArray) -> IntArray:
-    """Samples of each replica: coarse (LLM work above the replica's median) first, then fine, by falling encoder work.
-
-    Workloads and result are ``[replicas, samples]``.
-    """
+    """Each replica's samples ``[replicas, samples]``: LLM work above the median first, then by falling encoder work."""
     fine = llm_s <= np.median(llm_s, axis=1, keepdims=True)
     return np.lexsort((-encoder_s, fine), axis=1)
-
-
-@njit()
-def assign_in_replica(order, encoder_s, llm_s, num_microbatches, num_bins):  # type: ignore[no-untyped-def]
-    """Encoder and LLM microbatch of each sample of one replica (steps c to f) ``[samples]``.
-
-    Samples are placed in the given order, by estimated workloads ``[samples]``; 0 bins defer nothing.
-    """
-    microbatch = assign_microbatches(order, encoder_s, llm_s, num_microbatches)
-    if num_bins == 0:
-        return microbatch, microbatch
-    return defer_pairwise(microbatch, llm_s, num_microbatches, num_bins)
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,11 +342,7 @@ class DeferringAssigner:
     base: Assigner
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Replica, encoder microbatch and LLM microbatch of every sample.
-
-        Raises:
-            IncompatibleError: if items of a sample are not in its own microbatch.
-        """
+        """Labels of every module's units; ``IncompatibleError`` if items of a sample are not in its own microbatch."""
         model = profile.job.model
         placed = layout.modules[-1]
         made = self.base.assign(shapes, layout, profile)

@@ -17,7 +17,7 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, by_estimate
 from entrain_bench.balancing.interface import MakeProgram
-from entrain_bench.balancing.options import check_least
+from entrain_bench.balancing.options import Eager
 from entrain_bench.balancing.planning import (
     allocate_stages,
     partition_layers,
@@ -37,6 +37,7 @@ from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees
+from entrain_bench.specs.parse import Count
 from entrain_bench.specs.shapes import SampleShapes
 
 logger = logging.getLogger(__name__)
@@ -60,12 +61,9 @@ class EntrainPlanner:
         num_trials: best estimates that fit memory and run a profiled batch on trial; the paper's planner runs none (1).
     """
 
-    profile_samples: int | None = None
-    encoder_stages: int | None = None
-    num_trials: int = 1
-
-    def __post_init__(self) -> None:
-        check_least(self, "strategy.planner", 1, "num_trials", "profile_samples", "encoder_stages")
+    profile_samples: Count | None = None
+    encoder_stages: Count | None = None
+    num_trials: Count = 1
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The layout with the highest estimated throughput among those that fit memory (Algorithm 2)."""
@@ -170,8 +168,7 @@ class EntrainScheduler(OneForwardOneBackward):
     """
 
     handles_generators: ClassVar[bool] = False
-
-    eager: str = "encoder"
+    eager: Eager = "encoder"
     split_backward: bool = True
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:

@@ -1,8 +1,9 @@
-"""The Megatron-style baseline: arrival order, 1F1B, and the fastest homogeneous layout by its own estimate."""
+"""The Megatron-style baselines: the fastest homogeneous layout by estimate, and the rigid one by hand."""
 
 from __future__ import annotations
 
 from itertools import combinations, pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,43 +12,29 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.interface import Programs, Strategy
 from entrain_bench.balancing.interleaved import Interleaved
-from entrain_bench.balancing.planning import average_layer_s, partition_layers, stage_sums
+from entrain_bench.balancing.planning import average_layer_s, partition_layers, spread_blocks, stage_sums
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.errors import OutOfMemoryError, UserError
-from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout, layout_to_json
 from entrain_bench.specs.job import Degrees, LayoutRequest
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.megatron import ArrivalOrder, LayerCosts, MegatronPlanner
-from support.builders import (
-    GIB,
-    PlainPrograms,
-    plan_with,
-    profile_of,
-    samples,
-    tiny_cluster,
-    tiny_job,
-    tiny_model,
-)
+from entrain_bench_strategies.megatron_rigid import RigidPlanner
+from support.builders import GIB, PlainPrograms, plan_with, profile_of, samples, tiny_cluster, tiny_job, tiny_model
 from support.disttrain import generating
 
 MODEL = tiny_model(encoder=3, llm=4)
 ROW = (300, [1000, 200])
+# Embedding and head beside the blocks: 3 + 2 and 6 + 2 layers.
+RIGID = tiny_model(encoder=3, llm=6)
+ROWS = [(300, [1000, 200])] * 4
 
 
 def profile_for(*rows: tuple[int, list[int]], budget_bytes: float = 16 * GIB, **request: int) -> Profile:
     job = tiny_job(MODEL, tiny_cluster(1, 8), request=LayoutRequest(**request), budget_bytes=budget_bytes)
     return profile_of(job, samples(*rows))
-
-
-# Arrival order
-
-
-# Averages
-
-
-# Plans
 
 
 def splits(costs: list[float], stages: int) -> list[list[float]]:
@@ -162,29 +149,6 @@ def test_blocks_that_cannot_be_spread_are_named() -> None:
         plan_with(MegatronPlanner(profile_samples=4, split="uniform", virtual_stages=3), profile_for(ROW, pp=2, tp=1))
 
 
-@pytest.mark.wide
-def test_memory_pressure_leads_to_recomputation_and_then_to_an_error() -> None:
-    request = {"tp": 1, "cp": 1, "dp": 2}
-    plain = plan_with(MegatronPlanner(profile_samples=4), profile_for((4000, [4000]), **request))
-    assert [module.recompute for module in plain.modules] == [False, False]
-    outcomes = []
-    too_little = 0.0
-    for budget in 4 * GIB * 0.8 ** np.arange(40):
-        profile = profile_for((4000, [4000]), budget_bytes=float(budget), **request)
-        try:
-            layout = plan_with(MegatronPlanner(profile_samples=4), profile)
-        except OutOfMemoryError:
-            too_little = float(budget)
-            break
-        outcomes.append(any(module.recompute for module in layout.modules))
-        need = Memory(MODEL).lane_state_bytes(layout).max()
-        assert need < budget
-    assert outcomes[0] is False
-    assert outcomes[-1] is True
-    with pytest.raises(OutOfMemoryError, match="GiB more than planners may use of the budget"):
-        plan_with(MegatronPlanner(profile_samples=4), profile_for((4000, [4000]), budget_bytes=too_little, **request))
-
-
 def test_tp_that_does_not_divide_the_heads_is_named() -> None:
     with pytest.raises(UserError, match=r"layout\.tp=8: must divide the 4"):
         plan_with(MegatronPlanner(profile_samples=4), profile_for(ROW, tp=8))
@@ -207,3 +171,92 @@ def test_stages_but_for_the_ends_are_the_fastest_of_all_that_have_as_many_layers
     assert found in every
     assert stage_sums(loaded, found).max() == pytest.approx(fastest)
     assert costs.ends_split(9) is None
+
+
+def planned(model: ModelSpec = RIGID, budget_bytes: float = 16 * GIB, request: Any = None, **options: Any) -> Layout:
+    job = tiny_job(model, tiny_cluster(1, 8), request=LayoutRequest(**(request or {})), budget_bytes=budget_bytes)
+    return plan_with(RigidPlanner(**options), profile_of(job, samples(*ROWS)))
+
+
+def layers_of(layout: Layout) -> list[tuple[int, ...]]:
+    return [module.layers_per_stage for module in layout.modules]
+
+
+def test_blocks_are_spread_evenly_and_the_first_stages_take_what_is_left() -> None:
+    assert spread_blocks(8, 3) == (3, 2, 3)
+    assert spread_blocks(9, 3) == (4, 2, 3)
+    assert spread_blocks(10, 3) == (4, 3, 3)
+    assert spread_blocks(8, 7) is None
+    assert spread_blocks(8, 1) == (8,)
+
+
+def test_the_encoder_has_the_first_stage_to_itself() -> None:
+    layout = planned(request={"tp": 1, "dp": 2})
+    # Four stages: one of the encoder, three of two blocks each.
+    assert layers_of(layout) == [(5,), (3, 2, 3)]
+    assert layout.modules[0].ranks.tolist() == [[[0]], [[4]]]
+    assert layout.modules[1].ranks.tolist() == [[[1], [2], [3]], [[5], [6], [7]]]
+
+
+def test_the_encoder_is_on_the_first_llm_stage_or_on_as_many_as_are_asked_for() -> None:
+    first = planned(request={"tp": 1, "dp": 2}, placement="first_stage")
+    assert layers_of(first) == [(5,), (3, 2, 1, 2)]
+    assert first.modules[0].ranks.tolist() == [[[0]], [[4]]]
+    two = planned(request={"tp": 1, "dp": 2}, outer_stages=2)
+    assert layers_of(two) == [(3, 2), (4, 4)]
+
+
+def test_open_degrees_follow_rules_of_thumb() -> None:
+    # Four heads: TP 4 at most. On the first LLM stage the encoder needs no second one, of its own it does.
+    first, own = planned(placement="first_stage"), planned()
+    assert [(each.tp, each.cp, each.pp, each.dp) for each in first.modules] == [(4, 1, 1, 2)] * 2
+    assert [(each.tp, each.cp, each.pp, each.dp) for each in own.modules] == [(4, 1, 1, 1)] * 2
+
+
+@pytest.mark.wide
+def test_as_memory_shrinks_what_is_tried_last_is_recomputation_with_most_stages() -> None:
+    # Two stages without recomputation need no less here: the first keeps the activations of two microbatches.
+    found: list[tuple[int, bool]] = []
+    for step in range(200):
+        try:
+            llm = planned(budget_bytes=3e9 * 0.96**step, request={"tp": 1}, placement="first_stage").modules[1]
+        except OutOfMemoryError:
+            break
+        if found[-1:] != [(llm.pp, llm.recompute)]:
+            found.append((llm.pp, llm.recompute))
+    assert found == [(1, False), (1, True), (2, True)]
+
+
+def test_stages_that_blocks_cannot_fill_are_named() -> None:
+    with pytest.raises(UserError, match=r"cannot be spread evenly over 4 stages \(tp=1 cp=1\)"):
+        planned(outer_stages=5, request={"tp": 1, "dp": 2})
+
+
+def interleaved(model: ModelSpec = RIGID, **options: Any) -> Layout:
+    job = tiny_job(model, tiny_cluster(1, 8), request=LayoutRequest(tp=1, dp=4))
+    planner = RigidPlanner("interleaved", **options)
+    return Strategy("rigid", planner, ArrivalOrder(), Interleaved()).plan(profile_of(job, samples(*ROWS)))
+
+
+def test_chunks_of_equal_parameters_go_round_the_ranks() -> None:
+    # Two ranks, two chunks each: four chunks of a quarter of the parameters, as nearly as layers allow. The LLM's ends
+    # have 128,000 each, its blocks 147,712; the encoder's five layers together less than one of them.
+    layout = interleaved()
+    vision, llm = layout.modules
+    parameters = [sum(layer.parameters for layer in module.layers) for module in RIGID.modules]
+    assert 0 < parameters[0] < 147_712
+    assert [layer.parameters for layer in RIGID.llm.layers][:2] == [128_000, 147_712]
+    # 128,000 + 147,712 with the encoder on top; then two blocks each twice, and the last block with the head.
+    assert layers_of(layout) == [(5,), (2, 2, 2, 2)]
+    assert vision.ranks[0].tolist() == [[0]]
+    assert llm.ranks[0].tolist() == [[0], [1], [0], [1]]
+
+
+def test_a_large_encoder_has_chunks_of_its_own() -> None:
+    layout = interleaved(tiny_model(encoder=40, llm=2))
+    vision, llm = layout.modules
+    assert sum(vision.layers_per_stage) == 42
+    assert sum(llm.layers_per_stage) == 4
+    assert vision.pp > 1
+    shared = vision.ranks[0, -1].tolist() == llm.ranks[0, 0].tolist()
+    assert vision.pp + llm.pp == 4 + shared

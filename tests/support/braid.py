@@ -17,21 +17,8 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
-from entrain_bench_strategies.braid.planner import (
-    Shape,
-    ShapeWork,
-    place,
-    split_layers,
-)
-from support.builders import (
-    AV_MODEL,
-    av_samples,
-    profile_of,
-    random_samples,
-    tiny_cluster,
-    tiny_job,
-    tiny_model,
-)
+from entrain_bench_strategies.braid.planner import Shape, ShapeWork, place, split_layers
+from support.builders import AV_MODEL, av_samples, profile_of, random_samples, tiny_cluster, tiny_job, tiny_model
 
 type Row = tuple[Sequence[int], bool, float]
 
@@ -166,5 +153,5 @@ def layout_of(profile: Profile, wanted: Shape) -> Layout:
 def assigned_in_chunks(shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
     """Braid's assignment with small encoder chunks: half of their time is what a chunk costs anyway."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("entrain_bench_strategies.braid.work.OVERHEAD", 0.5)
+        patch.setattr("entrain_bench_strategies.braid.assigner.OVERHEAD", 0.5)
         return BraidAssigner().assign(shapes, layout, profile)

@@ -15,13 +15,7 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.dip import DipScheduler
 from entrain_bench_strategies.dip.partitioner import sub_microbatches
 from entrain_bench_strategies.dip.scheduler import ChunkSegments, believed_s, build_segments
-from support.builders import (
-    placed,
-    profile_of,
-    random_samples,
-    tiny_job,
-    tiny_model,
-)
+from support.builders import placed, profile_of, random_samples, tiny_job, tiny_model
 from support.interleaver import Single, in_order
 
 MODEL = tiny_model(encoder=2, llm=2)

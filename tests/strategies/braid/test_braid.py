@@ -1,4 +1,4 @@
-"""Braid as a whole: its layouts, whom it gives which work, its search, and what it says when it cannot."""
+"""Braid: its layouts, whom it gives which work, its list scheduler, search and levelled work."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.interleaved import Interleaved
+from entrain_bench.balancing.listing import ListedActions
 from entrain_bench.balancing.recomputation import recompute_all
-from entrain_bench.base.errors import DeadlockError, IncompatibleError, UserError
+from entrain_bench.base.errors import DeadlockError, IncompatibleError
 from entrain_bench.program.assignment import check_assignment
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.specs.job import Degrees
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
-from entrain_bench_strategies.braid.assigner import find_places, spread_chunks
+from entrain_bench_strategies.braid.assigner import cuts, find_places, level_shares, split_evenly, spread_chunks
 from entrain_bench_strategies.braid.planner import (
     WORST,
     ShapeWork,
@@ -28,14 +30,24 @@ from entrain_bench_strategies.braid.planner import (
     place,
     split_layers,
 )
-from support.braid import BRAID, MODEL, assigned_in_chunks, layout_of, profile_for, shape
-from support.builders import (
-    GIB,
-    generating_model,
-    random_samples,
-    rngs,
-    samples,
+from entrain_bench_strategies.braid.scheduler import Search, afforded_rollouts, improve, split_replicas
+from support.braid import (
+    MODEL,
+    Row,
+    actions_of,
+    assigned_in_chunks,
+    layout_of,
+    most_held,
+    orders,
+    profile_for,
+    scheduled,
+    shape,
+    timed,
 )
+from support.builders import generating_model, random_samples, rngs, samples
+
+GENERATING = generating_model()
+PLAIN = BraidScheduler(llm_leads=(0,), holds=(0,))
 
 # Layouts
 
@@ -97,13 +109,7 @@ def test_degrees_of_encoders_divide_those_of_the_llm() -> None:
     ]
     assert [*encoder_degrees(job, Degrees(2, 2, 1, 2), BraidPlanner(encoder_degrees=False))] == [(2, 2)]
     # Two stations of one rank; four, as context parallelism only: a node has four ranks.
-    assert [*encoder_degrees(job, Degrees(1, 1, 4, 2), BraidPlanner())] == [
-        (1, 1),
-        (1, 2),
-        (2, 1),
-        (1, 4),
-        (4, 1),
-    ]
+    assert [*encoder_degrees(job, Degrees(1, 1, 4, 2), BraidPlanner())] == [(1, 1), (1, 2), (2, 1), (1, 4), (4, 1)]
     assert llm_places(job, Degrees(1, 1, 4, 2), spread=True) == [(4, 1), (2, 1), (2, 2), (1, 1), (1, 4)]
     assert llm_places(job, Degrees(1, 1, 4, 2), spread=False) == [(4, 1)]
     found = [*list_shapes(job, [(False, False)], BraidPlanner())]
@@ -220,24 +226,6 @@ def test_a_chain_with_a_generator_without_room_is_scheduled_where_1f1b_deadlocks
 # As a user meets it
 
 
-GENERATING = generating_model()
-
-
-@pytest.mark.wide
-def test_memory_makes_it_recompute_or_refuse() -> None:
-    profile = profile_for(dp=2, tp=1)
-    needed = max(
-        profile.memory.peak_bytes(BRAID.program(profile.samples.draw(32), BRAID.plan(profile), profile)).max()
-        for _ in range(2)
-    )
-    tight = profile.for_job(replace(profile.job, memory_budget_bytes=0.6 * needed))
-    program = BRAID.program(tight.samples.draw(32), BRAID.plan(tight), tight)
-    assert tight.memory.peak_bytes(program).max() <= tight.job.memory_budget_bytes
-    with pytest.raises(UserError, match="more than planners may use of the budget"):
-        BRAID.plan(profile.for_job(replace(profile.job, memory_budget_bytes=1e5)))
-    assert needed < 16 * GIB
-
-
 def test_searches_keep_what_a_tight_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     # As if rollouts cost nothing: iterations of a tiny model could not afford all searches.
     monkeypatch.setattr("entrain_bench_strategies.braid.scheduler.ACTION_S", 1e-12)
@@ -269,3 +257,242 @@ def test_other_ratios_of_replicas_are_refused() -> None:
     three = replace(encoder, ranks=np.ascontiguousarray(encoder.ranks[:3]))
     with pytest.raises(IncompatibleError, match="vision has dp=3, llm has dp=2"):
         BraidAssigner().assign(samples((10, [40])), Layout((three, llm), 8), profile)
+
+
+F, B = False, True
+
+
+def test_long_encoder_backwards_wait_for_the_llm() -> None:
+    # The lane waits for the LLM's second action; an encoder backward of 9 s is there.
+    rows: list[Row] = [((0,), F, 1.0), ((1,), F, 3.0), ((0,), F, 1.0), ((0,), B, 9.0)]
+    actions = actions_of(rows, [(0, 3, 0.0), (1, 2, 0.0)], of_llm=[1, 1, 1, 0])
+    started, end_s, _ = scheduled(actions, [0, 1, 1, 0], [0.0, 0.0, 1.0, 9.0])
+    assert (started[3] < started[2], end_s) == (True, 11.0)
+    waiting, end_s, _ = scheduled(actions, [0, 1, 1, 0], [0.0, 0.0, 1.0, 9.0], held=[0, 0, 0, 1])
+    assert (waiting[3] < waiting[2], end_s) == (False, 13.0)
+
+
+def test_transfers_hold_both_ends() -> None:
+    # Sent for 0.5 s and received for 0.3 s at the same time, there after 0.7 s.
+    rows: list[Row] = [((0,), F, 1.0), ((1,), F, 1.0), ((0,), F, 1.0)]
+    actions = actions_of(rows, [(0, 1, 0.7)], sends=[0.5, 0, 0], receives=[0, 0.3, 0.2], tails=[0.0, 0.25, 0.0])
+    place, end_s, _ = scheduled(actions, [0, 0, 1], [0.0, 1.0, 2.0])
+    # Lane 1 begins at 1.7, lane 0 goes on at 1.5; a synchronisation follows on lane 1.
+    assert end_s == pytest.approx(2.95)
+    assert end_s == pytest.approx(timed(actions, np.argsort(place)))
+
+
+def test_the_first_unfinished_group_is_refused_nowhere() -> None:
+    # Group 1's forward is there first; with it in, group 0 would not fit any more.
+    rows: list[Row] = [((0,), F, 1.0), ((0,), B, 1.0), ((0,), F, 1.0), ((0,), B, 1.0), ((1,), F, 2.0)]
+    edges = [(0, 1, 0.0), (2, 3, 0.0), (4, 0, 0.0)]
+    place, _, forced = scheduled(
+        actions_of(rows, edges, room=3, sizes=[2, 2, 2, 2, 0]), [0, 0, 1, 1, 0], [0.0, 0.0, 1.0, 1.0, 0.0]
+    )
+    assert forced == 0
+    assert place[1] < place[2]
+
+
+@pytest.mark.parametrize(("room", "end"), [(2, 10.0), (3, 8.0), (4, 6.0)])
+def test_activations_are_kept_where_there_is_room_beside_what_was_let_in(room: int, end: float) -> None:
+    # Two pairs of 1 and 4 s, of which 2 s are recomputation, one after the other; each holds 1 byte, and 2 more if it
+    # is kept. Both are let in at once, so that the first fills 4 if it is kept, and the second 3.
+    rows: list[Row] = [((0,), F, 1.0), ((0,), B, 4.0), ((0,), F, 1.0), ((0,), B, 4.0)]
+    edges = [(0, 1, 0.0), (1, 2, 0.0), (2, 3, 0.0)]
+    actions = actions_of(rows, edges, room=room, kept=[(2, 2.0)] * 4, backward=[1, 1, 3, 3])
+    _, end_s, forced = scheduled(actions, [0, 0, 1, 1], [0.0, 0.0, 1.0, 1.0])
+    assert (end_s, forced) == (end, 0)
+
+
+@st.composite
+def random_actions(draw: st.DrawFn, most_groups: int) -> tuple[ListedActions, list[int], list[float]]:
+    """Groups of forwards and their backwards over chains of lanes, some of them wide."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    num_lanes, num_groups = int(rng.integers(1, 4)), int(rng.integers(1, most_groups + 1))
+    rows: list[Row] = []
+    edges: list[tuple[int, int, float]] = []
+    groups: list[int] = []
+    sizes: list[int] = []
+    partner: list[int] = []
+    for group in range(num_groups):
+        chain = []
+        for _ in range(int(rng.integers(1, 3))):
+            low = int(rng.integers(num_lanes))
+            chain.append(range(low, int(rng.integers(low + 1, num_lanes + 1))))
+        first, depth = len(rows), len(chain)
+        own = rng.integers(0, 4, depth).tolist()
+        rows += [([*lanes], F, float(rng.integers(1, 9))) for lanes in chain]
+        rows += [([*lanes], B, float(rng.integers(1, 9))) for lanes in reversed(chain)]
+        edges += [(first + step, first + step + 1, float(rng.integers(0, 3))) for step in range(2 * depth - 1)]
+        groups += 2 * depth * [group]
+        sizes += [*own, *reversed(own)]
+        partner += [first + 2 * depth - 1 - step for step in range(2 * depth)]
+    # All lanes are there.
+    if max(max(lanes) for lanes, _, _ in rows) + 1 < num_lanes:
+        rows.append(([num_lanes - 1], F, 1.0))
+        groups.append(0)
+        sizes.append(0)
+        partner.append(len(rows) - 1)
+    need = np.zeros((num_groups, num_lanes), np.int64)
+    for (lanes, back, _), group, size in zip(rows, groups, sizes, strict=True):
+        if not back:
+            need[group, [*lanes]] += size
+    actions = actions_of(
+        rows,
+        edges,
+        room=int(need.max()) + int(rng.integers(0, 3)),
+        sizes=sizes,
+        sends=rng.integers(0, 2, len(rows)).astype(np.float64),
+        receives=rng.integers(0, 2, len(rows)).astype(np.float64),
+        tails=rng.integers(0, 4, len(rows)).astype(np.float64),
+        backward=partner,
+    )
+    return actions, groups, rng.random(len(rows)).tolist()
+
+
+@given(random_actions(most_groups=12), st.booleans(), st.booleans())
+def test_every_schedule_is_valid_within_memory_and_as_long_as_it_says(
+    case: tuple[ListedActions, list[int], list[float]], alternate: bool, holds: bool
+) -> None:
+    actions, groups, priority = case
+    # All lanes have some of the LLM, the last group.
+    last = [int(group == max(groups)) for group in groups]
+    actions = actions._replace(of_llm=np.array(last))
+    held = [int(holds and back and not llm) for back, llm in zip(actions.is_backward, last, strict=True)]
+    place, end_s, forced = scheduled(actions, groups, priority, alternate, held)
+    assert sorted(place) == [*range(len(place))]
+    order = np.argsort(place)
+    sources = np.repeat(np.arange(len(place)), np.diff(actions.user_offsets))
+    assert np.all(place[sources] < place[actions.user_actions])
+    assert forced == 0
+    assert most_held(actions, order) <= actions.room_bytes.max()
+    assert end_s == pytest.approx(timed(actions, order))
+    again, _, _ = scheduled(actions, groups, priority, alternate, held)
+    assert np.array_equal(place, again)
+
+
+@given(random_actions(most_groups=12))
+def test_keeping_activations_never_blocks_anything(case: tuple[ListedActions, list[int], list[float]]) -> None:
+    actions, groups, priority = case
+    # What is kept saves no time here: the order may be another one, and is as long as it says.
+    more = 2 * actions.size_bytes
+    actions = actions._replace(kept_bytes=more, room_bytes=actions.room_bytes + int(more.max()))
+    place, end_s, forced = scheduled(actions, groups, priority)
+    assert (sorted(place), forced) == ([*range(len(place))], 0)
+    assert most_held(actions, np.argsort(place)) <= actions.room_bytes.max()
+    assert end_s == pytest.approx(timed(actions, np.argsort(place)))
+
+
+@settings(max_examples=25)
+@given(random_actions(most_groups=2))
+def test_no_schedule_beats_brute_force_and_most_are_near(case: tuple[ListedActions, list[int], list[float]]) -> None:
+    actions, groups, priority = case
+    room = actions.room_bytes.max()
+    best = min(timed(actions, order) for order in orders(actions) if most_held(actions, order) <= room)
+    ends = [scheduled(actions, groups, sign * np.array(priority))[1] for sign in (1, -1)]
+    event("optimal" if min(ends) == pytest.approx(best) else "not optimal")
+    assert min(ends) >= best - 1e-9
+    # Graham's bound holds for actions of one lane without transfers; wide ones and transfers cost little more here.
+    assert min(ends) <= 2 * best + len(groups)
+
+
+def searched(rollouts: int, leads: tuple[int, ...] = (0, 1000)) -> list[float]:
+    profile = profile_for()
+    layout = layout_of(profile, shape(encoder_tp=1, segments=2))
+    shapes = profile.samples.draw(32)
+    assignment = assigned_in_chunks(shapes, layout, profile)
+    program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
+    searches = [
+        Search(replica, BraidScheduler(llm_leads=leads, holds=(0,)))
+        for replica in split_replicas(program, assignment, profile)
+    ]
+    improve(searches, rollouts)
+    return [one.end_s for one in searches]
+
+
+def test_more_rollouts_are_never_slower_and_go_to_the_slowest() -> None:
+    ends = np.array([searched(rollouts) for rollouts in (0, 8, 64)])
+    assert np.all(np.diff(ends.max(axis=1)) <= 0)
+    assert ends[2].max() < ends[0].max()
+    assert searched(64) == ends[2].tolist()
+    # One rollout is one replica's.
+    assert np.count_nonzero(np.array(searched(1)) != ends[0]) <= 1
+
+
+def test_rollouts_take_a_tenth_of_an_iteration_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = profile_for()
+    layout = layout_of(profile, shape(encoder_tp=1, segments=2))
+    shapes = profile.samples.draw(32)
+    assignment = BraidAssigner().assign(shapes, layout, profile)
+    program = BraidScheduler(rollouts=0).schedule(shapes, layout, assignment, profile)
+    searches = [Search(replica, PLAIN) for replica in split_replicas(program, assignment, profile)]
+    longest_s, most = max(one.end_s for one in searches), max(len(one.replica.numbers) for one in searches)
+    assert afforded_rollouts(searches) == int(0.1 * longest_s / (0.5e-6 * most))
+    # Where an action takes as long as the iteration no rollout is afforded: the first schedule stays.
+    monkeypatch.setattr("entrain_bench_strategies.braid.scheduler.ACTION_S", longest_s)
+    assert np.array_equal(
+        BraidScheduler(rollouts=64).schedule(shapes, layout, assignment, profile).lane_actions, program.lane_actions
+    )
+
+
+def test_encoder_work_fills_up_what_the_llm_leaves() -> None:
+    # Three copies of one stage on lanes with 0, 2 and 9 seconds; 6 seconds of work: to a level of 4 on the first two.
+    shares, level = level_shares(np.array([[[0.0], [2.0], [9.0]]]), np.array([[6.0]]))
+    assert shares[0] == pytest.approx([4 / 6, 2 / 6, 0.0])
+    assert level[0] == pytest.approx(4.0)
+
+
+def test_the_slower_stage_of_a_copy_limits_it() -> None:
+    # Work of 4 and 1 seconds on two stages; lanes of the first copy have 0 and 0, of the second 1 and 3.5.
+    shares, level = level_shares(np.array([[[0.0, 0.0], [1.0, 3.5]]]), np.array([[4.0, 1.0]]))
+    busy = np.array([[0.0, 0.0], [1.0, 3.5]]) + shares[0][:, None] * [4.0, 1.0]
+    assert level[0] == pytest.approx(busy.max())
+    assert shares.sum() == pytest.approx(1.0)
+
+
+def test_no_work_is_shared_out_evenly_or_not_at_all() -> None:
+    shares, level = level_shares(np.array([[[1.0], [1.0]]]), np.array([[0.0]]))
+    assert shares[0] == pytest.approx([0.5, 0.5])
+    assert level[0] == 1.0
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_moving_work_between_copies_never_lowers_the_busiest(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    base, cost = rng.random((1, 4, 2)) * 5, rng.random((1, 2)) * 10 + 0.1
+    shares, level = level_shares(base, cost)
+    busy = (base + shares[:, :, None] * cost[:, None])[0]
+    assert shares.sum() == pytest.approx(1.0)
+    assert np.all(shares >= 0)
+    taking = shares[0] > 1e-6
+    # All that take some are at the level on one of their lanes, so that whatever one gives up lifts another.
+    assert busy[taking].max(axis=1) == pytest.approx(np.full(taking.sum(), level[0]))
+    assert np.all(base[0][~taking].max(axis=1) >= level[0] - 1e-6)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4))
+def test_splits_are_as_good_as_brute_force(seed: int, lanes: int) -> None:
+    rng = np.random.default_rng(seed)
+    layers = rng.integers(1, 9, 7).astype(np.float64)
+
+    def busiest(split: tuple[int, ...]) -> float:
+        return float((np.add.reduceat(layers, np.cumsum([0, *split[:-1]]))).max())
+
+    every_cut = ([0, *inner, 7] for inner in combinations(range(1, 7), lanes - 1))
+    best = min(busiest(tuple(np.diff(cut).tolist())) for cut in every_cut)
+    split = tuple(np.diff(cuts(layers, lanes)).tolist())
+    assert sum(split) == 7
+    assert len(split) == lanes
+    assert min(split) >= 1
+    assert busiest(split) == best
+
+
+def test_encoders_are_split_evenly_and_level_the_lanes() -> None:
+    # LLM layers of 4, 2, 2 and 4 s on lanes 0, 1 and 2 of four: 4, 4 and 4 s. An encoder of 1, 1 and 2 s in two copies
+    # of two stages, 2 s on each: the second copy shares lane 2 with the LLM, so it is as busy as the first.
+    llm, encoder = np.array([4.0, 2.0, 2.0, 4.0]), np.array([1.0, 1.0, 2.0])
+    bounds, own, busiest_s = split_evenly(llm, encoder, np.array([0, 3]), np.arange(3), (2, 2, 1), 1)
+    assert ([*bounds], own.tolist(), busiest_s) == ([0, 1, 3, 4], [[0, 2, 3]], pytest.approx(5.0))
+    # On lanes 0 and 1 the LLM has 6 s each, so the first copy gets nothing.
+    bounds, own, busiest_s = split_evenly(llm, encoder, np.array([0, 3]), np.arange(2), (2, 2, 1), 1)
+    assert ([*bounds], busiest_s) == ([0, 2, 4], pytest.approx(6.0))

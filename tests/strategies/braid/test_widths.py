@@ -211,21 +211,6 @@ def test_memory_short_samples_recompute_before_they_exceed_it() -> None:
     assert np.all(bytes_[~short] == need[~short])
 
 
-def test_all_of_a_batch_fits_memory_and_is_faster_than_one_width() -> None:
-    own = setting("workload=mathvision", "model=qwen25vl_llama3_1b", "global_batch=256")
-    layout = own.strategy.plan(own.profile)
-    assert layout.modules[0].widths
-    shapes = own.source.batch(0, 256, 0)
-    program = own.strategy.program(shapes, layout, own.profile)
-    assert own.profile.memory.peak_bytes(program).max() <= own.job.planning_budget_bytes
-    narrow = setting(
-        "workload=mathvision", "model=qwen25vl_llama3_1b", "global_batch=256", "strategy.planner.widths=false"
-    )
-    plain = narrow.strategy.plan(narrow.profile)
-    assert not plain.modules[0].widths
-    assert own.profile.trial_s(program) < own.profile.trial_s(narrow.strategy.program(shapes, plain, narrow.profile))
-
-
 def test_a_part_of_a_large_job_says_what_the_whole_does(monkeypatch: pytest.MonkeyPatch) -> None:
     own = setting("model=qwen25vl_llama3_1b", "workload=mathvision", "cluster=a40x64", "global_batch=512")
     whole, even_s = BraidPlanner()._with_widths(own.planning)

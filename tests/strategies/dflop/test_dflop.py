@@ -1,34 +1,48 @@
-"""DFLOP: tables, Algorithm 1, assignments and programs, against hand-worked cases and brute force."""
+"""DFLOP: its layouts, profiles, balance, correction, and the public code's walk."""
 
 from __future__ import annotations
 
+import signal
+from dataclasses import replace
 from itertools import product
+from math import ceil, inf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from entrain_bench.balancing.interface import Strategy
+from entrain_bench.balancing.lpt import longest_first, lpt_with_exchange, trivial_bound
 from entrain_bench.balancing.planning import partition_layers, recompute_choices, stage_sums
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import OneForwardOneBackward
+from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError, UserError
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
 from entrain_bench.simulate.executor import Simulator
 from entrain_bench.specs.job import LayoutRequest
+from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.dflop import DflopAssigner, DflopPlanner
-from entrain_bench_strategies.dflop.assigner import unit_s
-from entrain_bench_strategies.dflop.planner import DflopDegrees, enumerate_degrees
-from entrain_bench_strategies.dflop.profiling import (
+from entrain_bench_strategies.dflop.assigner import (
     BOTH_PASSES,
     DataShapes,
+    ThroughputTable,
+    attention_flops,
+    balance,
     data_shapes,
     encoder_cost,
+    improve,
     llm_cost,
+    makespan,
+    solve,
 )
+from entrain_bench_strategies.dflop.planner import DflopDegrees, enumerate_degrees
 from support.builders import (
     AV_MODEL,
     av_samples,
@@ -43,6 +57,8 @@ from support.builders import (
 
 MODEL = tiny_model(encoder=4, llm=4)
 SAMPLES = samples((100, [800]), (300, [400, 200]), (50, []), (900, [1600]))
+WALKED = samples((100, [800]), (300, [400, 200]), (50, []), (900, [1600, 1600, 1600]))
+TPS = (1, 2, 4)
 
 
 def dflop(**knobs: Any) -> Strategy:
@@ -172,8 +188,6 @@ def test_one_rank_carries_what_passes_between_groups_of_unequal_dp() -> None:
         for when in ("unequal_dp", "always", "never")
     }
     assert found == {"unequal_dp": [False, True], "always": [True, True], "never": [False, False]}
-    with pytest.raises(UserError, match=r"strategy\.planner\.communicator"):
-        DflopPlanner(communicator="sometimes")
 
 
 def test_what_dflop_cannot_do_is_said() -> None:
@@ -183,22 +197,6 @@ def test_what_dflop_cannot_do_is_said() -> None:
         enumerate_degrees(tiny_job(tiny_model(encoder=0)))
     with pytest.raises(UserError, match=r"layout\.dp=3"):
         enumerate_degrees(profile_for(dp=3).job)
-    with pytest.raises(UserError, match=r"strategy\.planner\.profile_samples"):
-        DflopPlanner(profile_samples=0)
-    with pytest.raises(UserError, match=r"strategy\.planner\.microbatches"):
-        DflopPlanner(microbatches="theirs")
-    with pytest.raises(UserError, match=r"strategy\.planner\.num_microbatches=0"):
-        DflopPlanner(num_microbatches=0)
-    with pytest.raises(
-        UserError, match=r"num_microbatches=4: must be null with strategy\.planner\.microbatches=released"
-    ):
-        DflopPlanner(num_microbatches=4, microbatches="released")
-    with pytest.raises(UserError, match=r"strategy\.assigner\.shuffle=-1"):
-        DflopAssigner(shuffle=-1)
-    with pytest.raises(UserError, match=r"strategy\.assigner\.split"):
-        DflopAssigner(split="odd")
-    with pytest.raises(UserError, match=r"strategy\.assigner\.solver_work_per_sample"):
-        DflopAssigner(solver_work_per_sample=-1)
 
 
 # Assigner, scheduler, programs
@@ -227,18 +225,6 @@ def test_any_two_dps_run_and_place_every_sample_once(encoder_dp: int, llm_dp: in
     program = OneForwardOneBackward().schedule(shapes, layout, assignment, profile)
     timeline = Simulator(CostTruth(MODEL, job.cluster), job.memory_budget_bytes).execute(program)
     assert timeline is not None
-
-
-def test_balanced_buckets_beat_arrival_order() -> None:
-    shapes = random_samples(np.random.default_rng(2), 64, longest=4000)
-    profile = profile_of(tiny_job(MODEL, global_batch=64), shapes)
-    layout = layout_of(2, 2, 8)
-    bucket = DflopAssigner().assign(shapes, layout, profile).modules[1]
-    number = bucket.microbatch * 2 + bucket.replica
-    seconds = unit_s(MODEL.llm, shapes, layout.modules[1], 8, profile)
-    load = np.bincount(number, weights=seconds)
-    arrival = np.bincount(np.arange(64) // 4, weights=seconds)
-    assert load.std() < 0.25 * arrival.std()
 
 
 @pytest.mark.wide
@@ -279,3 +265,250 @@ def test_buckets_are_the_llms_whatever_the_encoders_dp() -> None:
         assert {*labels.replica.tolist()} == {*range(4)}
         owner = shapes.item_sample[module.units(shapes)]
         assert labels.microbatch.tolist() == buckets.microbatch[owner].tolist()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 3))
+def test_the_solver_finds_the_optimum_of_small_cases(seed: int, items: int, buckets: int) -> None:
+    cost = np.random.default_rng(seed).integers(0, 20, (items, 2)).astype(np.float64)
+    best = min(makespan(cost, np.array(choice), buckets) for choice in product(range(buckets), repeat=items))
+    assert makespan(cost, balance(cost, buckets, 0.05), buckets) == pytest.approx(best)
+    assert trivial_bound(cost, buckets) <= best
+
+
+def plain_lpt(cost: FloatArray, num_buckets: int) -> list[int]:
+    """The definition, every bucket looked at for every item."""
+    load, bucket = np.zeros((num_buckets, 2)), [0] * len(cost)
+    for item in np.argsort(-cost.max(axis=1), kind="stable").tolist():
+        higher, sums = (load + cost[item]).max(axis=1), load.sum(axis=1)
+        bucket[item] = min(range(num_buckets), key=lambda b: (higher[b], sums[b], b))
+        load[bucket[item]] += cost[item]
+    return bucket
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 200), st.integers(1, 70), st.sampled_from(["many", "few", "none"]))
+def test_lpt_is_that_of_the_definition_ties_included(seed: int, items: int, buckets: int, ties: str) -> None:
+    rng = np.random.default_rng(seed)
+    cost = rng.integers(0, {"many": 3, "few": 50, "none": 2**40}[ties], (items, 2)).astype(np.float64)
+    assert longest_first(cost, buckets).tolist() == plain_lpt(cost, buckets)
+
+
+def test_exchange_beats_lpt_and_the_solver_beats_exchange() -> None:
+    cost = np.array([[0.0, v] for v in (7, 7, 6, 6, 5, 5, 4, 4, 4)])
+    assert makespan(cost, longest_first(cost, 4), 4) == 15
+    assert makespan(cost, balance(cost, 4, 0.0), 4) == 12
+    # LPT leaves {11, 4, 4}, {9, 8, 4}; the best is {11, 9}, {8, 4, 4, 4}, a swap of two items for one.
+    cost = np.array([[0.0, v] for v in (11, 9, 8, 4, 4, 4)])
+    assert makespan(cost, balance(cost, 2, 0.0), 2) == 21
+    assert makespan(cost, balance(cost, 2, 0.05), 2) == 20
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 30), st.integers(1, 6))
+def test_exchange_ends_where_none_helps_the_fullest_bucket(seed: int, items: int, buckets: int) -> None:
+    cost = np.random.default_rng(seed).pareto(1.5, (items, 2))
+    start, found = longest_first(cost, buckets), lpt_with_exchange(cost, buckets)
+    high = makespan(cost, found, buckets)
+    assert high <= makespan(cost, start, buckets)
+    assert len(np.unique(found)) == len(np.unique(start))
+    if high <= trivial_bound(cost, buckets) * (1 + 1e-6):
+        return
+    full = np.maximum(*(np.bincount(found, weights=column, minlength=buckets) for column in cost.T)).argmax()
+    for one, other in product(np.flatnonzero(found == full), range(buckets)):
+        for two in (None, *np.flatnonzero(found == other)):
+            changed = found.copy()
+            changed[one] = other
+            if two is not None:
+                changed[two] = full
+            both = np.isin(changed, [full, other])
+            assert makespan(cost[both], changed[both], buckets) >= high * (1 - 2e-6)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1e-4, 0.01]))
+def test_the_solver_never_hurts_and_repeats_itself(seed: int, work: float) -> None:
+    cost = np.random.default_rng(seed).pareto(1.5, (40, 2))
+    start = longest_first(cost, 6)
+    found = improve(cost, 6, start, work)
+    assert makespan(cost, found, 6) <= makespan(cost, start, 6)
+    np.testing.assert_array_equal(found, improve(cost, 6, start, work))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the signals a process catches are read from /proc")
+def test_ctrl_c_reaches_python_after_the_solver() -> None:
+    def caught() -> bool:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        (mask,) = (int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
+        return bool(mask >> (signal.SIGINT - 1) & 1)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert caught()
+        solve(np.array([[5.0, 1.0], [4.0, 2.0], [3.0, 3.0], [3.0, 1.0]]), 2, np.array([0, 0, 1, 1]), 1.0)
+        assert caught()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def profile() -> Profile:
+    return profile_of(tiny_job(MODEL, tiny_cluster(1, 8), global_batch=16), samples((100, [800]), (50, [])))
+
+
+def test_a_table_interpolates_and_extrapolates_linearly_within_limits() -> None:
+    table = ThroughputTable(np.array([1.0, 2.0, 4.0]), np.array([10.0, 14.0, 16.0]))
+    np.testing.assert_allclose(table.at(np.array([1.5, 3.0, 0.5, 5.0])), [12, 15, 8, 16])
+    assert float(ThroughputTable(np.array([1.0, 2.0]), np.array([9.0, 8.0])).at(2.5)) == 7.5
+    assert float(ThroughputTable(np.array([1.0, 2.0]), np.array([1.0, 9.0])).at(0.5)) == 0.5
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_tables_give_back_the_measured_times_at_their_points(tp: int) -> None:
+    profiled = profile()
+    encoder, llm = MODEL.modules
+    cost = encoder_cost(profiled, encoder, 700, tp)
+    flops = encoder.forward_flops(np.full(4, 700)).sum()
+    measured = profiled.layers.layer_s(encoder, np.full(4, 700), tp, 1).sum()
+    assert float(cost.seconds(flops, 4.0, 1)) == pytest.approx(measured)
+    assert float(cost.seconds(flops, 4.0, 3)) == pytest.approx(measured / 3)
+    whole = profiled.layers.layer_s(llm, np.array([2048]), tp, 1).sum()
+    assert llm_cost(profiled, llm, tp).seconds(np.array([2048]), 2048.0, 1)[0] == pytest.approx(whole)
+
+
+def test_the_llm_split_tells_packing_from_one_sequence() -> None:
+    profiled = profile()
+    llm = MODEL.llm
+    cost = llm_cost(profiled, llm, 1)
+    packed = float(cost.seconds(np.full(4, 2048), 8192.0, 1).sum())
+    whole = float(cost.seconds(np.array([8192]), 8192.0, 1)[0])
+    assert packed < whole
+    assert packed == pytest.approx(profiled.layers.layer_s(llm, np.full(4, 2048), 1, 1).sum(), rel=0.03)
+
+
+def test_attention_flops_do_not_depend_on_key_value_groups() -> None:
+    grouped, full = tiny_model(num_kv_heads=2).llm, tiny_model(num_kv_heads=8).llm
+    lengths = np.array([512, 1024])
+    np.testing.assert_array_equal(attention_flops(grouped, lengths), attention_flops(full, lengths))
+    np.testing.assert_allclose(attention_flops(grouped, lengths)[1], 2 * 2.0 * 128 * 1024**2)
+
+
+def test_durations_add_times_not_throughputs() -> None:
+    # Half of the FLOPs at 1 and half at 3 FLOP/s take 2/3 of the harmonic mean's time; an arithmetic mean says 1/2.
+    profiled = profile()
+    cost = llm_cost(profiled, MODEL.llm, 1)
+    lengths = np.array([4096])
+    attention = attention_flops(MODEL.llm, lengths)
+    linear = MODEL.llm.forward_flops(lengths) - attention
+    parts = attention / cost.attention.at(4096.0) + linear / cost.linear.at(4096.0)
+    np.testing.assert_allclose(cost.seconds(lengths, 4096.0, 1), BOTH_PASSES * parts)
+
+
+def limited_profile(budget: float, ranks: int, batch: int, request: LayoutRequest) -> Profile:
+    cluster = tiny_cluster(1, ranks)
+    device = replace(cluster.device, memory_bytes=int(budget))
+    job = tiny_job(MODEL, replace(cluster, device=device), global_batch=batch, request=request)
+    return profile_of(job, WALKED)
+
+
+def memory(
+    profile: Profile, module: ModuleSpec, tp: int, pp: int, dp: int, tokens: float, in_flight: int, again: bool
+) -> float:
+    """Bytes of a rank of the largest stage, with the buffer."""
+    layers = ceil(len(module.layers) / pp) / len(module.layers)
+    state = module.learning_parameters / tp * float(profile.memory.parameter_bytes(np.array([dp]))[0])
+    state += module.frozen_parameters / tp * BF16_BYTES
+    kept = sum(one.input_bytes_per_token if again else one.activation_bytes_per_token for one in module.layers) / tp
+    # States are sharded over ranks, and so shrink with the stage's share of the layers.
+    return 1.25 * layers * (state + in_flight * kept * tokens)
+
+
+def walk(profile: Profile, shapes: DataShapes, again: bool) -> tuple[list[DflopDegrees], list[float]]:
+    """The accepted plans in the order of their acceptance, and their T."""
+    job = profile.job
+    gpus, batch, limit = job.cluster.num_ranks, job.global_batch, job.cluster.device.memory_bytes
+    encoder, llm = MODEL.modules
+    items, tokens = shapes.items[0], shapes.item_tokens[0]
+    flops = float(encoder.forward_flops(np.array([tokens]))[0])
+    best_s, best_m, plans, times = inf, inf, list[DflopDegrees](), list[float]()
+    tps = [tp for tp in TPS if gpus % tp == 0]
+    for v_gpus in range(1, gpus):
+        for v_tp in tps:
+            for v_pp in range(1, len(encoder.layers) + 1):
+                if v_gpus % (v_tp * v_pp):
+                    continue
+                v_dp = v_gpus // (v_tp * v_pp)
+                for l_tp in tps:
+                    for l_pp in range(1, len(llm.layers) + 1):
+                        if (gpus - v_gpus) % (l_tp * l_pp):
+                            continue
+                        l_dp = (gpus - v_gpus) // (l_tp * l_pp)
+                        if v_dp > batch or l_dp > batch:
+                            continue
+                        largest = shapes.most_items[0] * tokens * l_dp / v_dp
+                        if memory(profile, encoder, v_tp, v_pp, v_dp, largest, v_pp + l_pp, again) > limit:
+                            continue
+                        if memory(profile, llm, l_tp, l_pp, l_dp, shapes.most_sequence_tokens, l_pp, again) > limit:
+                            continue
+                        for m in range(1, batch // l_dp + 1):
+                            l_mbs, v_mbs = batch / (m * l_dp), batch / (m * v_dp)
+                            if l_mbs < 1 or v_mbs < 1:
+                                continue
+                            few = items * v_mbs <= shapes.most_items[0]
+                            if few and shapes.sequence_tokens * l_mbs <= shapes.most_sequence_tokens:
+                                break
+                        l_mbs, b = batch / (m * l_dp), max(1.0, items * batch / (m * v_dp))
+                        v_cost = encoder_cost(profile, encoder, tokens, v_tp)
+                        v_s = BOTH_PASSES * flops * b / (float(v_cost.table.at(b)) * v_tp * v_pp)
+                        one = np.array([shapes.sequence_tokens])
+                        packed = shapes.sequence_tokens * l_mbs
+                        l_s = l_mbs * float(llm_cost(profile, llm, l_tp).seconds(one, packed, l_pp)[0])
+                        total = (m + v_pp + l_pp - 1) * max(v_s, l_s) * (4 / 3 if again else 1)
+                        if total < 1.1 * best_s and m < best_m:
+                            best_s, best_m = total, m
+                            plans.append(DflopDegrees(v_tp, v_pp, v_dp, l_tp, l_pp, l_dp, m))
+                            times.append(total)
+    return plans, times
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("budget", [1e12, 2e7, 1e7])
+@pytest.mark.parametrize(("ranks", "batch"), [(8, 64), (6, 50), (8, 5)])
+@pytest.mark.parametrize("asked", [None, ()])
+def test_the_walk_accepts_what_the_loops_accept(
+    budget: float, ranks: int, batch: int, asked: tuple[str, ...] | None
+) -> None:
+    profile = limited_profile(budget, ranks, batch, LayoutRequest(recompute=asked))
+    shapes = data_shapes(profile, WALKED)
+    plans, times = walk(profile, shapes, again=asked is None)
+    planner = DflopPlanner(microbatches="released", whole_layers=False)
+    ranked = list(planner.rank(profile, shapes))
+    assert [plan for _, plan, _ in ranked[: len(plans)]] == plans[::-1]
+    np.testing.assert_allclose([seconds for seconds, _, _ in ranked[: len(plans)]], times[::-1])
+    assert {again for _, _, again in ranked} == ({(asked is None,) * 2} if ranked else set())
+    rest = [seconds for seconds, _, _ in ranked[len(plans) :]]
+    assert rest == sorted(rest)
+    if budget > 1e9:
+        assert plans
+        # A given memory drops some plans, and changes nothing about the others.
+        assert len(ranked) == len(enumerate_degrees(profile.job, any_dp=True))
+
+
+def test_an_llm_dp_that_does_not_divide_the_batch_is_walked_and_runs() -> None:
+    profile = limited_profile(1e12, 8, 50, LayoutRequest(dp=5, tp=1))
+    assert 5 in enumerate_degrees(profile.job, any_dp=True)[:, 5]
+    free = limited_profile(1e12, 8, 50, LayoutRequest())
+    assert {3, 7} <= {*enumerate_degrees(free.job, any_dp=True)[:, 5].tolist()}
+    assert not {3, 7} & {*enumerate_degrees(free.job)[:, 5].tolist()}
+    planner = DflopPlanner(microbatches="released", profile_samples=64)
+    layout = Strategy("dflop", planner, DflopAssigner(), OneForwardOneBackward()).plan(free)
+    assert layout.num_ranks == 8
+
+
+def test_several_encoders_share_the_encoders_ranks() -> None:
+    model = tiny_model(encoder=2, llm=2, audio=1)
+    profile = profile_of(tiny_job(model, tiny_cluster(1, 8), global_batch=32), WALKED)
+    planner = DflopPlanner(microbatches="released", profile_samples=64)
+    layout = Strategy("dflop", planner, DflopAssigner(), OneForwardOneBackward()).plan(profile)
+    np.testing.assert_array_equal(layout.modules[0].ranks, layout.modules[1].ranks)
+    assert layout.num_ranks == 8
+    assert all(placed.recompute for placed in layout.modules)

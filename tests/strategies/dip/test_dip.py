@@ -1,21 +1,30 @@
-"""DIP's order: the search, memory and completion on random cases."""
+"""DIP: the search, memory, sub-microbatches, chunks a rank, and generators."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.interface import Scheduler, Strategy
 from entrain_bench.balancing.schedules import chain_program, stages_behind
-from entrain_bench.program.assignment import same_microbatches
+from entrain_bench.base.errors import IncompatibleError
+from entrain_bench.costs.bound import lower_bound_s
+from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program import Pass, Program
+from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
-from entrain_bench.simulate import place_actions
-from entrain_bench_strategies.dip import DipScheduler
+from entrain_bench.simulate import Simulator, place_actions
+from entrain_bench.specs.job import PLANNING_SHARE, Degrees, LayoutRequest
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench_strategies.dip import DipAssigner, DipPlanner, DipScheduler
+from entrain_bench_strategies.dip.partitioner import chunks_per_rank, efficient_items, sub_microbatches
 from entrain_bench_strategies.dip.scheduler import (
     ROOT,
     believed_s,
@@ -27,11 +36,16 @@ from entrain_bench_strategies.dip.scheduler import (
     new_tree,
     propose,
 )
+from entrain_bench_strategies.optimus import OptimusScheduler
 from support.builders import (
     chain_layout,
+    labels,
     no_delay,
     placed,
     profile_of,
+    random_samples,
+    samples,
+    tiny_cluster,
     tiny_job,
     tiny_model,
     uniform_batch,
@@ -49,6 +63,11 @@ from support.dip import (
     seeds,
     segments,
 )
+from support.disttrain import generating
+from support.interleaver import Reference, in_order, random_actions, sequential_pipeline
+
+# A generated image takes 512 tokens, whatever the size of the one that is encoded.
+DRAWING = generating(item_tokens=512)
 
 # ---- search
 
@@ -216,3 +235,226 @@ def test_believed_stage_times_add_up_to_the_estimates_and_recomputation_costs_a_
         forward, backward = chunk_s(llm, placed(llm, [[[0], [1]]], recompute=recompute), shapes, chunks, profile)
         assert forward.sum() == pytest.approx(profile.estimates.units(llm, shapes, 1, 1).sum())
         assert backward == pytest.approx(factor * forward)
+
+
+# ---- assigner
+
+
+@given(seeds, st.integers(1, 5), st.integers(1, 3))
+def test_sub_microbatches_are_no_larger_than_asked_and_as_few_as_can_be(seed: int, most: int, dp: int) -> None:
+    rng = np.random.default_rng(seed)
+    group = np.sort(rng.integers(0, 9, 30))
+    place = sub_microbatches(group % dp, group // dp, most)
+    for r in range(dp):
+        mine = place[group % dp == r]
+        assert np.unique(mine).tolist() == list(range(len(np.unique(mine)))), "consecutive"
+        assert np.all(np.diff(mine) >= 0), "in arrival order"
+    for g in np.unique(group):
+        sizes = np.unique(place[group == g], return_counts=True)[1]
+        assert sizes.max() <= most
+        assert sizes.max() - sizes.min() <= 1
+        assert len(sizes) == -(-np.sum(group == g) // most)
+    cuts = {(g % dp, p) for g, p in zip(group, place, strict=True)}
+    assert len(cuts) == sum(len(np.unique(place[group == g])) for g in np.unique(group)), "cuts do not cross"
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("each", "launch_s"), [*product([1, 40, 300, 5000], [1e-6, 1e-3]), (131_072, 1e3), (200_000, 1e3)]
+)
+def test_efficient_items_is_the_smallest_that_reaches_the_share_of_the_peak(each: int, launch_s: float) -> None:
+    job = tiny_job(MODEL, tiny_cluster(launch_s=launch_s))
+    profile = profile_of(job, samples((10, [each])))
+    module = MODEL.encoders[0]
+    found = efficient_items(profile, module, samples((10, [each, each])), 1, 1)
+
+    def rate(items: int) -> float:
+        times = profile.layers.measure(module, np.full(items, each), 1, 1)
+        return items / sum(float(times[kind].total_s[0]) for kind in module.layer_kind)
+
+    peak = max(rate(2**i) for i in range(max(1, (131_072 // each).bit_length())))
+    assert rate(found) >= 0.95 * peak
+    if launch_s >= 1e-3:
+        assert all(rate(n) < 0.95 * peak for n in range(1, found))
+
+
+# ---- planner
+
+
+def test_chunks_per_rank_follow_the_latencies() -> None:
+    model = tiny_model(encoder=6, llm=18)
+    shapes = samples((20, [1600, 1600]), (20, [1600]))
+    profile = profile_of(tiny_job(model, microbatch_size=3), shapes)
+    degrees = Degrees(1, 1, 1, 1)
+    vision, llm = model.modules
+    times = []
+    for module, count, tokens in ((vision, efficient_items(profile, vision, shapes, 1, 1), 1600), (llm, 3, None)):
+        each = tokens or round(float(shapes.llm_tokens.mean()))
+        measured = profile.layers.measure(module, np.full(count, each), 1, 1)
+        times.append(sum(float(measured[kind].total_s[0]) for kind in module.layer_kind))
+    ratio = int(times[1] / times[0])
+    assert 1 < ratio < 20
+    assert chunks_per_rank(profile, shapes, degrees) == (1, ratio)
+    # Every stage of every chunk has a layer; a module without items does not count.
+    assert chunks_per_rank(profile, shapes, Degrees(1, 1, 8, 1)) == (1, min(ratio, 2))
+    assert chunks_per_rank(profile, samples((2000, [])), degrees) == (1, 1)
+
+
+@pytest.mark.wide
+def test_the_planner_keeps_one_chunk_where_the_order_takes_no_more() -> None:
+    shapes = samples(*[(4000, [40])] * 8)
+    job = tiny_job(tiny_model(encoder=2, llm=14), request=LayoutRequest(tp=1, cp=1, dp=4))
+
+    def stages(chunks: str, scheduler: Scheduler) -> list[int]:
+        strategy = Strategy("dip", DipPlanner(chunks=chunks), DipAssigner(), scheduler)
+        return [module.pp for module in strategy.plan(profile_of(job, shapes)).modules]
+
+    dip, optimus = DipScheduler(search_rounds=0), OptimusScheduler()
+    assert stages("rule", dip) == [2, 16]
+    assert stages("auto", dip) == [2, 16]
+    assert stages("one", dip) == stages("one", optimus) == stages("auto", optimus) == [2, 2]
+    with pytest.raises(IncompatibleError, match="a rank holds 8 stages of llm"):
+        stages("rule", optimus)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_random_actions_run_like_the_reference(seed: int) -> None:
+    actions, lane_set, room = random_actions(np.random.default_rng(seed))
+    slot, end, forced = in_order(actions, lane_set, room)
+    expected = Reference(actions, lane_set, room)
+    assert slot.tolist() == expected.slot.tolist()
+    assert end.tolist() == expected.end.tolist()
+    assert forced == expected.forced
+    event("forced" if forced else "not forced")
+
+
+def test_a_microbatch_that_never_fits_still_runs() -> None:
+    lanes, _, forced = sequential_pipeline(2, 2, 1.0, 2.0, room=0)
+    assert lanes == [["F0", "B0", "F1", "B1"]] * 2
+    assert forced == 4
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("backward", [2, 3])
+@pytest.mark.parametrize("stages", range(1, 9))
+def test_uniform_microbatches_take_no_longer_than_1f1b(stages: int, backward: int) -> None:
+    # Believed backwards take two forwards, or three with recomputation.
+    forward = 1
+    for count, room in product(range(1, 25), (stages, stages + 1, stages + 24)):
+        _, end, forced = sequential_pipeline(stages, count, float(forward), float(backward), room)
+        assert forced == 0
+        assert end <= (count + stages - 1) * (forward + backward)
+
+
+VISION, LLM, OUT = DRAWING.modules
+
+
+def scheduled(
+    layout: Layout, shapes: SampleShapes, assignment: Assignment, budget_bytes: float = 1e12, **knobs: str | int
+) -> Program:
+    profile = profile_of(tiny_job(DRAWING, budget_bytes=budget_bytes / PLANNING_SHARE), shapes)
+    return DipScheduler(**({"memory": "module"} | knobs)).schedule(shapes, layout, assignment, profile)  # type: ignore[arg-type]
+
+
+def on_all_ranks(stages: int, dp: int = 1, turns: int = 1) -> Layout:
+    """Every module in ``turns`` stages on each rank."""
+    ranks = np.tile(np.arange(dp * stages).reshape(dp, stages, 1), (1, turns, 1))
+    return Layout(tuple(placed(module, ranks) for module in DRAWING.modules), 1)
+
+
+def cut_by(shapes: SampleShapes, dp: int, most: tuple[int, int]) -> Assignment:
+    """Microbatches of two samples, cut for the encoder and for the generator by different sizes."""
+    group = np.arange(len(shapes)) // 2
+    owner = group[shapes.item_sample]
+    vision, out = (sub_microbatches(owner % dp, owner // dp, each) for each in most)
+    return Assignment((labels(owner % dp, vision), labels(group % dp, group // dp), labels(owner % dp, out)))
+
+
+def test_encoder_and_generator_cut_the_items_by_sizes_of_their_own() -> None:
+    job = tiny_job(DRAWING, tiny_cluster(launch_s=1e-6), microbatch_size=2)
+    # Small images need company; a generated one is long enough by itself.
+    shapes = samples(*[(10, [64, 64, 64, 64])] * 4)
+    profile = profile_of(job, shapes)
+    layout = on_all_ranks(1)
+    most = [efficient_items(profile, module, shapes, 1, 1) for module in (VISION, OUT)]
+    assert most[0] > most[1] >= 1
+    vision, llm, out = DipAssigner().assign(shapes, layout, profile).modules
+    assert llm.microbatch.tolist() == [0, 0, 1, 1]
+    for found, size in ((vision, most[0]), (out, most[1])):
+        assert found.microbatch.max() + 1 == 2 * -(-8 // size)
+        # The second microbatch's items begin a sub-microbatch.
+        assert found.microbatch[7] < found.microbatch[8]
+
+
+def test_a_generator_runs_between_the_llms_passes_by_hand() -> None:
+    shapes, layout = samples((10, [40]), (10, [40]), (10, [40]), (10, [40])), on_all_ranks(1)
+    program = scheduled(layout, shapes, cut_by(shapes, 1, (2, 1)), search_rounds=0)
+    rows = program.lane_actions[program.lane_offsets[0] : program.lane_offsets[1]]
+    passes = [(int(program.module[a]), Pass(int(program.kind[a])), int(program.chunk[a])) for a in rows]
+    own = [entry for entry in passes if entry[2] >= 0]
+    assert own[:3] == [(0, Pass.FORWARD, 0), (1, Pass.FORWARD, 0), (2, Pass.FORWARD, 0)]
+    assert own.index((2, Pass.BACKWARD, 0)) < own.index((1, Pass.BACKWARD, 0)) < own.index((0, Pass.BACKWARD, 0))
+    assert own.index((2, Pass.BACKWARD, 1)) < own.index((1, Pass.BACKWARD, 0))
+    assert own.index((1, Pass.FORWARD, 1)) < own.index((2, Pass.FORWARD, 2))
+    assert len(own) == 2 * (2 + 2 + 4)
+
+
+def test_a_microbatch_is_one_group_with_what_encodes_and_generates_its_items() -> None:
+    shapes = samples((10, [40, 40]), (10, [40]), (10, []), (10, [40]), (10, []), (10, []))
+    layout, assignment = on_all_ranks(2), cut_by(shapes, 1, (1, 2))
+    program = scheduled(layout, shapes, assignment)
+    profile = profile_of(tiny_job(DRAWING, budget_bytes=1e12), shapes)
+    found = build_segments(program, assignment, profile)
+    # Groups come by the LLM microbatch that they serve: three, the last one of text alone.
+    assert found.num_groups.tolist() == [3]
+    groups = [found.group[program.forward_actions(index)][:, 0] for index in range(3)]
+    assert [each.tolist() for each in groups] == [[0, 0, 0, 1], [0, 1, 2], [0, 0, 1]]
+    ranks = [found.rank[program.forward_actions(index)][:, 0] for index in range(3)]
+    assert ranks[0][:3].max() < ranks[1][0] < ranks[2][:2].min()
+    backs = [found.rank[program.backward_actions(index)][:, 0] for index in range(3)]
+    assert backs[2][:2].max() < backs[1][0] < backs[0][:3].min()
+    by_module = build_segments(program, assignment, profile, by_module=True)
+    assert by_module.per_group == 3
+
+
+def test_chunks_a_rank_count_the_generators_efficient_batch() -> None:
+    # A microbatch of eight samples, of which the LLM takes all and the generator one image at a time.
+    model = generating(encoder=6, llm=6, generator=60, item_tokens=1024)
+    shapes, degrees = samples((10, [64])), Degrees(1, 1, 1, 1)
+    profile = profile_of(tiny_job(model, tiny_cluster(launch_s=1e-7), microbatch_size=8), shapes)
+    vision, llm, generator = model.modules
+    assert efficient_items(profile, generator, shapes, 1, 1) == 1
+    images = efficient_items(profile, vision, shapes, 1, 1)
+    batches = (vision, np.full(images, 64)), (llm, np.full(8, 26)), (generator, np.array([1024]))
+    seconds = [profile.layers.layer_s(module, lengths, degrees.tp, degrees.cp).sum() for module, lengths in batches]
+    chunks = chunks_per_rank(profile, shapes, degrees)
+    assert chunks == tuple(int(each / min(seconds)) for each in seconds)
+    assert 1 == min(chunks) < max(chunks) == chunks[2] < len(generator.layers)
+
+
+@pytest.mark.wide
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 4),
+    st.integers(1, 2),
+    st.integers(1, 4),
+    st.integers(1, 2),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.sampled_from(["module", "greedy"]),
+)
+def test_random_batches_run_above_the_bound_and_within_memory(
+    seed: int, stages: int, dp: int, count: int, turns: int, most: tuple[int, int], memory: str
+) -> None:
+    layout = on_all_ranks(stages, dp, min(turns, 4 // stages))
+    shapes = random_samples(np.random.default_rng(seed), 2 * dp * count)
+    assignment = cut_by(shapes, dp, most)
+    costs = Memory(DRAWING)
+    alone = costs.peak_bytes(scheduled(layout, shapes, assignment, budget_bytes=1.0)).max()
+    program = scheduled(layout, shapes, assignment, budget_bytes=1.1 * alone, memory=memory, search_rounds=seed % 3)
+    check_program(program)
+    assert costs.peak_bytes(program).max() <= 1.1 * alone
+    truth = CostTruth(DRAWING, tiny_cluster(1, 8))
+    timeline = Simulator(truth, 1e15).execute(program)
+    assert lower_bound_s(truth, layout, shapes) <= timeline.iteration_time_s * (1 + 1e-9)

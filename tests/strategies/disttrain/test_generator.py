@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.planning import Island, place_islands
-from entrain_bench.balancing.schedules import OneForwardOneBackward, chain_program, stages_behind
+from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.truth import CostTruth
@@ -28,7 +28,6 @@ from entrain_bench.specs.unet import UNetConfig, parse_unet, unet_layers
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
 from entrain_bench_strategies.disttrain.planner import Orchestration, SubProblem
 from entrain_bench_strategies.entrain import EntrainAssigner, EntrainPlanner, EntrainScheduler
-from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
 from entrain_bench_workloads.packed import PackedWorkload
 from support.builders import (
     TOKENS,
@@ -45,8 +44,6 @@ from support.builders import (
 from support.disttrain import generating
 
 SD1 = UNetConfig(4, (320, 640, 1280, 1280), (0, 1, 2), 2, 768, 77)
-MEGATRON = Strategy("megatron", MegatronPlanner(), ArrivalOrder(), OneForwardOneBackward())
-DISTTRAIN = Strategy("disttrain", DistTrainPlanner(), DistTrainAssigner(), DistTrainScheduler())
 
 
 MODEL = generating()
@@ -146,17 +143,6 @@ def test_encoder_and_generator_both_fill_the_pipeline() -> None:
     )
     expected = llm_s + (np.sqrt(encoder_s) + np.sqrt(generator_s)) ** 2 / 7
     assert space.solve([SubProblem(1, (1, 1, 1), (False,) * 3)])[0] == pytest.approx(expected, rel=1e-12)
-
-
-def test_megatron_puts_generators_on_the_last_stages() -> None:
-    shapes = samples(*[(100, [400])] * 8)
-    for placement, stages in (("first_stage", 0), ("leading_stages", 1)):
-        profile = profile_of(tiny_job(MODEL, tiny_cluster(1, 4), global_batch=8), shapes)
-        strategy = Strategy("megatron", MegatronPlanner(placement), ArrivalOrder(), OneForwardOneBackward())
-        vision, llm, out = strategy.plan(profile).modules
-        assert llm.ranks.max() <= out.ranks.max()
-        shared = [np.intersect1d(llm.ranks, other.ranks).size for other in (vision, out)]
-        assert (min(shared) > 0) == (stages == 0)
 
 
 def test_a_part_that_knows_no_generators_refuses_them() -> None:

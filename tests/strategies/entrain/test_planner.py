@@ -1,4 +1,4 @@
-"""Algorithms 1 and 2 of Entrain against brute force on tiny models."""
+"""Algorithms 1 and 2 of Entrain against brute force; eager warm-up and split backwards against a replay of memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.planning import (
@@ -18,19 +18,47 @@ from entrain_bench.balancing.planning import (
     stable_samples,
 )
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.base.errors import OutOfMemoryError, UserError
+from entrain_bench.balancing.schedules import (
+    backward_microbatch,
+    chain_chunks,
+    chain_program,
+    eager_warmup,
+    held_tokens,
+    stages_behind,
+)
+from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
+from entrain_bench.base.errors import UserError
 from entrain_bench.costs.memory import Memory
-from entrain_bench.program.layout import check_layout
-from entrain_bench.specs.job import PLANNING_SHARE, Degrees, LayoutRequest
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Assignment, same_microbatches
+from entrain_bench.program.layout import Layout, check_layout
+from entrain_bench.program.validate import check_program
+from entrain_bench.simulate import Simulator, place_actions
+from entrain_bench.specs.job import PLANNING_SHARE, Degrees, Job, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.entrain.assigner import EntrainAssigner
 from entrain_bench_strategies.entrain.planner import EntrainPlanner, EntrainScheduler
-from support.builders import GIB, plan_with, profile_of, random_samples, samples, tiny_cluster, tiny_job, tiny_model
+from support.builders import (
+    GIB,
+    chain_layout,
+    no_delay,
+    passes,
+    plan_with,
+    profile_of,
+    random_samples,
+    samples,
+    tiny_cluster,
+    tiny_job,
+    tiny_model,
+    uniform_batch,
+)
 
 MODEL = tiny_model(encoder=4, llm=4)
 DEGREES = Degrees(tp=1, cp=1, pp=8, dp=1)
 # Encoder work and LLM work of a sample: mostly one, mostly the other.
 ENCODER_HEAVY, LLM_HEAVY = (10, [16000]), (16000, [64])
+MEMORY = Memory(MODEL)
 
 
 def profile_for(*rows: tuple[int, list[int]], seed: int = 0, global_batch: int = 32, **request: int) -> Profile:
@@ -175,8 +203,6 @@ def test_a_forced_split_is_taken_and_must_leave_the_llm_a_stage() -> None:
     assert [module.pp for module in forced_layout.modules] == [forced, 8 - forced]
     with pytest.raises(UserError, match=r"encoder_stages=8: must be below layout.pp"):
         plan_with(EntrainPlanner(profile_samples=4, encoder_stages=8), profile)
-    with pytest.raises(UserError, match="encoder_stages=0: must be null or at least 1"):
-        EntrainPlanner(encoder_stages=0)
 
 
 def test_an_allocation_beyond_the_layers_falls_back_to_the_nearest_feasible_one() -> None:
@@ -193,33 +219,6 @@ def test_one_rank_a_replica_is_refused_with_the_reason() -> None:
 
 
 # Memory
-
-
-def plan_with_budget(budget_bytes: float) -> tuple[bool, ...]:
-    """Which modules recompute in the plan for a memory budget."""
-    request = LayoutRequest(tp=1, cp=1, pp=4, dp=2)
-    job = tiny_job(MODEL, tiny_cluster(1, 8), request=request, budget_bytes=budget_bytes)
-    layout = plan_with(EntrainPlanner(profile_samples=4), profile_of(job, samples((8000, [8000]))))
-    return tuple(module.recompute for module in layout.modules)
-
-
-@pytest.mark.wide
-def test_memory_pressure_turns_on_recomputation_and_then_fails_saying_what_is_missing() -> None:
-    outcomes = []
-    too_little = 0.0
-    for budget in 8.0 * GIB * 0.8 ** np.arange(40):
-        try:
-            outcomes.append(plan_with_budget(float(budget)))
-        except OutOfMemoryError:
-            too_little = float(budget)
-            break
-    assert outcomes[0] == (False, False)
-    # Once on, recomputation stays on as the budget shrinks.
-    counts = [sum(outcome) for outcome in outcomes]
-    assert counts == sorted(counts)
-    assert counts[-1] > 0
-    with pytest.raises(OutOfMemoryError, match=r"recompute.* GiB more than planners may use of the budget"):
-        plan_with_budget(too_little)
 
 
 @pytest.mark.wide
@@ -254,16 +253,167 @@ def test_under_any_budget_the_plan_is_the_fastest_candidate_that_fits(row: tuple
     assert len(chosen) > 2
 
 
-def test_every_planned_layout_fits_the_batches_it_was_checked_with() -> None:
-    rng = np.random.default_rng(3)
-    shapes = random_samples(rng, 64, longest=4000)
-    job = tiny_job(MODEL, tiny_cluster(1, 8), request=LayoutRequest(pp=4), budget_bytes=0.7 * GIB)
-    profile = profile_of(job, shapes)
-    layout = plan_with(EntrainPlanner(profile_samples=32), profile)
-    memory = Memory(MODEL, job.framework)
-    batch = profile.samples.draw(job.global_batch)
-    assignment = EntrainAssigner().assign(batch, layout, profile)
-    program = EntrainScheduler(eager="none").schedule(batch, layout, assignment, profile)
-    # A fresh batch may exceed the margin but hardly the budget.
-    assert memory.peak_bytes(program).max() <= job.memory_budget_bytes
-    assert memory.lane_state_bytes(layout).max() <= PLANNING_SHARE * job.memory_budget_bytes
+seeds = st.integers(0, 2**32 - 1)
+
+
+def room_job(bytes_to_plan_with: float) -> Job:
+    """A job whose planners may use so many bytes of a rank."""
+    return tiny_job(MODEL, budget_bytes=bytes_to_plan_with / PLANNING_SHARE)
+
+
+def random_deferral(rng: np.random.Generator, dp: int, count: int) -> tuple[SampleShapes, Assignment]:
+    """Samples on random replicas; the LLM takes those of even encoder microbatches now or with the next."""
+    shapes = random_samples(rng, dp * count * 2, longest=2000)
+    replica = np.arange(len(shapes)) % dp
+    encoder = rng.integers(0, count, len(shapes))
+    deferred = (rng.random(len(shapes)) < 0.5) & (encoder % 2 == 0) & (encoder + 1 < count)
+    return shapes, same_microbatches(MODEL, shapes, replica, encoder, encoder + deferred)
+
+
+def chosen_warmup(
+    profile: Profile, shapes: SampleShapes, layout: Layout, assignment: Assignment, split: bool, only_encoders: bool
+) -> list[IntArray]:
+    program = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout), split)
+    freed = backward_microbatch(MODEL, shapes, assignment, program.chunks)
+    return eager_warmup(program, freed, profile, only_encoders)
+
+
+def handed_bytes(
+    shapes: SampleShapes, layout: Layout, assignment: Assignment, split: bool
+) -> tuple[FloatArray, FloatArray]:
+    """Most bytes of tensors between actions on every lane."""
+    return MEMORY.handed_bytes(chain_program(MODEL, shapes, layout, assignment, stages_behind(layout), split))
+
+
+def budget_between(
+    rng: np.random.Generator, shapes: SampleShapes, layout: Layout, assignment: Assignment, split: bool
+) -> float:
+    """A budget that plain 1F1B meets on some lane and that does not hold all microbatches there at once."""
+    plain = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout), split)
+    most = [np.full(m.pp, layout.num_microbatches) for m in layout.modules]
+    full = chain_program(MODEL, shapes, layout, assignment, most, split)
+    lane = int(rng.integers(0, layout.num_lanes))
+    low, high = (float(MEMORY.peak_bytes(program)[lane]) for program in (plain, full))
+    return low + float(rng.random()) * (high - low) + 1.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, st.integers(1, 2), st.integers(1, 3), st.integers(1, 2), st.integers(1, 8), st.booleans(), st.booleans())
+def test_the_chosen_warmup_fits_and_one_more_forward_does_not(
+    seed: int, dp: int, encoder_stages: int, llm_stages: int, count: int, only_encoders: bool, split: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    layout = chain_layout(MODEL, encoder_stages, llm_stages, count, dp)
+    shapes, assignment = random_deferral(rng, dp, count)
+    budget = budget_between(rng, shapes, layout, assignment, split)
+    plain = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout), split)
+    profile = profile_of(room_job(budget), shapes)
+    warmup = chosen_warmup(profile, shapes, layout, assignment, split, only_encoders)
+    program = chain_program(MODEL, shapes, layout, assignment, warmup, split)
+    peaks = MEMORY.peak_bytes(program)
+    # Where plain 1F1B fits, so does the longer warm-up.
+    fits_plainly = MEMORY.peak_bytes(plain) <= budget
+    assert np.all(peaks[fits_plainly] <= budget * (1 + 1e-12))
+
+    chain = np.concatenate(warmup)
+    behind = np.concatenate(stages_behind(layout))
+    assert np.all(chain >= behind)
+    assert np.all(np.diff(chain) <= -1), "every stage is at least one forward ahead of the next"
+    if only_encoders:
+        assert np.array_equal(warmup[-1], stages_behind(layout)[-1])
+    used = 1 + max(int(labels.microbatch.max(initial=0)) for labels in assignment.modules)
+    ahead = used
+    for position in range(encoder_stages if only_encoders else len(chain)):
+        chosen = int(chain[position])
+        most = max(int(behind[position]), min(used - 1, ahead))
+        assert chosen <= most
+        if chosen < most:
+            event("memory stopped the warm-up")
+            # Memory stopped it: with one forward more on this stage some replica exceeds the budget, or would in
+            # another order, in which the largest action runs and hands on while most is held.
+            longer = chain.copy()
+            longer[position] = chosen + 1
+            parts = [longer[:encoder_stages], longer[encoder_stages:]]
+            other = chain_program(MODEL, shapes, layout, assignment, parts, split)
+            lanes = position + np.arange(dp) * len(chain)
+            given, moving = handed_bytes(shapes, layout, assignment, split)
+            besides = moving[lanes].max() + (chosen + 2) * given[lanes].max() + MEMORY.action_bytes(other)[1].max()
+            assert MEMORY.peak_bytes(other)[lanes].max() + besides > budget * (1 - 1e-12)
+        ahead = chosen - 1
+
+
+@pytest.mark.wide
+@settings(max_examples=60, deadline=None)
+@given(seeds, st.integers(1, 3), st.integers(1, 8), st.booleans())
+def test_held_tokens_equal_a_replay_of_the_lane(seed: int, dp: int, count: int, split: bool) -> None:
+    rng = np.random.default_rng(seed)
+    shapes, assignment = random_deferral(rng, dp, count)
+    layout = chain_layout(MODEL, 1, 1, count, dp)
+    chunks = chain_chunks(MODEL, shapes, layout, assignment, split)
+    freed = backward_microbatch(MODEL, shapes, assignment, chunks)
+    for index, (module, rows) in enumerate(zip(MODEL.modules, chunks, strict=True)):
+        tokens = sum_rows(rows.offsets, module.lengths(shapes, rows.members))
+        held = held_tokens(rows, tokens, dp, count, freed[index])
+        for warmup in range(count):
+            ahead = [np.array([warmup]), np.array([warmup])]
+            program = chain_program(MODEL, shapes, layout, assignment, ahead, split)
+            assert held[warmup] == pytest.approx(most_tokens(program, index)), f"warm-up {warmup}"
+
+
+def most_tokens(program: Program, index: int) -> float:
+    """Most tokens that any lane of a one-stage module holds at once."""
+    module = program.model.modules[index]
+    most = 0.0
+    for lane in range(program.layout.num_lanes):
+        held = 0.0
+        for view in program.lane(lane):
+            if view.module != module.name or not view.members:
+                continue
+            tokens = float(module.lengths(program.shapes, np.array(view.members)).sum())
+            held += tokens if view.kind == 0 else -tokens
+            most = max(most, held)
+    return most
+
+
+# By hand
+
+
+def roomy_schedule(eager: str, split: bool = True) -> tuple[Program, Profile]:
+    layout = chain_layout(MODEL, 2, 2, 8)
+    shapes, assignment = uniform_batch(MODEL, 8)
+    profile = profile_of(room_job(1e15), shapes)
+    return EntrainScheduler(split_backward=split, eager=eager).schedule(shapes, layout, assignment, profile), profile
+
+
+@pytest.mark.parametrize(
+    ("eager", "expected"), [("none", [3, 2, 1, 0]), ("encoder", [7, 6, 1, 0]), ("all", [7, 6, 5, 4])]
+)
+def test_eager_settings_choose_which_stages_warm_up_longer(eager: str, expected: list[int]) -> None:
+    program, _ = roomy_schedule(eager)
+    check_program(program)
+    leading = []
+    for lane in range(4):
+        order = passes(program, lane)
+        first_backward = next(index for index, text in enumerate(order) if " B" in text)
+        leading.append(first_backward)
+    # Forwards before the first backward: the warm-up and one.
+    assert leading == [warmup + 1 for warmup in expected]
+    place_actions(program, np.ones(program.num_actions), no_delay(program))
+
+
+# Schedules of random assignments
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, st.sampled_from(["none", "encoder", "all"]), st.booleans(), st.integers(1, 2), st.integers(1, 7))
+def test_schedules_run_within_the_budget_that_1f1b_meets(
+    seed: int, eager: str, split: bool, dp: int, count: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    layout = chain_layout(MODEL, 2, 1, count, dp)
+    shapes, assignment = random_deferral(rng, dp, count)
+    plain = chain_program(MODEL, shapes, layout, assignment, stages_behind(layout), split)
+    budget = float(MEMORY.peak_bytes(plain).max()) * (1 + 0.5 * float(rng.random()))
+    profile = profile_of(room_job(budget), shapes)
+    program = EntrainScheduler(split_backward=split, eager=eager).schedule(shapes, layout, assignment, profile)
+    Simulator(CostTruth(MODEL, tiny_cluster()), budget).execute(program)

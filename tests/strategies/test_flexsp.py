@@ -83,10 +83,10 @@ def test_the_integer_program_improves_greedy_groups_and_keeps_every_sequence() -
     greedy = grouped(seconds, np.ones(7), np.array([1]), 3, 100.0)
     assert greedy is not None
     worse = type(greedy)(np.array([1, 1, 1]), np.array([0, 1, 2, 2, 0, 1, 0]), 11.0)
-    better = solved(worse, seconds, np.ones(7), np.array([1]), 3, 100.0, 0.5)
+    better = solved(worse, seconds, np.ones(7), (np.array([1]), 3, 100.0), 0.5)
     assert better.makespan_s == 9.0
     assert np.bincount(better.group, seconds[0]).tolist() == [9.0, 9.0, 9.0]
-    assert solved(worse, seconds, np.ones(7), np.array([1]), 3, 100.0, 0.0) is worse
+    assert solved(worse, seconds, np.ones(7), (np.array([1]), 3, 100.0), 0.0) is worse
 
 
 def test_programs_run_microbatches_in_order_on_all_ranks() -> None:
