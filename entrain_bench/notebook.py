@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.console_table import Column, value_columns
 from entrain_bench.answers.sentences import problems, sentences
-from entrain_bench.answers.text import load_template, seconds
+from entrain_bench.answers.text import escape_markdown, markdown_table, seconds, to_html
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.sources import add_config_dir
 from entrain_bench.figures._lanes import gantt, slowest_replica
@@ -166,10 +166,15 @@ def _view(
     draw: Callable[[], Figure],
 ) -> View:
     """Paragraphs above a table, escaped; columns after the labels are flush right."""
-    blocks: Any = load_template("blocks.html").module
-    cells = [[{"text": cell, "strong": strong} for cell in row] for row, strong in zip(rows, bold, strict=True)]
-    html = "".join([*map(blocks.paragraph, words), blocks.table("Results", heading, cells, heading[num_labels:])])
-    return View(table, html, "\n".join([*words, *("  ".join(line) for line in (heading, *rows))]), draw)
+    escaped = [[*map(escape_markdown, row)] for row in (heading, *rows)]
+    cells = [[f"**{cell}**" if strong else cell for cell in row] for row, strong in zip(escaped[1:], bold, strict=True)]
+    paragraphs = [*map(escape_markdown, words), markdown_table(escaped[0], cells, escaped[0][num_labels:])]
+    return View(
+        table,
+        to_html("\n\n".join(paragraphs)),
+        "\n".join([*words, *("  ".join(line) for line in (heading, *rows))]),
+        draw,
+    )
 
 
 def _let_notebooks_show_figures() -> None:

@@ -252,18 +252,10 @@ def cuts_within(cost, fixed, present, earliest, limit):  # type: ignore[no-untyp
                 least = best[first] + slowest
                 start[end] = first
         best[end] = least
-    number = 0
-    end = count
-    while end > 0:
-        number = number + 1
-        end = start[end]
-    starts = np.empty(number, np.int64)
-    end = count
-    while end > 0:
-        number = number - 1
-        end = start[end]
-        starts[number] = end
-    return starts
+    starts = [count]
+    while starts[-1] > 0:
+        starts.append(start[starts[-1]])
+    return np.array(starts[:0:-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,14 +79,8 @@ def micro_step_s(profile: Profile, module: ModuleSpec, placed: ModuleLayout, sam
         return 0.0
     count = max(1, round(profile.job.microbatch_size * len(lengths) / len(samples)))
     times = profile.layers.measure(module, np.full(count, mean_length(lengths)), placed.tp, placed.cp)
-    forward, backward, once_more = (
-        np.array([float(seconds[0]) for seconds in column])[module.layer_kind]
-        for column in (
-            [layer_times.forward_s + layer_times.forward_comm_s for layer_times in times],
-            [layer_times.backward_s + layer_times.backward_comm_s for layer_times in times],
-            [layer_times.again_s for layer_times in times],
-        )
-    )
+    kinds = [(one.forward_s + one.forward_comm_s, one.backward_s + one.backward_comm_s, one.again_s) for one in times]
+    forward, backward, once_more = np.array(kinds)[module.layer_kind, :, 0].T
     again = np.array([placed.recompute and layer.recomputed and layer.backward_share > 0 for layer in module.layers])
     traffic = profile.layers.traffic(module, placed)
     forward_s = np.maximum(forward, traffic.gather_s).sum()

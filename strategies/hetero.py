@@ -90,10 +90,14 @@ def list_pairs(
     ranks = job.cluster.num_ranks
     layers = 1 if colocated else min(len(module.layers) for module in job.model.encoders)
     sizes = [encoder_ranks] if encoder_ranks else [ranks] if colocated else island_sizes(job)
+    tps = tensor_degrees(job, job.model.encoders)
+    if encoder_tp is not None:
+        require(encoder_tp in tps, "strategy.planner.encoder_tp", encoder_tp, f"null or one of {tps}")
+        tps = [encoder_tp]
     pairs = []
     for size in sizes:
         for llm in _llm_degrees(job, ranks if colocated else ranks - size):
-            for tp, pp in product(_encoder_degrees(job, encoder_tp), range(1, layers + 1)):
+            for tp, pp in product(tps, range(1, layers + 1)):
                 dp, rest = divmod(size, tp * pp)
                 stages = llm.pp if colocated else pp + llm.pp
                 if not rest and is_integer_ratio(dp, llm.dp) and asked.pp in (None, stages):
@@ -151,15 +155,6 @@ def _llm_degrees(job: Job, ranks: int) -> Iterator[Degrees]:
             pp, rest = divmod(ranks, tp * cp * dp)
             if not rest and batches % dp == 0 and 1 <= pp <= len(job.model.llm.layers):
                 yield Degrees(tp, cp, pp, dp)
-
-
-def _encoder_degrees(job: Job, encoder_tp: int | None) -> list[int]:
-    """Degrees of the encoders, or the one asked for."""
-    degrees = tensor_degrees(job, job.model.encoders)
-    if encoder_tp is None:
-        return degrees
-    require(encoder_tp in degrees, "strategy.planner.encoder_tp", encoder_tp, f"null or one of {degrees}")
-    return [encoder_tp]
 
 
 def _check_request(job: Job) -> None:

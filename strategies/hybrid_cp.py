@@ -36,7 +36,7 @@ class Group:
 
     width: int  # number of ranks
     samples: list[int] = field(default_factory=list)  # its sequences, in order
-    work: float = 0.0  # of each of its ranks
+    work: float = 0.0  # of each of its ranks, in main's rounds
 
 
 def least_width(length: int, capacity: int) -> int:
@@ -64,7 +64,6 @@ def dev_rounds(lengths: IntArray, num_ranks: int, capacity: int) -> list[list[Gr
         for sample, group_index in zip(left.tolist(), group.tolist(), strict=True):
             if group_index >= 0:
                 round_[group_index].samples.append(sample)
-                round_[group_index].work += float(lengths[sample]) ** 2 / round_[group_index].width
         rounds.append(round_)
         left = left[group < 0]
     return rounds

@@ -235,11 +235,8 @@ class LayerCosts:
     def slowest_s(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Slowest stage of the encoders together, the LLM and the generators together, on 0, 1, 2, ... stages."""
         llm = self.model.llm_index
-        first, middle, last = (
-            self._slowest_s(range(len(self.layer_s))[group])
-            for group in (slice(llm), slice(llm, llm + 1), slice(llm + 1, None))
-        )
-        return first, middle, last
+        behind = range(llm + 1, len(self.layer_s))
+        return self._slowest_s(range(llm)), self._slowest_s([llm]), self._slowest_s(behind)
 
     def _slowest_s(self, modules: Sequence[int]) -> FloatArray:
         slowest = [0.0]

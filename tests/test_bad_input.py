@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.config.schema import GROUP_KEYS
-from support.cli import run, write_trace
+from support.cli import run
 
 BAD_INPUT = [
     ("strategy=entrian", "did you mean entrain?"),
@@ -18,21 +18,14 @@ BAD_INPUT = [
     ("strategy/planner=nope", "megatron"),
     ("sead=1", "sead=1: unknown key (did you mean seed=1?); choices: "),
     ("tp=4", "tp=4: unknown key (did you mean layout.tp=4?)"),
-    ("layout.TP=2", "layout.TP=2: unknown key (did you mean layout.tp=2?)"),
     (
         "workload=mine.parquet",
         "workload=mine.parquet: must be a name, not a path. For a file, use workload=trace",
     ),
-    ("workload=/my/file.parquet", "use workload=trace workload.path=/my/file.parquet"),
     ("model=./mine.yaml", "use --config-dir FOLDER model=NAME, with NAME.yaml in FOLDER/model"),
     ("chartqa", "unknown verb chartqa. Did you mean workload=chartqa?"),
-    ("recomend", "unknown verb recomend. Did you mean recommend?"),
-    ("--config-dir", "--config-dir: expected one argument"),
-    ("--multirn seed=0,1", "--multirn: unknown option. Did you mean --multirun?"),
-    ("--seed=1", "--seed: is a key. Write seed=1"),
     ("--shell-completion nope", "--shell-completion/-sc: invalid choice: 'nope' (choose from"),
     ("--cfg jop", "--cfg/-c: invalid choice: 'jop' (choose from 'job', 'hydra', 'all')"),
-    ("--cfg", "--cfg/-c: expected one argument"),
     ("--info nothing", "--info/-i: invalid choice: 'nothing' (choose from 'all', 'config', "),
     ("--cfg job strategy=entrian", "did you mean entrain?"),
     ("--cfg job layout.tpp=1", "layout.tpp=1: unknown key (did you mean layout.tp=1?)"),
@@ -44,7 +37,6 @@ BAD_INPUT = [
     ("--multirun hydra/sweeper=nope", "hydra/sweeper=nope: unknown; choices: basic"),
     ("--multirun hydra/sweeper=basic seed=x,1 layout.tpp=2", "layout.tpp=2: unknown key"),
     ("--multirun microbatch_size=interval(1,4)", "has no list of values. Use a,b,c or range(8), or hydra/sweeper=NAME"),
-    ("layout.tpp=1", "layout"),
     ("strategy.planner.foo=1", "profile_samples"),
     ("seed=abc", "could not be converted to Integer"),
     ("seed=-1", "0..2^32-1"),
@@ -55,20 +47,14 @@ BAD_INPUT = [
         for group in (*GROUP_KEYS, "strategy/planner")
         for none in ("[]", "{}")
     ),
-    ("iterations=0", "at least 1"),
     ("iterations=1000001", "iterations=1000001: must be at least 1, at most 1000000"),
-    ("microbatch_size=0", "at least 1"),
-    ("layout.tp=0", "at least 1"),
     ("layout.tp=3", "a divisor of the 4 ranks of a node"),
     ("layout.dp=3", "multiple of layout.dp=3"),
     ("global_batch=30", "multiple"),
     ("layout.pp=100", "the layers of model=tiny"),
     ("belief_error=1.5", "[0, 1)"),
-    ("action_noise=0.6", "[0, 0.5]"),
-    ("speed.gemm=0", "speed.gemm=0.0: must be above 0"),
     ("speed.gemm=1e-300", "speed.gemm=1e-300: must be above 0: from 1e-06 to 1e+06"),
     ("cluster.device.kernel_launch_s=1e308", "launch_s=1e+308: must be a number that is 0 or from 1e-30 to 1e+30"),
-    ("cluster.tiers.0.bandwidth_bytes_per_s=1e-308", "per_s=1e-308: must be a number that is 0 or from 1e-30 to 1e+30"),
     (f"model.modules.llm.num_heads={10**400}", "(401 characters): must be at least 1, at most 16777216"),
     (
         f"cluster.device.kernel_launch_s={10**400}",
@@ -81,10 +67,8 @@ BAD_INPUT = [
         "recompute_granularity=selectiv",
         "recompute_granularity=selectiv: unknown (did you mean selective?); choices: full, selective",
     ),
-    ("cross_entropy=fuse", "cross_entropy=fuse: unknown (did you mean fused?); choices: eager, fused, unfused"),
     ("memory_fraction=0.00001", "GiB more than"),
     ("cluster.device.peak_bf16_flops=-1", "positive"),
-    ("model.modules.llm.num_layers=0", "at least 1"),
     ("model.modules.llm.context_tokens=100", "takes at most 100"),
     ("workload=librispeech", "audio"),
     ("workload=trace", "workload.path"),
@@ -97,16 +81,9 @@ BAD_INPUT = [
         "--multirun hydra/launcher=joblib hydra.launcher.n_jobs=0",
         "number of processes=0: must be an integer of at least 1, or -1",
     ),
-    (
-        "--multirun hydra/launcher=ray hydra.launcher.num_cpus=a",
-        "number of processes=a: must be an integer of at least 1, or -1",
-    ),
-    ("--multirun hydra/launcher=ray hydra.launcher.n_jobs=2", "n_jobs=2: Key 'n_jobs' is not in struct"),
     ("results_dir=/dev/null/x", "writable"),
     ("+=x", "+=x: has no key"),
     ("+layout.pp=${oc.env:PATH}", "could not be converted to Integer"),
-    ("workload.max_image_tokens=1e308", "at most 1073741824"),
-    ("model.tokens.audio_frames_per_s=1e18", "positive, from 9.3e-10 to 1073741824"),
     ("--multirun strategy.label=glob(*)", "matches no choice of its group"),
     (f"strategy/scheduler={'x' * 300}", "at most 250 characters"),
     ("strategy/planner=[nan]", "choices of that group"),
@@ -114,7 +91,6 @@ BAD_INPUT = [
     ("strategy.planner.profile_samples=1e9", "profiled samples=1000000000: must be at most 1048576"),
     ("strategy.planner.profile_samples=1.5", "must be an integer"),
     ("model.modules.llm.num_layers=8000000", "at least 1, at most 1000"),
-    ("model.modules.llm.num_heads=1e308", "... (309 characters): must be at least 1, at most 16777216"),
     ("cluster.num_nodes=1000000", "at most 32768, 131072 ranks of 4 a node"),
     (
         "strategy=hetero_noncolocated model=qwen25vl_llama3_1b cluster.num_nodes=16384 global_batch=512 layout.dp=null "
@@ -137,23 +113,3 @@ def test_bad_input_is_one_line_exit_code_2_and_nothing_written(
     assert line.startswith("entrain-bench: ")
     assert says in line
     assert not results.exists()
-
-
-BAD_TRACES: list[tuple[str, dict[str, object], str]] = [
-    ("missing column", {"image_widths": None}, "image_widths"),
-    ("NaN", {"image_heights": [[100.0], [float("nan")]]}, "image_heights"),
-    ("negative", {"image_heights": [[100], [-5]]}, "-5"),
-    ("zero", {"image_widths": [[0], [7]]}, "image_widths"),
-    ("negative text", {"text_chars": [5, -1]}, "text_chars"),
-]
-
-
-@pytest.mark.parametrize(("changes", "says"), [t[1:] for t in BAD_TRACES], ids=[t[0] for t in BAD_TRACES])
-def test_bad_traces_are_one_line_too(
-    changes: dict[str, object], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_trace(tmp_path / "bad.parquet", [100.0, 200.0], **changes)
-    assert run(tmp_path / "results", "workload=trace", f"workload.path={tmp_path / 'bad.parquet'}") == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "bad.parquet" in line
-    assert says in line

@@ -17,7 +17,6 @@ from entrain_bench.balancing.profile import Profile
 from entrain_bench.cli import run_command
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
-from entrain_bench.records.keys import code_version
 from entrain_bench.records.records import Results
 from entrain_bench.specs.shapes import SampleShapes
 from support.cli import SMALL, records, run
@@ -54,23 +53,15 @@ def test_sweep_keeps_going_past_failed_and_skipped_cells(tmp_path: Path, capsys:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(
-    ("broken", "again"),
-    [
-        ("strategy.assigner.defer=true,3", True),
-        # What does not fit simulated memory never will.
-        ("memory_fraction=0.9,0.00001", False),
-    ],
-)
-def test_finished_cells_are_skipped_and_failed_ones_tried_again(tmp_path: Path, broken: str, again: bool) -> None:
-    sweep = ["--multirun", "workload=coco,librispeech", broken]
+def test_finished_cells_are_skipped_and_failed_ones_tried_again(tmp_path: Path) -> None:
+    sweep = ["--multirun", "workload=coco,librispeech", "strategy.assigner.defer=true,3"]
     run(tmp_path, *sweep)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
     assert run(tmp_path, *sweep) == 1
-    found = {path: json.loads(path.read_text())["status"] for path in before}
-    assert {"ok", "failed"} <= {*found.values()}
+    statuses = {path: json.loads(path.read_text())["status"] for path in before}
+    assert {"ok", "failed"} <= {*statuses.values()}
     for path, time_ns in before.items():
-        assert (path.stat().st_mtime_ns != time_ns) == (again and found[path] == "failed")
+        assert (path.stat().st_mtime_ns != time_ns) == (statuses[path] == "failed")
 
 
 @pytest.mark.skipif(bool(importlib.util.find_spec("submitit")), reason="submitit is installed")
@@ -120,50 +111,6 @@ def test_a_killed_sweep_loses_at_most_the_run_in_flight(tmp_path: Path) -> None:
     finished = {path.name: path.read_bytes() for path in runs.rglob("[0-9a-f]*.json")}
     assert len(finished) == 8
     assert all(finished[name] == content for name, content in survived.items())
-
-
-PLUGIN = '''
-import numpy as np
-from entrain_bench.program.assignment import same_microbatches
-
-
-class RoundRobin:
-    """Samples dealt out like cards."""
-
-    def assign(self, shapes, layout, profile):
-        dp = layout.modules[-1].dp
-        index = np.arange(len(shapes))
-        microbatch = index // dp // profile.job.microbatch_size
-        return same_microbatches(profile.job.model, shapes, index % dp, microbatch, microbatch)
-'''
-PLUGIN_YAML = """
-defaults:
-  - planner: megatron
-  - scheduler: megatron
-
-name: round_robin
-assigner:
-  _target_: my_strategy.RoundRobin
-"""
-
-
-def test_a_neighbour_of_a_third_party_strategy_is_part_of_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "strategy").mkdir()
-    (tmp_path / "strategy" / "helped.yaml").write_text(PLUGIN_YAML.replace("my_strategy", "helped"))
-    (tmp_path / "helped.py").write_text("from helper import SIZE\n" + PLUGIN)
-    keys = set()
-    for size in (1, 2):
-        (tmp_path / "helper.py").write_text(f"SIZE = {size}\n")
-        # As in a new process.
-        code_version.cache_clear()
-        for module in ("helped", "helper"):
-            monkeypatch.delitem(sys.modules, module, raising=False)
-        assert run(tmp_path / "results", "--config-dir", str(tmp_path), "strategy=helped") == 0
-        keys |= {str(record["key"]) for record in records(tmp_path / "results")}
-    assert len(keys) == 2
 
 
 def test_compilation_is_not_charged_to_the_first_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

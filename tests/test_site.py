@@ -12,7 +12,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 
 from entrain_bench.answers.documents.claim import load_claims
-from entrain_bench.answers.strategy_facts import strategy_facts
+from entrain_bench.answers.labels import strategy_facts
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import choices
 from entrain_bench.records.cells import Cell
@@ -38,7 +38,7 @@ def test_a_table_has_its_cells_its_commands_and_what_is_filtered() -> None:
 def run(strategy: str, seed: int, seconds: float, **other: object) -> dict[str, object]:
     cell = Cell.composed((f"strategy={strategy}", f"seed={seed}"), Composer())
     metrics = {"iteration_time_s": seconds, "bubble_ratio": 0.5, "peak_memory_bytes": 2**30}
-    return {**replace(new_record(cell, "ok"), metrics=metrics).row(), "variant": "", **other}
+    return {**replace(new_record(cell, "ok"), metrics=metrics).row, "variant": "", **other}
 
 
 def table_of(runs: list[dict[str, object]], folder: Path) -> pd.DataFrame:

@@ -1,7 +1,9 @@
-"""Read and check the columns of a shape trace; every error names file, row and column."""
+"""The columns of a shape trace: which values they may have, how many rows are taken, and their reader."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import accumulate
@@ -17,9 +19,76 @@ from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, TextArray
 from entrain_bench.base.errors import UserError
 
 from .budget import BUDGET
-from .schema import COLUMNS, TraceColumn
-from .take import Take
 from .tokens import MAX_ASPECT_RATIO
+
+# Bounds that no real sample reaches; they catch milliseconds given as seconds and corrupt files.
+MAX_SECONDS = 86_400.0
+MAX_PIXELS = 1e6
+MAX_TEXT = float(2**31 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceColumn:
+    """The values of a column: whole numbers from ``low`` to ``high``, or any above 0 up to ``high``; 0: no bounds."""
+
+    high: float = 0.0
+    whole: bool = True
+    low: int = 0
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words; empty without bounds."""
+        if not self.high:
+            return ""
+        if self.whole:
+            return f"a whole number from {self.low} to {self.high:.0f}"
+        return f"a number above 0, at most {self.high:g}"
+
+
+COLUMNS: Mapping[str, TraceColumn] = {
+    "sample_id": TraceColumn(),
+    "text_tokens": TraceColumn(MAX_TEXT),
+    "text_chars": TraceColumn(MAX_TEXT),
+    "image_widths": TraceColumn(MAX_PIXELS, low=1),
+    "image_heights": TraceColumn(MAX_PIXELS, low=1),
+    "n_images": TraceColumn(MAX_TEXT),
+    "audio_seconds": TraceColumn(MAX_SECONDS, whole=False),
+    "video_seconds": TraceColumn(MAX_SECONDS, whole=False),
+    "text_words": TraceColumn(),
+}
+
+
+ALL = "all"
+_FIRST = re.compile(r"first:(\d+(?:\.\d+)?)(%?)")
+_ALLOWED = "all, first:3000 or first:10%"
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """The first of something: a share of all, in (0, 1], or a number."""
+
+    share: float | None = 1.0
+    number: int | None = None
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> Take:
+        """``all``, ``first:3000`` or ``first:10%``; ``UserError`` names the field ``where``."""
+        if text == ALL:
+            return cls()
+        match = _FIRST.fullmatch(str(text))
+        if match is None or (not match[2] and "." in match[1]):
+            raise UserError(f"{where}={text}: must be {_ALLOWED}")
+        value = float(match[1])
+        if not 0 < value <= (100 if match[2] else 2**53):
+            raise UserError(f"{where}={text}: must be above 0, and at most 100% where it is a share")
+        return cls(value / 100, None) if match[2] else cls(None, int(value))
+
+    def of(self, total: int) -> int:
+        """Return how many of ``total`` to take: a share is rounded, and at least 1 if there are any."""
+        if self.number is not None:
+            return min(total, self.number)
+        return min(total, max(1, round((self.share or 0.0) * total)))
+
 
 # What a value takes while it is read; then a row, what names it, and an entry of a list, up to the shapes of samples.
 _VALUE_BYTES = 24

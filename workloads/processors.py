@@ -1,13 +1,10 @@
-"""Images as published processors cut and count them: pure functions of a model's ``ImageRules``.
-
-Arithmetic follows the processors of Hugging Face transformers 5 operation by operation, so that counts are equal where
-a quotient is whole but for its last digit.
-"""
+"""Images as published processors cut and count them: pure functions of a model's ``ImageRules`` or ``TileRules``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,12 +14,14 @@ from entrain_bench.specs.shapes import Items
 from entrain_bench.specs.tokens import (
     AnyResolution,
     FixedSize,
+    FrameRules,
     ImageRules,
     LongestEdge,
     NativeSize,
     NearestGrid,
     PaddedGrid,
     Resampled,
+    TileRules,
 )
 
 from .budget import ask_items
@@ -60,11 +59,8 @@ class _Cut:
 def processed_images(counts: IntArray, widths: FloatArray, heights: FloatArray, rules: ImageRules) -> Items:
     """Images as items, one per tile, with the tokens that a processor gives them.
 
-    Args:
-        counts: images of each sample ``[samples]``.
-        widths: in pixels ``[images]``.
-        heights: in pixels ``[images]``.
-        rules: of the model.
+    ``counts`` are images of each sample ``[samples]``; sides are in pixels ``[images]``. Arithmetic is that of Hugging
+    Face transformers 5 operation by operation: counts are equal where a quotient is whole but for its last digit.
     """
     wide, high = (np.maximum(1, np.rint(sides)).astype(np.int64) for sides in (widths, heights))
     cut = _METHODS[type(rules)](rules, _Images(wide, high, np.repeat(counts == 1, counts)))
@@ -74,11 +70,8 @@ def processed_images(counts: IntArray, widths: FloatArray, heights: FloatArray, 
 def tiled_items(counts: IntArray, tiles: IntArray, encoder_tokens: IntArray, llm_tokens: IntArray) -> Items:
     """Return an item per tile; LLM tokens of an image are spread evenly over its tiles, at least one each.
 
-    Args:
-        counts: images of each sample ``[samples]``.
-        tiles: tiles of each image ``[images]``.
-        encoder_tokens: of each of an image's tiles ``[images]``.
-        llm_tokens: of each whole image ``[images]``.
+    ``counts`` are images of each sample ``[samples]``; ``tiles``, encoder tokens of each tile and LLM tokens of all are
+    those of each image ``[images]``.
     """
     ask_items(tiles)
     owner = np.repeat(np.arange(len(counts)), counts)
@@ -118,25 +111,43 @@ def _any_resolution(rules: AnyResolution, images: _Images) -> _Cut:
 
 
 def _best_grids(rules: AnyResolution, images: _Images) -> tuple[IntArray, IntArray]:
-    """Rows and columns of the grid that keeps most pixels of each image, then wastes fewest ``[images]`` each."""
-    area = images.widths * images.heights
-    most = images.all(0)
-    least = images.all(np.iinfo(np.int64).max)
-    rows = images.all(rules.grids[0][0])
-    columns = images.all(rules.grids[0][1])
-    for row, column in rules.grids:
-        height = row * rules.pixels
-        width = column * rules.pixels
+    """Rows and columns of the grid that keeps most pixels of each image ``[images]`` each."""
+
+    def fitted(width: int, height: int) -> IntArray:
         scale = np.minimum(width / images.widths, height / images.heights)
-        fitted = np.floor(images.widths * scale) * np.floor(images.heights * scale)
-        kept = np.minimum(fitted.astype(np.int64), area)
+        return (np.floor(images.widths * scale) * np.floor(images.heights * scale)).astype(np.int64)
+
+    grids = [(column, row) for row, column in rules.grids]
+    columns, rows = _most_kept(images.widths, images.heights, grids, rules.pixels, fitted)
+    return rows, columns
+
+
+def _most_kept(
+    widths: IntArray,
+    heights: IntArray,
+    grids: Iterable[tuple[int, int]],
+    pixels: int,
+    fitted: Callable[[int, int], IntArray],
+) -> tuple[IntArray, IntArray]:
+    """Columns and rows of the first grid that keeps most pixels of each image, then wastes fewest ``[images]`` each.
+
+    ``fitted`` returns the pixels of the images scaled to fit a width and a height ``[images]``.
+    """
+    most = np.full(len(widths), -1)
+    least = np.zeros(len(widths), np.int64)
+    columns = np.ones(len(widths), np.int64)
+    rows = np.ones(len(widths), np.int64)
+    for column, row in grids:
+        width = column * pixels
+        height = row * pixels
+        kept = np.minimum(fitted(width, height), widths * heights)
         wasted = width * height - kept
         better = (kept > most) | ((kept == most) & (wasted < least))
         most = np.where(better, kept, most)
         least = np.where(better, wasted, least)
-        rows = np.where(better, row, rows)
         columns = np.where(better, column, columns)
-    return rows, columns
+        rows = np.where(better, row, rows)
+    return columns, rows
 
 
 def _nearest_grid(rules: NearestGrid, images: _Images) -> _Cut:
@@ -150,13 +161,8 @@ def closest_grids(widths: IntArray, heights: IntArray, pixels: int, most: int) -
     """Columns and rows of the grid of at most ``most`` tiles whose aspect ratio is nearest ``[images]`` each.
 
     Grids are tried from the smallest, of as many tiles those with fewer columns first; of equally near ones a later one
-    is taken by images of more than half its pixels.
-
-    Args:
-        widths: in whole pixels ``[images]``.
-        heights: in whole pixels ``[images]``.
-        pixels: side of a tile.
-        most: tiles of a grid at most.
+    is taken by images of more than half its pixels (InternVL, arXiv:2404.16821, section 3.2). Sides are in whole
+    pixels ``[images]``, ``pixels`` is the side of a tile.
     """
     ratio = widths / heights
     area = widths * heights
@@ -241,7 +247,7 @@ def _padded_grid(rules: PaddedGrid, images: _Images) -> _Cut:
     rows = -(-images.heights // pixels)
     closest = closest_grids(images.widths, images.heights, pixels, rules.max_tiles)
     too_many = columns * rows > rules.max_tiles
-    columns, rows = (np.where(too_many, other, own) for own, other in zip((columns, rows), closest, strict=True))
+    columns, rows = (np.where(too_many, *pair) for pair in zip(closest, (columns, rows), strict=True))
     width = columns * pixels
     height = rows * pixels
     by_width = width / images.widths
@@ -272,3 +278,67 @@ _METHODS: Mapping[type, Callable[[Any, _Images], _Cut]] = {
     Resampled: _resampled,
     PaddedGrid: _padded_grid,
 }
+
+
+def best_grids(widths: IntArray, heights: IntArray, rules: TileRules) -> tuple[IntArray, IntArray]:
+    """Columns and rows of the grid that keeps most pixels of each image, then wastes fewest ``[images]`` each.
+
+    Of equal grids the one with fewer columns, then fewer rows, is taken. Sides are in pixels ``[images]``. The rules
+    are those of LLaVA-OneVision (arXiv:2408.03326, section 3) as DFLOP's public code runs it (BDAI-Research/DFLOP,
+    60e86d8): the thumbnail is encoded, but its features do not reach the LLM.
+    """
+
+    def fitted(width: int, height: int) -> IntArray:
+        by_width = width * heights <= height * widths
+        return np.where(by_width, width * (heights * width // widths), height * (widths * height // heights))
+
+    sides = range(1, rules.max_grid + 1)
+    return _most_kept(widths, heights, product(sides, sides), rules.pixels, fitted)
+
+
+def grid_tokens(widths: IntArray, heights: IntArray, columns: IntArray, rows: IntArray, rules: TileRules) -> IntArray:
+    """LLM tokens of images on their grids: padding cut off, scaled down to the limit, a newline after each line."""
+    side = rules.llm_side
+    across = columns * side
+    down = rows * side
+    wide = widths * down > heights * across
+    down = down - np.where(wide, 2 * ((down - heights * across // widths) // 2), 0)
+    across = across - np.where(wide, 0, 2 * ((across - widths * down // heights) // 2))
+    times = np.sqrt(across * down / (rules.max_llm_tiles * side**2))
+    shrunk = times > SLACK
+    # As theirs: a quotient that is whole but for its last digit goes down.
+    down = np.where(shrunk, down // times, down).astype(np.int64)
+    across = np.where(shrunk, across // times, across).astype(np.int64)
+    return np.asarray(np.maximum(1, down) * (np.maximum(1, across) + 1))
+
+
+def tiled_images(counts: IntArray, widths: FloatArray, heights: FloatArray, rules: TileRules) -> Items:
+    """Images as tiles: the only image of a sample on its grid and as a thumbnail, one of several padded to one tile.
+
+    An image's LLM tokens are spread evenly over its tiles. ``counts`` are images of each sample ``[samples]``, sides in
+    pixels ``[images]``.
+    """
+    wide, high = (np.maximum(1, np.rint(sides)).astype(np.int64) for sides in (widths, heights))
+    encoder = np.full(len(wide), rules.encoder_side**2)
+    if rules.dynamic_tiles:
+        columns, rows = closest_grids(wide, high, rules.pixels, rules.dynamic_tiles)
+        # A grid of one tile is its own thumbnail.
+        tiles = columns * rows + (columns * rows > 1)
+        return tiled_items(counts, tiles, encoder, tiles * rules.llm_side**2)
+    alone = np.repeat(counts == 1, counts)
+    tiles = np.ones(len(wide), np.int64)
+    tokens = np.full(len(wide), rules.llm_side**2 + 1)
+    columns, rows = best_grids(wide[alone], high[alone], rules)
+    tiles[alone] = columns * rows + 1
+    tokens[alone] = grid_tokens(wide[alone], high[alone], columns, rows, rules)
+    return tiled_items(counts, tiles, encoder, tokens)
+
+
+def frame_rules(rules: TileRules) -> FrameRules:
+    """Return the rules of a video whose frames are one tile, pooled by 2 x 2 for the LLM, with a newline per line.
+
+    With dynamic tiling nothing is pooled and there is no newline.
+    """
+    side = -(-rules.llm_side // 2)
+    tokens = rules.llm_side**2 if rules.dynamic_tiles else side * (side + 1)
+    return FrameRules(rules.encoder_side**2, tokens, rules.max_frames)

@@ -11,8 +11,7 @@ from entrain_bench.specs.shapes import Items
 from entrain_bench.specs.tokens import AudioRules, FrameRules, TokenRules
 
 from .budget import ask_items
-from .processors import processed_images
-from .tiles import frame_rules, tiled_images
+from .processors import frame_rules, processed_images, tiled_images
 
 # Beyond this ratio of its sides Qwen2.5-VL's image processor refuses an image.
 MAX_ASPECT_RATIO = 200.0

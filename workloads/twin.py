@@ -14,10 +14,9 @@ from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.specs.shapes import Items, SampleShapes, shapes_of
 from entrain_bench.specs.tokens import TokenRules
 
-from .copula import draw_latents, nearest_root
-from .overlong import truncated
-from .sample_blocks import BLOCK_SAMPLES, BlockSource
-from .trace import TraceWorkload
+from .marginals import draw_latents, nearest_root
+from .synthetic import BLOCK_SAMPLES, BlockSource
+from .trace import TraceWorkload, truncated
 
 # Points of a distribution between which sizes are interpolated, and beside them its largest values.
 _KNOTS = 1025

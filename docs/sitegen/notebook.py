@@ -19,14 +19,9 @@ BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 
 
 def with_output(page: Path, folder: Path) -> str:
-    """Return a page with the output of its Python blocks, which share their names.
+    """Return a page with the output of its Python blocks, which share their names; ``UserError`` if a block raises.
 
-    Args:
-        page: its path.
-        folder: where the blocks run; it keeps ``results`` for the next time.
-
-    Raises:
-        UserError: if a block raises.
+    Blocks run in the folder, which keeps ``results`` for the next time.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names: dict[str, Any] = {}

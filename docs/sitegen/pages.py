@@ -16,7 +16,7 @@ import yaml
 import entrain_bench.figures
 from entrain_bench.answers.documents.claim import load_claims
 from entrain_bench.answers.documents.claims import FINDINGS, read_claims
-from entrain_bench.answers.strategy_facts import strategy_facts
+from entrain_bench.answers.labels import strategy_facts
 from entrain_bench.answers.text import markdown_table
 from entrain_bench.commands.help import help_text, verbs
 from entrain_bench.config.comments import groups
@@ -39,14 +39,7 @@ FIGURE_MODULES = Path(entrain_bench.figures.__path__[0])
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the site, as ``navigation.yaml`` states it.
-
-    Attributes:
-        title: heading of its page.
-        place: path of its page.
-        text: what its page and the home page say.
-        pages: what each of its pages answers, by path.
-    """
+    """A part of the site in ``navigation.yaml``: heading and path of its page, and the question each page answers."""
 
     title: str
     place: str
@@ -55,15 +48,9 @@ class Section:
 
 
 def assemble(root: Path, results: Results, source: Path) -> None:
-    """Write the folder that Sphinx reads.
+    """Empty and write the folder that Sphinx reads; schedules that ``results`` lacks are simulated.
 
-    Args:
-        root: the repository.
-        results: runs of earlier builds; missing schedules are simulated.
-        source: emptied first.
-
-    Raises:
-        UserError: if a strategy cannot run the job of the schedules, or code of the notebook fails.
+    ``UserError`` if a strategy cannot run the job of the schedules, or code of the notebook fails.
     """
     shutil.rmtree(source, ignore_errors=True)
     for folder in COPIED:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from entrain_bench.answers.strategy_facts import StrategyFacts
+from entrain_bench.answers.labels import StrategyFacts
 from entrain_bench.answers.text import markdown_table
 from entrain_bench.figures import schedule_gantt
 from entrain_bench.figures._style import styled
@@ -38,21 +38,16 @@ SHOWN = [*CASE, "seconds per iteration", "speedup over Megatron", "idle"]
 def strategy_page(
     strategy: StrategyFacts, text: str, table: pd.DataFrame, papers: Mapping[str, str], results: Results, folder: Path
 ) -> str:
-    """Return a strategy's page, a page of ``docs/strategies``.
+    """Return a strategy's page in ``docs/strategies``, and draw its schedule in the page's folder.
 
-    Args:
-        strategy: the facts.
-        text: its committed page; empty if it shares one.
-        table: all committed results.
-        papers: systems with claims, by the stem of their page.
-        results: runs of earlier builds; a missing schedule is simulated.
-        folder: of the page, for the picture.
+    ``text`` is its committed page, empty if it shares one; ``papers`` are systems with claims by their page.
+    A schedule that ``results`` lacks is simulated.
     """
     cell = run_schedule(strategy.name, results)
     draw_schedule([run_schedule(BASELINE, results), cell], results, folder / f"{strategy.name}.svg")
     record = results.read(cell.key)
     assert record is not None
-    row = record.row()
+    row = record.row
     said = f"{row['iteration_time_s']:.2f} s per iteration, GPUs idle {row['bubble_ratio']:.0%}; {row['layout']}"
     command = " ".join(("entrain-bench", *cell.overrides))
     mine = table[table["strategy"] == strategy.name].sort_values("seeds", ascending=False, kind="stable")
@@ -88,24 +83,16 @@ def facts_table(strategy: StrategyFacts, papers: Mapping[str, str]) -> str:
 
 def overview(strategies: Iterable[StrategyFacts]) -> str:
     """A table of all strategies for the page of their section."""
-    rows = [
-        [
-            f"[{strategy.label}]({strategy.name}.md)",
-            strategy.family,
-            "; ".join(strategy.balances),
-            "; ".join(strategy.runs_in) or "here only",
-        ]
-        for strategy in strategies
-    ]
+    rows = []
+    for strategy in strategies:
+        link = f"[{strategy.label}]({strategy.name}.md)"
+        runs_in = "; ".join(strategy.runs_in) or "here only"
+        rows.append([link, strategy.family, "; ".join(strategy.balances), runs_in])
     return markdown_table(["strategy", "family", "what it balances", "where it runs today"], rows)
 
 
 def run_schedule(strategy: str, results: Results) -> Cell:
-    """The cell of a strategy's schedule, simulated if its timeline is missing.
-
-    Raises:
-        UserError: if the strategy cannot run the job.
-    """
+    """The cell of a strategy's schedule, simulated if its timeline is missing; ``UserError`` if it cannot run."""
     dp = 8 if strategy in SHARDED else 2
     (cell,) = compose_cells((f"strategy={strategy}", *JOB, f"layout.dp={dp}"))
     record = results.read(cell.key)

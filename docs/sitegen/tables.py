@@ -50,13 +50,9 @@ def results_page(table: pd.DataFrame) -> str:
 
 
 def results_table(path: Path) -> pd.DataFrame:
-    """Committed runs whose strategy, data and settings are those that their names and keys of ``JOB`` choose.
+    """A row for each job and strategy of a committed table: jobs with most strategies and fastest strategies first.
 
-    Args:
-        path: the committed table.
-
-    Returns:
-        A row for each job and strategy: jobs with most strategies first, the fastest of a job first.
+    Its runs are those whose strategy, data and settings are what their names and keys of ``JOB`` choose.
     """
     runs = plain_runs(pd.read_parquet(path))
     jobs = [(case, group) for case, group in runs.groupby([*JOB], dropna=False, sort=True)]
@@ -188,14 +184,7 @@ def _claim(judged: JudgedClaim) -> dict[str, str]:
 
 
 def html_table(name: str, cells: pd.DataFrame, commands: Iterable[str], filters: Sequence[str]) -> str:
-    """A table as a block of MyST.
-
-    Args:
-        name: anchor of the table.
-        cells: HTML.
-        commands: of each row.
-        filters: headings of the columns of which a reader chooses a value.
-    """
+    """A table of HTML cells as a block of MyST: its anchor, a command for each row, columns of which readers choose."""
     # pandas would write a newline as a backslash and an n.
     lines = [escape(text).replace("\n", "&#10;") for text in commands]
     shown = [f"<details><summary>show</summary><pre>{text}</pre></details>" for text in lines]

@@ -7,7 +7,7 @@ terminal, report, notebook, MLflow and figures show the same answer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -15,11 +15,10 @@ from typing import Any, Protocol
 
 from entrain_bench.answers.cases import Case, Outcome, StrategyResult, cases_of, name_of, varying
 from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, results_word
-from entrain_bench.answers.comparison import LeadSummary, Overall, Verdict, lead_of, overall, place_of, with_result
-from entrain_bench.answers.labels import OURS
+from entrain_bench.answers.comparison import LeadSummary, Overall, Verdict, lead_of, overall, place_of
+from entrain_bench.answers.labels import OURS, runs_in
 from entrain_bench.answers.posterior import ChanceSummary, rank_chances, split_draws
 from entrain_bench.answers.statistics import Interval
-from entrain_bench.answers.strategy_facts import runs_in
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.given import check_of_job
 from entrain_bench.config.tree import choices
@@ -78,16 +77,11 @@ class Answer:
     def of(cls, records: Sequence[Record], lost: Sequence[str] = ()) -> Answer:
         """Return the answer of some records; ``lost`` are planned runs without one."""
         usual, draws = split_draws(records)
-        answer = cls((), (), (), {}, known_strategies(records), lost, draws).about(cases_of(usual, draws))
-        return replace(answer, records=usual)
-
-    def about(self, cases: Sequence[Case], headings: Sequence[str] = ()) -> Answer:
-        """Return the answer of some of the cases; ``headings``: labels that name them, if not those that vary."""
+        cases = cases_of(usual, draws)
+        comparisons = [case.comparison for case in cases if case.contested and case.comparison.comparable]
         differing = varying([result.labels for case in cases for result in case.results])
-        comparisons = [case.comparison for case in cases if case.comparison.comparable]
         means = overall(comparisons) if comparisons else {}
-        records = [record for case in cases for record in case.records]
-        return replace(self, records=records, cases=cases, varying=[*headings] or differing, overall=means)
+        return cls(usual, cases, differing, means, known_strategies(records), lost, draws)
 
     @property
     def baseline(self) -> str:
@@ -113,21 +107,6 @@ class Answer:
         """Return the name of a case; empty if all runs do the same job."""
         return name_of(case.job, self.varying)
 
-    def side_by_side(self, is_shown: Callable[[Record], bool]) -> dict[str, Record]:
-        """A run of every variant that ``is_shown`` in the first case with such runs, at the same seed if possible."""
-        for case in self.cases:
-            done = {
-                one.name: {seed: one.runs[seed] for seed in with_result(one.standing.times)} for one in case.results
-            }
-            runs = {
-                name: {seed: run for seed, run in by_seed.items() if is_shown(run)} for name, by_seed in done.items()
-            }
-            runs = {name: by_seed for name, by_seed in runs.items() if by_seed}
-            if runs:
-                shared = set.intersection(*map(set, runs.values()))
-                return {name: by_seed[min(shared or by_seed)] for name, by_seed in runs.items()}
-        return {}
-
     @property
     def fastest(self) -> str:
         """The variant that is the fastest of the most cases; empty where there is nothing to compare."""
@@ -146,7 +125,7 @@ class Answer:
         if not self.winner:
             return None
         case, result = self.winner
-        if len(self.cases) == 1 or result.strategy == case.baseline:
+        if len(self.contested) == 1 or result.strategy == case.baseline:
             return case.speedup(result)
         mean = self.overall.get(result.name)
         return mean.speedup if mean else None
@@ -196,12 +175,12 @@ class Answer:
             has_result = any(case.comparison.with_verdict(Verdict.FASTEST) for case in self.cases)
             return {"winner": "", "has_result": has_result, "next": _more_seeds(self, results_dir)}
         case, result = self.winner
-        bests = {self.case_name(other): other.comparison.best[:1] for other in self.cases}
+        bests = {self.case_name(other): other.comparison.best[:1] for other in self.contested}
         is_enough = len(case.comparison.seeds) >= ENOUGH_SEEDS
         return {
             "winner": self.fastest,
             "strategy": result.strategy,
-            "as_good": case.first_and_ties[1] if len(self.cases) == 1 else [],
+            "as_good": case.first_and_ties[1] if len(self.contested) == 1 else [],
             "exceptions": {name: next(iter(best), None) for name, best in bests.items() if best != [self.fastest]},
             "gain": asdict(self.gain) if self.gain else None,
             "num_seeds": len(case.comparison.seeds),
@@ -369,19 +348,12 @@ def _result_dict(result: StrategyResult) -> dict[str, Any]:
         "name": result.name,
         "verdict": standing.verdict,
         "is_best": result.best,
-        "iteration_time_s": _interval_dict(standing.time),
-        "speedup": _interval_dict(standing.speedup),
-        "time_over_fastest": _interval_dict(standing.behind),
+        "iteration_time_s": asdict(standing.time) if standing.time else None,
+        "speedup": asdict(standing.speedup) if standing.speedup else None,
+        "time_over_fastest": asdict(standing.behind) if standing.behind else None,
         **({"posterior": posterior} if posterior else {}),
         "runs": runs,
     }
-
-
-def _interval_dict(interval: Interval | None) -> dict[str, Any] | None:
-    if interval is None:
-        return None
-    ends = {"mean": interval.mean, "low": interval.low, "high": interval.high}
-    return {**ends, "num_seeds": interval.num_values, "doubt": interval.doubt}
 
 
 def _more_seeds(answer: Answer, results_dir: str) -> dict[str, Any]:

@@ -185,12 +185,6 @@ class Case:
         return None if result.strategy == self.baseline else result.standing.speedup
 
     @property
-    def freedom(self) -> int:
-        """Number of requested keys that planners choose."""
-        config = self.records[0].config
-        return [*flatten({key: config.get(key) for key in ASKED}).values()].count(None)
-
-    @property
     def records(self) -> list[Record]:
         """All runs, group by group."""
         return [record for result in self.results for _, record in sorted(result.runs.items())]

@@ -62,13 +62,6 @@ def commands_of(records: Iterable[Record], results_dir: str | Path = RESULTS_DIR
     return lines
 
 
-def shared_overrides(records: Sequence[Record], aside: Sequence[str] = ()) -> list[str]:
-    """Return the overrides that all records share, without some keys."""
-    values = [decisive_overrides(record.overrides, record.config_dir).items() for record in records]
-    shared = set.intersection(*map(set, values))
-    return [f"{key}{text}" for key, text in values[0] if (key, text) in shared and key not in aside]
-
-
 def results_word(results_dir: str) -> list[str]:
     """The override that names a folder of results; nothing for the default one."""
     return [] if results_dir == RESULTS_DIR else [f"results_dir={quoted(results_dir)}"]

@@ -94,10 +94,6 @@ def _completed(table: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
 
 
 def _naming(runs: pd.DataFrame) -> Sequence[str]:
-    """Return ``NAMING``, and of the others the columns without which two runs would be called the same."""
-    columns = [*NAMING]
-    for column in runs.columns:
-        distinct = len(runs[columns].drop_duplicates())
-        if column not in columns and len(runs[[*columns, column]].drop_duplicates()) > distinct:
-            columns.append(column)
-    return columns
+    """Return ``NAMING``, and the columns in which runs differ that would be called the same."""
+    numbers = runs.groupby([*NAMING]).nunique()
+    return [*NAMING, *numbers.columns[(numbers > 1).any()]]

@@ -30,9 +30,9 @@ METRICS = {
     "samples/s": ("samples_per_s", 1.0, 1),
     "enc std ms": ("encoder_forward_std_ms", 1.0, 2),
 }
-# Columns that are never left out, and the one that goes before others that stand before it.
-ALWAYS = ("s/iter", "runs")
 SPEEDUP = "speedup"
+# Columns that are never left out.
+ALWAYS = ("s/iter", "runs", SPEEDUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def summary(records: Sequence[Record], width: int, lost: Sequence[str] = ()) -> 
     if any(row.standing.time for row in rows):
         named = [Column(label, [row.labels[label] for row in rows]) for label in labels]
         values = value_columns(rows, answer.baseline)
-        columns = fitting([*named, *values], width, [*labels, *ALWAYS], SPEEDUP)
+        columns = fitting([*named, *values], width, [*labels, *ALWAYS])
         yield from wrapped(_legend([column.heading for column in columns], answer.baseline), width)
         yield from _table(answer.cases, columns, len(labels))
     words = [*map(Text, problems(answer)), *said, *wrapped(losses(answer), width)]
@@ -119,11 +119,11 @@ def table_lines(columns: Sequence[Column], num_labels: int) -> list[str]:
     return [lines[0], "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * max(map(cell_len, lines)), *lines[1:]]
 
 
-def fitting(columns: Sequence[Column], width: int, kept: Collection[str], first: str = "") -> list[Column]:
-    """Return the columns that fit, in their order: those ``kept`` by their heading, the first, then as many others."""
+def fitting(columns: Sequence[Column], width: int, kept: Collection[str]) -> list[Column]:
+    """Return the columns that fit, in their order: those ``kept`` by their heading, then as many others."""
     taken = [column for column in columns if column.heading in kept]
     room = width - sum(column.width + len(GAP) for column in taken) + len(GAP)
-    for column in sorted((one for one in columns if one not in taken), key=lambda one: one.heading != first):
+    for column in [one for one in columns if one not in taken]:
         room -= column.width + len(GAP)
         if room < 0:
             break

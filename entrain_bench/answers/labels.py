@@ -1,19 +1,24 @@
-"""Names of strategies, workloads and models in figures, and sources of their costs."""
+"""Names of strategies, workloads and models in figures, sources of costs, and facts on strategies for readers."""
 
 from __future__ import annotations
 
 import csv
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
+import yaml
 
-from entrain_bench.base.errors import require, unknown_choice
+from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.config.comments import first_sentence
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.config.tree import config_tree
+from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.costs.profiled.times import ProfiledDevice
+from entrain_bench.simulate.rendezvous import BATCHED, RULES
+from entrain_bench.specs.parse import OneOf, parse
 
 # The column that holds what a strategy's YAML states as ``display_order``.
 ORDER = "strategy_order"
@@ -121,3 +126,72 @@ def cost_source(cluster: Mapping[str, Any]) -> str:
     if ProfiledDevice.of(cluster):
         return PROFILED
     return FITTED if cluster["device"].get("name") in _fitted_devices() else DERIVED
+
+
+# Facts on strategies, in the configuration tree.
+FACTS = "strategies.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyFacts:
+    """One strategy in words: first what the file states, then what the strategy's YAML does.
+
+    Attributes:
+        paper: arXiv numbers.
+        code: place of its authors' code; empty if we found none.
+        balances: whose work it makes equal.
+        runs_in: frameworks other than this suite that run it, with their limits.
+        page: its page in ``docs/strategies``, with an anchor if the page has several strategies; empty: its own.
+        transfers: how ranks must post receives so that no program deadlocks.
+    """
+
+    paper: tuple[str, ...] = ()
+    code: str = ""
+    balances: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    runs_in: tuple[str, ...] = ()
+    page: str = ""
+    transfers: Annotated[str, OneOf(RULES)] = BATCHED
+    name: str = ""
+    label: str = ""
+    family: str = ""
+    summary: str = ""
+    order: float = 0.0
+
+
+def strategy_facts() -> list[StrategyFacts]:
+    """Return the facts on every strategy of the suite, in display order.
+
+    Raises:
+        UserError: for an entry without a strategy, a strategy without an entry, and an unknown or malformed key.
+    """
+    entries = yaml.safe_load((config_tree() / FACTS).read_text())
+    names = choices("strategy")
+    for name in entries:
+        if name not in names:
+            raise unknown_choice(FACTS, name, names)
+    for name in names:
+        if name not in entries:
+            raise UserError(f"{FACTS}: must have an entry {name}, as every strategy")
+    facts = (_facts(name, parse(StrategyFacts, entries[name], f"{FACTS}: {name}")) for name in names)
+    return sorted(facts, key=lambda facts: (facts.order, facts.name))
+
+
+@cache
+def runs_in(name: str) -> tuple[str, ...] | None:
+    """Return the frameworks that run a strategy, with their limits; None for a strategy that is not of the suite."""
+    return next((facts.runs_in for facts in strategy_facts() if facts.name == name), None)
+
+
+def _facts(name: str, stated: StrategyFacts) -> StrategyFacts:
+    path = config_tree() / "strategy" / f"{name}.yaml"
+    strategy = yaml.safe_load(path.read_text())
+    return replace(
+        stated,
+        page=stated.page or f"{name}.md",
+        name=name,
+        label=str(strategy.get("label") or spell(name)),
+        family=FAMILIES[str(strategy.get("family") or "")],
+        summary=first_sentence(path),
+        order=float(strategy.get("display_order", "inf")),
+    )

@@ -36,15 +36,6 @@ def problems(answer: Answer) -> list[str]:
     return [_one("problem", problem) for problem in answer.to_dict()["problems"]]
 
 
-def gain_text(answer: Answer) -> str:
-    """The winner's speedup over the baseline, and how sure it is; empty without a winner, and if the baseline wins."""
-    if not answer.winner or not answer.gain:
-        return ""
-    seeds = answer.winner[0].comparison.seeds
-    values = {"gain": answer.gain, "baseline": answer.baseline, "num_cases": len(answer.cases), "num_seeds": len(seeds)}
-    return _one("gain", values)
-
-
 def losses(answer: Answer) -> str:
     """How many of all runs have no result, and at which seeds, in one sentence; empty if all have."""
     values = answer.to_dict()

@@ -54,7 +54,7 @@ def run_table(cells: Sequence[Cell], results: Results, settings: Mapping[str, st
         if record is None:
             row: Mapping[str, Any] = {**labels_of(cell.config), "status": MISSING, "reason": "not run", "key": cell.key}
         else:
-            row = record.row()
+            row = record.row
         leaves = flatten(cell.config.content()) if settings else {}
         swept = {column: leaves.get(path) for column, path in (settings or {}).items()}
         rows.append({**row, **swept, **label_columns(cell.config)})

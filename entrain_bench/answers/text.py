@@ -69,8 +69,7 @@ def speedup(interval: Interval | Mapping[str, Any] | None) -> str:
     if interval is None:
         return NOTHING
     if isinstance(interval, Mapping):
-        number = interval["num_seeds"] if "num_seeds" in interval else interval["num_values"]
-        interval = Interval(interval["mean"], interval["low"], interval["high"], number)
+        interval = Interval(**interval)
     text = ends(interval, "{:.2f}".format)
     return times(interval.mean) + (f" ({text})" if text != NOTHING else "")
 
@@ -124,6 +123,14 @@ def escape_markdown(text: str) -> str:
     safe = safe.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # GitHub would notify a person and link an issue.
     return REFERENCES.sub(r"\g<0><!-- -->", safe)
+
+
+def to_html(markdown: str) -> str:
+    """Return HTML of Markdown, whose own HTML stays: texts of users must be escaped (``escape_markdown``)."""
+    from markdown_it import MarkdownIt
+
+    html: str = MarkdownIt("commonmark").enable("table").render(markdown)
+    return html
 
 
 def load_template(name: str) -> Template:

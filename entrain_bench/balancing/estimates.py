@@ -191,11 +191,10 @@ MEAN_SAMPLES = 256
 
 
 class MeanUnits(NamedTuple):
-    """Units of a module in a mean sample, their mean length in tokens, and the labelled share of LLM tokens."""
+    """Units of a module in a mean sample, and their mean length in tokens."""
 
     per_sample: float
     length: float
-    labelled_share: float
 
 
 @dataclass(slots=True, eq=False)
@@ -234,9 +233,8 @@ class ProfiledSamples:
         if module.name not in self._means:
             samples = self._source.draw(MEAN_SAMPLES, np.random.default_rng([self._seed, 0x6D65616E]))
             lengths = module.lengths(samples, module.units(samples))
-            share = float(samples.labelled_tokens.sum() / samples.llm_tokens.sum())
             mean = float(lengths.mean()) if len(lengths) else 0.0
-            self._means[module.name] = MeanUnits(len(lengths) / len(samples), mean, share)
+            self._means[module.name] = MeanUnits(len(lengths) / len(samples), mean)
         return self._means[module.name]
 
 
@@ -267,16 +265,7 @@ class LayerProfile:
         With ``split`` a separate pass computes weight gradients.
         """
         times = self._truth.layer_times
-        lengths = np.asarray(lengths)
-        return times.layers_s(
-            module, times.loads(module, lengths, offsets, self._labelled(module, lengths)), tp, cp, split
-        )
-
-    def _labelled(self, module: ModuleSpec, lengths: IntArray) -> IntArray | None:
-        """Labelled tokens of sequences of these lengths with the workload's mean share; None where none are told."""
-        if module.layers[-1].labelled is None:
-            return None
-        return np.rint(lengths * self._samples.mean_units(module)[2]).astype(np.int64)
+        return times.layers_s(module, times.loads(module, np.asarray(lengths), offsets), tp, cp, split)
 
     def forward_fit(self, module: ModuleSpec, tp: int, cp: int) -> FloatArray:
         """Coefficients of ``a x^2 + b x + c`` for the forward of each layer kind ``[kinds, 3]``, seconds.
@@ -312,7 +301,7 @@ class LayerProfile:
 
         ``num_microbatches`` of all replicas together hold ``global_batch`` mean samples.
         """
-        units, length, _ = self._samples.mean_units(module)
+        units, length = self._samples.mean_units(module)
         count = max(1, round(units * global_batch / num_microbatches))
         key = (module.name, count, tp, cp)
         if key not in self._passes:

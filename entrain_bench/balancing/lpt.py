@@ -57,10 +57,10 @@ def lpt_with_exchange(cost: FloatArray, num_buckets: int) -> IntArray:
 
 
 @njit()
-def deal(order, group, cost, num_groups, num_bins):  # type: ignore[no-untyped-def]
-    """Bin of each item: in the given order, the least-loaded bin of its group (LPT inside every group)."""
+def deal(order, group, cost, num_bins):  # type: ignore[no-untyped-def]
+    """Bin of each item: in the given order, the least-loaded of the bins of its group, ``num_bins`` ``[groups]``."""
     # Equally loaded by rising index, which is a heap.
-    least = [[(0.0, one) for one in range(num_bins)] for _ in range(num_groups)]
+    least = [[(0.0, one) for one in range(bins)] for bins in num_bins]
     chosen = np.empty(len(order), np.int64)
     for item in order:
         load, best = least[group[item]][0]
@@ -167,13 +167,13 @@ def balanced_groups(
     go to the group with fewer samples, or else to the first that has a free place.
     """
     before = np.zeros(num_groups) if load is None else load
-    group: IntArray = _fill_groups(np.argsort(-size, kind="stable"), size, before, fewest_first)
+    group: IntArray = fill_groups(np.argsort(-size, kind="stable"), size, before, fewest_first)
     return group
 
 
 @njit()
-def _fill_groups(order, size, load, fewest_first):  # type: ignore[no-untyped-def]
-    """``balanced_groups`` of samples in their order."""
+def fill_groups(order, size, load, fewest_first):  # type: ignore[no-untyped-def]
+    """``balanced_groups`` of samples in the given order."""
     capacity = -(-len(size) // len(load))
     group = np.empty(len(size), np.int64)
     filled = np.zeros(len(load), np.int64)
@@ -233,7 +233,7 @@ def longest_first_by_row(cost: FloatArray, row: IntArray, num_bins: int) -> IntA
     """
     rounded = decisive(cost)
     order = np.argsort(-rounded, kind="stable")
-    result: IntArray = deal(order, row, rounded, 1 + int(row.max(initial=-1)), num_bins)
+    result: IntArray = deal(order, row, rounded, np.full(1 + int(row.max(initial=-1)), num_bins))
     return result
 
 

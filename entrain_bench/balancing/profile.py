@@ -50,7 +50,7 @@ class ProgramTimes:
         """
         costs = self._truth.step_costs
         layer_s = self._layers_s(program.layout)
-        ends = costs.ends_of_passes(program, duration_s, layer_s)
+        ends = [costs.ends(program, index, module_s, duration_s) for index, module_s in enumerate(layer_s)]
         handed = self.handovers(program)
         hold_s = held_s(program, handed.send_s, handed.receive_s)
         release_s, stall_s = costs.gathers(program, ends)

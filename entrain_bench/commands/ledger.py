@@ -13,7 +13,9 @@ from entrain_bench.answers.console_table import make_console
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
+from entrain_bench.config.constants import draws_text
 from entrain_bench.config.grammar import Folder, Request, Verb, own
+from entrain_bench.lab.ledger.draws import draw_constants
 from entrain_bench.lab.ledger.fit import (
     FITTED,
     complete_ledger,
@@ -35,6 +37,7 @@ class Keys(Folder):
 
     ledger: str | None = own(None, "CSV of runs in the columns of experiments/ledger; null: that folder's tables")
     fit: bool = own(False, "fit constants to that folder's tables and yours; print them and errors of sources left out")
+    posterior: str | None = own(None, "file to write: sets of constants that the tables permit (50 a device)")
 
 
 VERB = Verb(Keys, examples=["", "ledger=mine.csv", "ledger=mine.csv fit=true"])
@@ -49,7 +52,7 @@ def main(request: Request[Keys]) -> int:
     keys = request.keys
     names = {name: source.name for name, source in book.sources.items()}
     users = _entries([Path(keys.ledger)], book, cases) if keys.ledger else []
-    committed = [] if users and not keys.fit else _entries(book.tables, book, cases)
+    committed = [] if users and not (keys.fit or keys.posterior) else _entries(book.tables, book, cases)
     frame = make_frame(predict_entries(users or committed))
     text = frame[[*COLUMNS]].to_csv(index=False, float_format=NUMBERS, lineterminator="\n")
     write_atomically(Path(keys.results_dir) / "ledger.csv", text.encode())
@@ -58,7 +61,7 @@ def main(request: Request[Keys]) -> int:
     if not users:
         kernels = [*read_kernels(), *read_products(book.products)]
         _print(console, *kernels_by_source_table(kernels, composer))
-    if keys.fit:
+    if keys.fit or keys.posterior:
         ledger = complete_ledger([*committed, *users], composer)
         say(f"fitting {len(FITTED)} constants a device")
         study = fit_ledger(ledger)
@@ -66,6 +69,9 @@ def main(request: Request[Keys]) -> int:
             _print(console, *table)
         for title, heading, rows in make_tables(make_frame(study.left_out(ledger)), names):
             _print(console, f"Each source left out of the fit: {title}", heading, rows)
+        if keys.posterior:
+            text = draws_text(draw_constants(ledger, study.fit.error))
+            write_atomically(Path(keys.posterior), text.encode())
     composer.save()
     return 0
 

@@ -18,7 +18,6 @@ from entrain_bench.config.grammar import Request, Verb
 from entrain_bench.costs.profiled.file import DeviceProfile
 from entrain_bench.costs.profiled.layers import GroupKey, Residual, residuals
 from entrain_bench.costs.profiled.times import fitted_link
-from entrain_bench.specs.framework import with_options
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.profiling.settings import ProfileSettings
 from entrain_bench.train.settings import quiet, refuse_generators
@@ -33,7 +32,7 @@ def main(request: Request[ProfileSettings]) -> int:
     """
     settings = request.keys
     composer = Composer(request.config_dir)
-    model = with_options(ModelSpec.from_config(composer.run(request.overrides).model), settings.framework)
+    model = ModelSpec.from_config(composer.run(request.overrides).model)
     composer.save()
     refuse_generators(model, "entrain-bench profile")
     if settings.device == "cpu":

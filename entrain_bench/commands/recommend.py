@@ -188,7 +188,6 @@ def _answered(
         runner,
         raced,
         asked.baseline,
-        refuse,
         asked.given,
         composer.defaults,
         lambda: keys.seconds is None or perf_counter() - started < keys.seconds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrain_bench.answers.report import html, markdown, read_material, report_json, report_of
+from entrain_bench.answers.report import html, markdown, read_answer, report_json, report_of
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.publish import Pictures
@@ -21,7 +21,7 @@ SHARE = "report.png"
 class Keys(Folder):
     """Own keys."""
 
-    share: bool = own(False, f"also write {SHARE}: job, winner, interval and command in one picture")
+    share: bool = own(False, f"also write {SHARE}: winner, interval and command in one picture")
 
 
 VERB = Verb(Keys, examples=["share=true"])
@@ -35,15 +35,20 @@ def main(request: Request[Keys]) -> int:
     results = Results(Path(request.keys.results_dir))
     results.prepare()
     add_config_dir(request.config_dir)
-    material = read_material(results)
-    report = report_of(material, Pictures(results))
-    texts = {"report.html": html(report), "report.md": markdown(report), "report.json": report_json(material)}
+    answer, notes = read_answer(results)
+    root = str(results.root)
+    report = report_of(answer, root, notes, Pictures(results).standings(answer))
+    texts = {
+        "report.html": html(report),
+        "report.md": markdown(report),
+        "report.json": report_json(answer, root, notes),
+    }
     files = {name: text.encode() for name, text in texts.items()}
     if request.keys.share:
         # It draws; a report without pictures need not import that.
         from entrain_bench.figures._pictures import share_png
 
-        files[SHARE] = share_png(material.main, material.results_dir)
+        files[SHARE] = share_png(answer, root)
     for name, content in files.items():
         try:
             write_atomically(results.root / name, content)

@@ -1,12 +1,13 @@
 """The key ``constants``: draws of the posterior of a device's constants (``experiments/posterior.csv``).
 
 The file has the columns ``device`` (``DeviceSpec.name``), ``draw`` (from 1) and the fields of ``Speed``: factors on the
-constants of the device and of its links, drawn when the constants were fitted (2026-11).
+constants of the device and of its links. ``entrain-bench ledger posterior=FILE`` writes one.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
@@ -19,6 +20,8 @@ from entrain_bench.specs.cluster import Speed
 
 FILE = "posterior.csv"
 COLUMNS = ("device", "draw", *(each.name for each in fields(Speed)))
+# Significant digits of a factor.
+DIGITS = 4
 Draws = Mapping[str, Mapping[int, Speed]]
 
 
@@ -44,11 +47,26 @@ def speed_of(config: RunConfig) -> Speed:
 def read_draws(path: Path) -> Draws:
     """The draws of a file by device and number; none if there is no file. ``UserError`` names the wrong line."""
     draws: dict[str, dict[int, Speed]] = {}
-    reader = csv.DictReader(path.read_text().splitlines() if path.exists() else ())
+    line = 1
     try:
+        reader = csv.DictReader(path.read_text().splitlines() if path.exists() else ())
         for row in reader:
+            line = reader.line_num
             speed = Speed(**{name: float(row[name]) for name in COLUMNS[2:]})
             draws.setdefault(row["device"], {})[int(row["draw"])] = speed
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path.name}:{reader.line_num}: {error}") from error
+    except KeyError as error:
+        raise UserError(f"{path.name}:1: has no column {error.args[0]}") from error
+    except (OSError, TypeError, ValueError, csv.Error) as error:
+        raise UserError(f"{path.name}:{line}: {error}") from error
     return draws
+
+
+def draws_text(draws: Draws) -> str:
+    """Draws as the text of a file that ``read_draws`` reads, factors rounded so that all machines write the same."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for device, of_device in sorted(draws.items()):
+        for draw, speed in sorted(of_device.items()):
+            writer.writerow([device, draw, *(f"{getattr(speed, name):.{DIGITS}g}" for name in COLUMNS[2:])])
+    return text.getvalue()

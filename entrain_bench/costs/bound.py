@@ -58,10 +58,8 @@ def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes, split:
     steps = []
     alone = []
     for module, placed in zip(truth.model.modules, layout.modules, strict=True):
-        units = module.units(shapes)
-        lengths = module.lengths(shapes, units)
         steps.append(_ends(truth, module, placed))
-        alone.append(truth.unit_times(module, placed, lengths, split, module.labelled(shapes, units)))
+        alone.append(truth.unit_times(module, placed, module.lengths(shapes, module.units(shapes)), split))
     first_gather = min(float(step.gather_s[0]) for step in steps)
     first_step = min(float(step.sync_s[0] + step.optimizer_s[0]) for step in steps)
     ways = _sample_paths(truth, shapes, alone)
@@ -144,9 +142,7 @@ def _work_bound(
     work = []
     first = 0
     for module, placed in zip(truth.model.modules, layout.modules, strict=True):
-        units = module.units(shapes)
-        labelled = module.labelled(shapes, units)
-        share, heaviest = _busiest_replica_s(truth, module, placed, module.lengths(shapes, units), labelled)
+        share, heaviest = _busiest_replica_s(truth, module, placed, module.lengths(shapes, module.units(shapes)))
         work.append(share)
         heavy.append(np.pad(heaviest, ((0, 0), (first, held.shape[1] - first - placed.pp))))
         first += placed.pp
@@ -186,24 +182,22 @@ def stages_held(layout: Layout) -> BoolArray:
 
 
 def _busiest_replica_s(
-    truth: CostTruth, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray, labelled: IntArray | None = None
+    truth: CostTruth, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray
 ) -> tuple[FloatArray, FloatArray]:
     """Least work of the busiest replica: an even share of all ``[stages]``, and its heaviest units ``[sets, stages]``.
 
     Of the k x DP + 1 longest units some replica has k + 1, which are at least as long as the k + 1 shortest of them; a
-    set for every k that is a power of 2. Long units may have no label.
+    set for every k that is a power of 2.
     """
     nothing = np.zeros((0, placed.pp))
     if not len(lengths):
         return np.zeros(placed.pp), nothing
-    order = np.argsort(-lengths, kind="stable")
-    longest = lengths[order]
-    told = None if labelled is None else labelled[order]
+    longest = np.sort(lengths)[::-1]
     placed = placed.as_replicas
     stages = placed_stages(module, placed)
     if placed.widths:
         # Every rank may take part in every unit.
-        loads = truth.layer_times.loads(module, longest, np.array([0, len(longest)]), told)
+        loads = truth.layer_times.loads(module, longest, np.array([0, len(longest)]))
         return truth.layer_times.gpu_s(module, loads, stages.counts)[0] / placed.plane.shape[1], nothing
     packs = [longest]
     count = 1
@@ -211,9 +205,7 @@ def _busiest_replica_s(
         packs.append(longest[count * placed.dp - count : count * placed.dp + 1])
         count *= 2
     offsets = offsets_from_counts(np.array([len(pack) for pack in packs]))
-    if told is not None:
-        told = np.concatenate([told, np.zeros(offsets[-1] - len(lengths), np.int64)])
-    loads = truth.layer_times.loads(module, np.concatenate(packs), offsets, told)
+    loads = truth.layer_times.loads(module, np.concatenate(packs), offsets)
     total_s = truth.layer_times.work_s(module, loads, stages)
     return total_s[0] / placed.dp, total_s[1:]
 

@@ -27,10 +27,7 @@ class Edges:
 
 
 def derive_edges(program: Program, cluster: ClusterSpec, framework: FrameworkOptions) -> Edges:
-    """The transfers of a program; pairs of ranks send at the same time, as many as the narrower block has.
-
-    Inside a module every rank sends all hidden states that it has (``token_parts``).
-    """
+    """The transfers of a program; pairs of ranks send at the same time, as many as the narrower block has."""
     layout = program.layout
     action = program.dep_actions
     target_action = rows_of(program.dep_offsets)

@@ -18,20 +18,14 @@ from entrain_bench.specs.shapes import SampleShapes
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """Times of a chunk's passes, communication inside them apart; arrays of one shape, seconds.
-
-    Attributes:
-        weight_s: of the weight pass, where the backward is split; nothing communicates in it. None: the backward makes
-            the weights' gradients.
-        remade_s, remade_comm_s: of what recomputation runs once more of a layer; None: the forward.
-    """
+    """Seconds of a chunk's passes, communication inside them apart; arrays of one shape."""
 
     forward_s: FloatArray
     forward_comm_s: FloatArray
     backward_s: FloatArray
     backward_comm_s: FloatArray
-    weight_s: FloatArray | None = None
-    remade_s: FloatArray | None = None
+    weight_s: FloatArray | None = None  # of a split backward's weight pass, without communication; None: not split
+    remade_s: FloatArray | None = None  # of what recomputation runs once more of a layer; None: the forward
     remade_comm_s: FloatArray | None = None
 
     @property
@@ -71,19 +65,12 @@ class PassTimes:
 
 
 class Stages(NamedTuple):
-    """Layers of stages, and the degrees that split them.
+    """Layers of stages, the degrees that split them, and whether backwards recompute them."""
 
-    Attributes:
-        counts: layers of each kind on every stage ``[stages, kinds]``.
-        tp, cp: degrees.
-        recompute: whether backward runs what recomputation covers of each layer once more, or of how many layers of
-            each kind it does ``[chunks, stages, kinds]``.
-    """
-
-    counts: FloatArray
+    counts: FloatArray  # layers of each kind on every stage [stages, kinds]
     tp: int = 1
     cp: int = 1
-    recompute: bool | FloatArray = False
+    recompute: bool | FloatArray = False  # of all layers that can be; or how many [chunks, stages, kinds]
 
     def remade(self, module: ModuleSpec) -> FloatArray:
         """Layers of each kind that a backward runs forward once more ``[..., stages, kinds]``."""
@@ -106,19 +93,11 @@ class LayerTimes(Protocol):
     def beyond(self) -> LayerTimes:
         """The same times, also for what they are only known for by going on as they end."""
 
-    def loads(
-        self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None, labelled: IntArray | None = None
-    ) -> Loads:
-        """Return the loads of chunks of sequences with the given lengths; without offsets, each sequence is a chunk.
-
-        ``labelled`` are their tokens with a label, by default all ``[sequences]``; only labelled heads count them.
-        """
+    def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
+        """Return the loads of chunks of sequences with the given lengths; without offsets, each sequence is a chunk."""
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
-        """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``; read-only.
-
-        With ``split`` weights' gradients are made in a pass of their own.
-        """
+        """Times of one layer of each kind, read-only ``[chunks]``; ``split``: weights have a pass of their own."""
 
     def stages_s(self, module: ModuleSpec, loads: Loads, stages: Stages, split: bool = False) -> PassTimes:
         """Times of each chunk on each stage ``[chunks, stages]``."""
@@ -140,7 +119,7 @@ def chunk_loads(
     times: LayerTimes, module: ModuleSpec, shapes: SampleShapes, units: IntArray, offsets: IntArray | None = None
 ) -> Loads:
     """Return the loads of a module's units, packed into chunks; without offsets, each unit is a chunk."""
-    return times.loads(module, module.lengths(shapes, units), offsets, module.labelled(shapes, units))
+    return times.loads(module, module.lengths(shapes, units), offsets)
 
 
 # Layout of some chunks as if all had their width, what they carry, and which they are.
@@ -148,10 +127,7 @@ type Priced = Callable[[ModuleLayout, Loads, IntArray | slice], Sequence[PassTim
 
 
 def priced_by_width(placed: ModuleLayout, replica: IntArray, loads: Loads, priced: Priced) -> list[PassTimes]:
-    """Return what ``priced`` gives for chunks at their own degrees, each first axis ``[chunks]``.
-
-    ``replica`` is the group of each chunk (``ModuleLayout.copies``) ``[chunks]``.
-    """
+    """Return ``priced`` for chunks at the degrees of their groups ``replica``, each first axis ``[chunks]``."""
     if not placed.widths:
         return list(priced(placed, loads, slice(None)))
     degree = placed.degree_of_copy[replica]
@@ -171,7 +147,6 @@ def least_times(times: Sequence[PassTimes]) -> PassTimes:
 
 
 def _joined(times: Sequence[PassTimes], order: IntArray) -> PassTimes:
-    """Return the rows of several times, one after the other, in the given order."""
     joined = dict[str, Any]()
     for field in fields(PassTimes):
         parts = [getattr(part, field.name) for part in times]

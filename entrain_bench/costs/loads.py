@@ -1,8 +1,7 @@
 """Loads of chunks of packed sequences: the sizes that times of layers depend on, and how uneven they are over ranks.
 
 If context parallelism cuts each sample, as Megatron-Core does, every rank has the same share of its attention. If it
-cuts the pack as one sequence, how many keys a rank's queries see depends on the samples that it has (WLB-LLM,
-arXiv:2503.17924). The labels of a sample are at its end, so the rank with its last piece has most of them.
+cuts the pack as one sequence, how many keys a rank's queries see depends on its samples (WLB-LLM, arXiv:2503.17924).
 """
 
 from __future__ import annotations
@@ -22,63 +21,40 @@ from entrain_bench.specs.model import ModuleSpec
 
 @dataclass(frozen=True, slots=True)
 class Packs:
-    """Sequences of packed chunks in their order, as CSR rows."""
+    """Sequences of packed chunks in their order, as CSR rows; context parallelism cuts each chunk as one sequence."""
 
     lengths: IntArray  # tokens of each sequence [sequences]
     offsets: IntArray  # sequences of each chunk [chunks + 1]
-    whole: bool = True  # chunks are cut as one sequence each, rather than every sequence by itself
-    labelled: IntArray | None = None  # tokens with a label, the last but one and those before it [sequences]
 
     def take(self, rows: IntArray) -> Packs:
         """Those of the given chunks."""
         offsets, entries = take_rows(self.offsets, rows)
-        told = None if self.labelled is None else self.labelled[entries]
-        return Packs(self.lengths[entries], offsets, self.whole, told)
+        return Packs(self.lengths[entries], offsets)
 
     def slowest_share(self, attention: Attention, cp: int) -> FloatArray:
         """Score elements of the busiest of ``cp`` ranks over those of an even share, at least 1 ``[chunks]``.
 
         Windows and fixed contexts make the work of a token the same everywhere, so they are even.
         """
-        even = cp == 1 or not self.whole or attention.window_tokens or attention.context_tokens
+        even = cp == 1 or attention.window_tokens or attention.context_tokens
         if even or not len(self.lengths):
             return np.ones(len(self.offsets) - 1)
         sizes = self.lengths.astype(np.int64)
         causal = attention.causal
 
-        def scores(sequence: IntArray, inside: IntArray) -> IntArray:
+        def seen(sequence: IntArray, inside: IntArray) -> IntArray:
+            """Score elements of the first ``inside`` tokens of a sequence."""
             return np.asarray(inside * (inside + 1) // 2 if causal else inside * sizes[sequence])
 
-        ranks = self._of_ranks(cp, scores)
-        total = ranks.sum(axis=1)
-        return np.where(total > 0, cp * ranks.max(axis=1) / np.maximum(total, 1), 1.0)
-
-    def most_labelled(self, cp: int) -> FloatArray:
-        """Labelled tokens of the rank of ``cp`` that has most of them ``[chunks]``."""
-        assert self.labelled is not None
-        labelled = self.labelled
-        first = self.lengths - 1 - self.labelled
-
-        def count(sequence: IntArray, inside: IntArray) -> IntArray:
-            return np.clip(inside - first[sequence], 0, labelled[sequence])
-
-        return np.asarray(self._of_ranks(cp, count).max(axis=1), np.float64)
-
-    def _of_ranks(self, cp: int, before: Callable[[IntArray, IntArray], IntArray]) -> IntArray:
-        """Each rank's share of every chunk ``[chunks, cp]``.
-
-        ``before`` says how much tokens of a sequence before a place in it have.
-        """
-        every = np.arange(len(self.lengths))
-        if not self.whole:
-            ranks = pair_by_rank(np.diff(before(every[:, None], split_pieces(self.lengths, cp)), axis=1))
-            return np.stack([sum_rows(self.offsets, rank_tokens) for rank_tokens in ranks.T], axis=1)
-        first = offsets_from_counts(self.lengths)
+        every = np.arange(len(sizes))
+        first = offsets_from_counts(sizes)
         bounds = first[self.offsets]
         cuts = bounds[:-1, None] + split_pieces(np.diff(bounds), cp)
         sequence = np.minimum(np.searchsorted(first, cuts, side="right") - 1, len(every) - 1)
-        whole = offsets_from_counts(before(every, self.lengths))
-        return pair_by_rank(np.diff(whole[sequence] + before(sequence, cuts - first[sequence]), axis=1))
+        before = offsets_from_counts(seen(every, sizes))
+        ranks = pair_by_rank(np.diff(before[sequence] + seen(sequence, cuts - first[sequence]), axis=1))
+        total = ranks.sum(axis=1)
+        return np.where(total > 0, cp * ranks.max(axis=1) / np.maximum(total, 1), 1.0)
 
 
 def split_pieces(tokens: IntArray, cp: int) -> IntArray:
@@ -130,15 +106,10 @@ KEY_TILE = 64
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """The work of a module's chunks, as cost models need it.
-
-    Attributes:
-        areas: score-matrix elements of each layer kind with attention, for the roofline padded; of a head with logits
-            of labelled tokens only, those tokens ``[chunks]``.
-    """
+    """The work of a module's chunks, as cost models need it."""
 
     tokens: FloatArray  # packed [chunks]
-    areas: Mapping[str, FloatArray]
+    areas: Mapping[str, FloatArray]  # score-matrix elements by kind, padded for the roofline [chunks]
     segments: Mapping[str, FloatArray] = field(default_factory=dict)  # sequences, or windows, of each kind [chunks]
     packs: Packs | None = None  # the sequences, where it matters to context parallelism how it cuts them
 
@@ -166,8 +137,6 @@ class Loads:
         columns: list[IntArray | FloatArray] = [self.tokens, *self.areas.values()]
         if self.packs is not None:
             columns += [self.packs.lengths, self.packs.offsets]
-            if self.packs.labelled is not None:
-                columns.append(self.packs.labelled)
         return *self.areas, *((column.dtype.char, column.tobytes()) for column in columns)
 
 
@@ -177,10 +146,7 @@ def padded(sizes: ArrayLike, tile: int) -> FloatArray:
 
 
 def score_area(attention: Attention, lengths: IntArray, kernel: str = FLASH2) -> FloatArray:
-    """Elements of the padded score tiles of each sequence ``[sequences]``; causal kernels skip the upper tiles.
-
-    Unfused kernels skip none.
-    """
+    """Elements of padded score tiles ``[sequences]``; causal kernels skip the upper tiles, unfused ones none."""
     if attention.window_tokens:
         window = attention.window_tokens
         full, rest = np.divmod(lengths, window)
@@ -197,29 +163,19 @@ def compute_loads(
     module: ModuleSpec,
     lengths: IntArray,
     offsets: IntArray | None = None,
-    labelled: IntArray | None = None,
     cp_split: str = SAMPLE,
     score: Callable[[Attention, IntArray], FloatArray] = score_area,
     count: Callable[[Attention, IntArray], FloatArray] | None = None,
 ) -> Loads:
-    """Loads of chunks made of sequences of the given lengths; without offsets each sequence is a chunk of its own.
-
-    They hold the sequences if it matters to context parallelism how it cuts them: for attention if it cuts chunks as a
-    whole, and for a head over labelled tokens, by default all.
-    """
+    """Loads of chunks of sequences, without offsets of each sequence; with ``packs`` if CP cuts whole chunks."""
     attentions = {kind.kind: kind.attention for kind in module.kinds if kind.attention}
     areas = {name: score(attention, lengths) for name, attention in attentions.items()}
     segments = {name: count(attention, lengths) for name, attention in attentions.items()} if count else {}
-    given = np.asarray(lengths if labelled is None else labelled)
-    heads = [kind.kind for kind in module.kinds if kind.labelled]
-    areas |= dict.fromkeys(heads, given.astype(np.float64))
     # Tiles make areas multiples of 2^12, so sums over all chunks are exact below 2^65: 2^26 sequences of 2^20 tokens.
     loads = Loads(np.asarray(lengths, np.float64), areas, segments).packed_by(offsets)
-    whole = cp_split == PACK
-    if not heads and not (whole and offsets is not None):
+    if cp_split != PACK or offsets is None:
         return loads
-    rows = np.arange(len(lengths) + 1) if offsets is None else offsets
-    return replace(loads, packs=Packs(np.asarray(lengths), rows, whole, given if heads else None))
+    return replace(loads, packs=Packs(np.asarray(lengths), offsets))
 
 
 def busiest_area(layer: Layer, loads: Loads, cp: int) -> FloatArray:
@@ -228,10 +184,3 @@ def busiest_area(layer: Layer, loads: Loads, cp: int) -> FloatArray:
     if loads.packs is None or not layer.attention or not layer.tensor_parallel:
         return area
     return area * loads.packs.slowest_share(layer.attention, cp)
-
-
-def most_labelled(layer: Layer, loads: Loads, cp: int) -> FloatArray:
-    """Labelled tokens of each chunk, as if all ranks had as many as the one of ``cp`` with most ``[chunks]``."""
-    if loads.packs is None or cp == 1:
-        return loads.areas[layer.kind]
-    return cp * loads.packs.most_labelled(cp)

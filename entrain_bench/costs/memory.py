@@ -61,10 +61,7 @@ class Memory:
     _states: dict[int, tuple[Layout, FloatArray]] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def parameter_bytes(self, copies: IntArray | int) -> FloatArray:
-        """Weight, gradient and optimizer states of a parameter on a rank; ``copies`` ranks share out the latter.
-
-        A bf16 weight has an fp32 copy beside its moments.
-        """
+        """Weight, gradient and optimizer states of a parameter on a rank; ``copies`` ranks share out the latter."""
         states = MOMENT_BYTES + (FP32_BYTES if self.element_bytes < FP32_BYTES else 0)
         shared = np.asarray(copies if self.framework.distributed_optimizer else 1)
         return np.asarray(self.element_bytes + self.gradient_bytes + states / shared)
@@ -85,10 +82,7 @@ class Memory:
         return copies // (1 if placed.sharded else self.framework.optimizer_instances(module, copies))
 
     def stage_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
-        """Parameters of each stage before tensor parallelism ``[stages]``; a tied embedding is held by both its stages.
-
-        On one set of ranks the tied embedding is one tensor.
-        """
+        """Parameters of stages before TP ``[stages]``; both ends hold a tied embedding, unless on one set of ranks."""
         return _per_stage(module, placed, [layer.parameters for layer in module.kinds])
 
     def learning_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
@@ -96,22 +90,15 @@ class Memory:
         return _per_stage(module, placed, [layer.parameters * layer.learns for layer in module.kinds])
 
     def stage_state_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
-        """Weights, gradients and optimizer states on one rank of each stage ``[stages]``; of frozen layers weights.
-
-        Sharded weights and gradients are fp32, and cast when they are gathered or reduced. A head over labelled tokens
-        has a chunk of logits in both passes, which the allocator keeps.
-        """
+        """Weights, gradients and optimizer states on a rank of each stage ``[stages]``; of frozen layers weights."""
         shards = module.weight_shards(placed.tp)
         sharing = self.sharing(module, placed)
         learning = self.learning_parameters(module, placed)
         frozen = self.stage_parameters(module, placed) - learning
-        logits = np.zeros(placed.pp)
-        logits[-1] = module.layers[-1].logit_bytes(placed.tp, self.element_bytes)
         if placed.sharded:
             held = learning * (FP32_BYTES + FP32_BYTES + MOMENT_BYTES) + frozen * self.element_bytes
-            return np.asarray(held / (shards * sharing)) + logits
-        states = learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes
-        return np.asarray(states + logits)
+            return np.asarray(held / (shards * sharing))
+        return np.asarray(learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes)
 
     def optimizer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Return the bytes that a rank of each stage needs only during its optimizer step ``[stages]``.
@@ -200,10 +187,7 @@ class Memory:
         return remembered(self._states, id(layout), made, MAX_STATES)[1]
 
     def offload_bytes(self, program: Program) -> FloatArray:
-        """Bytes each action moves over a rank's host link ``[actions]``: bf16 weights out, and back.
-
-        A module's last forward on a rank ends with the way out, its first backward begins with the way back.
-        """
+        """Bytes each action moves over a rank's host link ``[actions]``: bf16 weights out, and back."""
         moved = np.zeros(program.num_actions)
         for window in self._offload_windows(program):
             for entries in (window.last_forward, window.first_backward):
@@ -263,10 +247,7 @@ class Memory:
         return self.framework.receives_ahead * np.maximum.reduceat(received, program.lane_offsets[:-1])
 
     def handed_bytes(self, program: Program) -> tuple[FloatArray, FloatArray]:
-        """Most tensors between actions on a rank of each lane ``[lanes]``, in whatever order it runs.
-
-        They are those that a forward keeps of another module, and those besides while any action runs.
-        """
+        """Most that forwards keep of other modules, and most besides, on a rank in whatever order ``[lanes]``."""
         handed = self.transfers(program)
         starts = program.lane_offsets[:-1]
         moved = (handed.sent + handed.received)[program.lane_actions]
@@ -274,10 +255,7 @@ class Memory:
         return held, np.maximum.reduceat(moved, starts) + self.posted_bytes(program, handed)
 
     def action_bytes(self, program: Program, handed: HandedTensors | None = None) -> tuple[FloatArray, FloatArray]:
-        """Bytes each action adds to a rank (forwards) or frees (negative), and needs while it runs.
-
-        A split backward leaves what the weight pass needs, which frees it.
-        """
+        """Bytes each action adds to a rank or frees (negative), and needs while it runs ``[actions]``."""
         handed = handed or self.transfers(program)
         change = np.zeros(program.num_actions)
         working = np.zeros(program.num_actions)

@@ -17,7 +17,7 @@ from entrain_bench.base.arrays import FloatArray, IntArray, freeze, sum_in_order
 from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.layer_times import PassTimes, Stages
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
-from entrain_bench.costs.loads import Loads, busiest_area, compute_loads, most_labelled, padded, score_area
+from entrain_bench.costs.loads import Loads, busiest_area, compute_loads, padded, score_area
 from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, HEAD_DIM, UNFUSED, ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
@@ -61,16 +61,13 @@ class Roofline:
         """Itself: it knows the times of everything."""
         return self
 
-    def loads(
-        self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None, labelled: IntArray | None = None
-    ) -> Loads:
+    def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
         """Return the loads of packed sequences (``compute_loads``)."""
         score = partial(score_area, kernel=self._kernel)
-        return compute_loads(module, lengths, offsets, labelled, self.framework.cp_split, score)
+        return compute_loads(module, lengths, offsets, self.framework.cp_split, score)
 
     @property
     def _kernel(self) -> str:
-        """The generation of attention kernels."""
         return self.framework.attention_kernel or self.cluster.device.attention_kernel
 
     @property
@@ -164,30 +161,7 @@ class Roofline:
             weight = np.maximum(weight, put_off * self.cluster.device.host_launch_s)
         forward, backward = self._issued_s(layer, forward, backward, put_off)
         comm, comm_backward = self.comm_s(layer, tokens, tp, cp, (forward, backward), columns, split)
-        times = PassTimes(forward, comm, backward, comm_backward, weight)
-        return times if layer.labelled is None else self._with_labelled(layer, layer.labelled, loads, times, tp, cp)
-
-    def _with_labelled(self, layer: Layer, part: Layer, loads: Loads, times: PassTimes, tp: int, cp: int) -> PassTimes:
-        """Times of a layer with what it does for labelled tokens, which runs once more in backward.
-
-        With sequence parallelism every rank gathers all tokens before it chooses the labelled ones, whose gradients are
-        then all-reduced.
-        """
-        whole = replace(self, framework=replace(self.framework, sequence_parallel=False))
-        split = times.weight_s
-        labelled = whole.layer_s(part, Loads(most_labelled(layer, loads, cp), {}), tp, cp, split is not None)
-        runs_again = bool(part.backward_share)
-        gather_s = np.zeros_like(loads.tokens)
-        if tp > 1 and self.framework.sequence_parallel:
-            states = (BF16_BYTES * layer.hidden_size / cp) * loads.tokens
-            gather_s = all_gather_s(states, tp, self.cluster.group_tier(np.arange(tp)))
-        return PassTimes(
-            times.forward_s + labelled.forward_s,
-            gather_s + labelled.forward_comm_s,
-            times.backward_s + labelled.backward_s + runs_again * labelled.forward_s,
-            labelled.backward_comm_s + runs_again * labelled.forward_comm_s,
-            labelled.weight_s,
-        )
+        return PassTimes(forward, comm, backward, comm_backward, weight)
 
     def _issued_s(
         self, layer: Layer, forward: FloatArray, backward: FloatArray, put_off: int

@@ -227,32 +227,29 @@ class StepCosts:
     def _ring_tiers(self, rings: IntArray) -> list[LinkTier]:
         return remembered(self._rings, digest_of(rings), lambda: self.cluster.ring_tiers(rings), MAX_KNOWN)
 
-    def ends(self, program: Program, index: int, layer_s: tuple[FloatArray, FloatArray]) -> PassEnds:
-        """Where the passes of one of a program's modules begin and end, given its layers' times (``price_layers``)."""
+    def ends(
+        self,
+        program: Program,
+        index: int,
+        layer_s: tuple[FloatArray, FloatArray],
+        duration_s: FloatArray | None = None,
+    ) -> PassEnds:
+        """Where the passes of one of a program's modules begin and end, given its layers' times (``price_layers``).
+
+        Given seconds of whole passes ``[actions]``, layers share them in proportion to ``layer_s`` ``[layers]``.
+        """
         _, traffic, exposed = self._of(program.model.modules[index], program.layout.modules[index])
         passes = first_of_stages(program, index), last_of_stages(program, index)
         bounds = np.cumsum(program.layout.modules[index].layers_per_stage[:-1])
         sides = []
         for stage_actions, seconds in zip(passes, layer_s, strict=True):
-            stages = zip(stage_actions, np.split(seconds, bounds, axis=1), strict=True)
-            sides.append([np.ascontiguousarray(part[program.chunk[actions]]) for actions, part in stages])
+            stages = zip(stage_actions, np.split(seconds, bounds, axis=-1), strict=True)
+            if duration_s is None:
+                sides.append([np.ascontiguousarray(part[program.chunk[actions]]) for actions, part in stages])
+                continue
+            weights = [(actions, np.maximum(part, 1e-12)) for actions, part in stages]
+            sides.append([duration_s[actions][:, None] * (part / part.sum()) for actions, part in weights])
         return PassEnds(traffic, exposed, *passes, *sides)
-
-    def ends_of_passes(
-        self, program: Program, duration_s: FloatArray, layer_s: Sequence[tuple[FloatArray, FloatArray]]
-    ) -> list[PassEnds]:
-        """As ``ends``, given seconds of whole passes ``[actions]``; layers share them in proportion to ``layer_s``."""
-        module_ends = []
-        for index, (placed, module_layer_s) in enumerate(zip(program.layout.modules, layer_s, strict=True)):
-            _, traffic, exposed = self._of(program.model.modules[index], placed)
-            passes = first_of_stages(program, index), last_of_stages(program, index)
-            bounds = np.cumsum(placed.layers_per_stage[:-1])
-            sides = []
-            for stage_actions, seconds in zip(passes, module_layer_s, strict=True):
-                stages = zip(stage_actions, np.split(np.maximum(seconds, 1e-12), bounds), strict=True)
-                sides.append([duration_s[actions][:, None] * (part / part.sum()) for actions, part in stages])
-            module_ends.append(PassEnds(traffic, exposed, *passes, *sides))
-        return module_ends
 
     def steps(self, program: Program, ends: Sequence[PassEnds]) -> Steps:
         """Times of a program's step."""
@@ -278,13 +275,7 @@ class StepCosts:
         )
 
     def gathers(self, program: Program, ends: Sequence[PassEnds]) -> tuple[FloatArray, FloatArray]:
-        """Return how weight gathers delay the first forward of every stage and replica ``[actions]``.
-
-        Aligned gathers of a rank's modules follow each other over its links, in the order of a forward.
-
-        Returns:
-            The earliest start of each action, and how long it waits once all else is ready.
-        """
+        """Return the earliest start of each action whose weights are gathered, and how long it waits then."""
         release = np.zeros(program.num_actions)
         stall = np.zeros(program.num_actions)
         framework = self.memory.framework

@@ -117,19 +117,9 @@ class CostTruth:
         """The same costs with layer times extrapolated outside the measured range; only estimates may use them."""
         return replace(self, measured=self.measured.beyond) if self.measured else self
 
-    def unit_times(
-        self,
-        module: ModuleSpec,
-        placed: ModuleLayout,
-        lengths: IntArray,
-        split: bool = False,
-        labelled: IntArray | None = None,
-    ) -> PassTimes:
-        """Return the times of sequences that each form one chunk ``[sequences, stages]``; see ``chunk_times``.
-
-        If groups have several widths, each time is the least over them.
-        """
-        loads = self.layer_times.loads(module, lengths, None, labelled)
+    def unit_times(self, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray, split: bool = False) -> PassTimes:
+        """Return the times of sequences that each form one chunk ``[sequences, stages]``, the least over widths."""
+        loads = self.layer_times.loads(module, lengths)
         placements = [placed_stages(module, placed.at(degree)) for degree in range(len(placed.degrees))]
         return least_times([self.layer_times.stages_s(module, loads, stages, split) for stages in placements])
 

@@ -18,8 +18,8 @@ from matplotlib.ticker import PercentFormatter
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.labels import OURS
-from entrain_bench.answers.sentences import gain_text
-from entrain_bench.answers.text import count, listing, spell_seeds
+from entrain_bench.answers.sentences import sentences
+from entrain_bench.answers.text import count
 from entrain_bench.base.errors import UserError
 from entrain_bench.figures._style import (
     DOUBLE_COLUMN_IN,
@@ -67,11 +67,11 @@ def draw_standings(answer: Answer) -> Figure:
     return figure
 
 
-# Of the picture to send: height of a line of text, letters of one, and commands that are shown.
+# Of the picture to send: height of a line of text, letters of one, and sentences and commands that are shown.
 LINE_IN = 0.14
 LETTERS = 110
+MAX_SENTENCES = 3
 MAX_COMMANDS = 3
-PLURALS = {"harness": "harnesses"}
 
 
 def share_png(answer: Answer, results_dir: str) -> bytes:
@@ -82,35 +82,22 @@ def share_png(answer: Answer, results_dir: str) -> bytes:
 
 
 def draw_share(answer: Answer, results_dir: str) -> Figure:
-    """The standings below winner, gain with its interval and job, and above the commands."""
-    wins = sum(case.winner is not None and case.winner.name == answer.fastest for case in answer.cases)
-    where = f" in {wins} of {len(answer.cases)} cases" if len(answer.cases) > 1 else ""
-    good = answer.cases[0].first_and_ties[1] if len(answer.cases) == 1 else ()
-    head = [f"{answer.fastest} is the fastest{where}" if answer.fastest else "Not decided"]
-    head += [f"{gain_text(answer) or 'no speedup is known'}{f'. As good: {listing(good)}' if good else ''}."]
-    head += [f"{job_text(answer)}."]
+    """The standings below the first sentences of the answer, and above the commands."""
     commands = commands_of(answer.records, results_dir)
     foot = commands[:MAX_COMMANDS]
     more = len(commands) - MAX_COMMANDS
     foot += [f"# and {count(more, 'more command')} in report.md"] if more > 0 else []
     simulated = all(record.labels["harness"] == "simulate" for record in answer.records)
     foot += [f"Simulated; {MODEL_ERROR}"] if simulated else []
-    above, below = ([line for text in texts for line in textwrap.wrap(text, LETTERS)] for texts in (head, foot))
+    above, below = (
+        [line for text in texts for line in textwrap.wrap(text, LETTERS)]
+        for texts in (sentences(answer)[:MAX_SENTENCES], foot)
+    )
     figure = draw_standings(answer)
     figure.set_size_inches(DOUBLE_COLUMN_IN, figure.get_figheight() + LINE_IN * len([*above, *below]))
     figure.suptitle("\n".join(above), x=0.01, ha="left", fontsize=9)
     figure.supxlabel("\n".join(below), x=0.01, ha="left", fontsize=6.5, family="monospace")
     return figure
-
-
-def job_text(answer: Answer) -> str:
-    """Describe the job of all runs in one line: labels that cases share, otherwise the number of labels."""
-    values = {heading: {case.job[heading] for case in answer.cases} for heading in answer.cases[0].job}
-    parts = [
-        f"{heading} {next(iter(texts))}" if len(texts) == 1 else count(len(texts), heading, PLURALS.get(heading, ""))
-        for heading, texts in values.items()
-    ]
-    return ", ".join([*parts, spell_seeds([seed for case in answer.cases for seed in case.comparison.seeds])])
 
 
 GIB = 2**30

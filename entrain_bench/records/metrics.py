@@ -177,16 +177,12 @@ def metrics_in(config_dir: str) -> tuple[Metric, ...]:
 def _metrics_of_files(files: tuple[tuple[Path, int], ...]) -> tuple[Metric, ...]:
     added: dict[str, Metric] = {}
     for file, _ in files:
-        for one in _defined_in(file):
+        module = import_file(file, f"{__name__}_theirs_{file.stem}")
+        for one in (value for value in vars(module).values() if isinstance(value, Metric)):
             if one.name in KNOWN or one.name in added:
                 raise UserError(f"{file}: metric {one.name}: must have a name that no other metric has")
             added[one.name] = one
     return tuple(added.values())
-
-
-def _defined_in(file: Path) -> list[Metric]:
-    module = import_file(file, f"{__name__}_theirs_{file.stem}")
-    return [value for value in vars(module).values() if isinstance(value, Metric)]
 
 
 def measure(

@@ -133,12 +133,9 @@ class Record:
         """Names of the metrics that the user's folder added, sorted."""
         return sorted(self.metrics.keys() - KNOWN)
 
+    @cached_property
     def row(self) -> Mapping[str, Any]:
         """The run's row of ``table.csv``; empty where the run is older than a setting."""
-        return self._row
-
-    @cached_property
-    def _row(self) -> Mapping[str, Any]:
         degrees = {name: self.config["layout"][name.removeprefix("layout_")] for name in DEGREES}
         recompute = self.config["layout"].get("recompute")
         return {
@@ -341,8 +338,7 @@ def sorted_records(records: Iterable[Record]) -> list[Record]:
     """Records in the order of tables: by what they are called, then by their settings, whatever code made them."""
 
     def place(record: Record) -> list[str]:
-        row = record.row()
-        return [str(row[name]) for name in (*LABELS, *SETTINGS, *DEGREES, RECOMPUTE, *PARAMETERS, "key")]
+        return [str(record.row[name]) for name in (*LABELS, *SETTINGS, *DEGREES, RECOMPUTE, *PARAMETERS, "key")]
 
     return sorted(records, key=place)
 
@@ -357,5 +353,6 @@ def _record_of(values: dict[str, Any]) -> Record:
         check_results(record.metrics, record.iterations)
     elif record.metrics or record.iterations:
         raise ValueError(f"status={record.status!r} must not have metrics")
-    record.row()
+    # Whether all that a table shows is there.
+    _ = record.row
     return record

@@ -47,7 +47,7 @@ def write_tables(results: Results) -> None:
 
 def table_of(records: Sequence[Record]) -> pd.DataFrame:
     """Records as a table: ``Record.row`` and ``variant``."""
-    table = pd.DataFrame([record.row() for record in records])
+    table = pd.DataFrame([record.row for record in records])
     if len(table):
         place = table.columns.tolist().index("workload_parameters") + 1
         table.insert(place, VARIANT, [variant_text(record.config) for record in records])

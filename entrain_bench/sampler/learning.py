@@ -15,7 +15,7 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
-from entrain_bench.sampler.microbatches import Dealt, as_assignment
+from entrain_bench.sampler.planning import Dealt, as_assignment
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 

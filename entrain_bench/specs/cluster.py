@@ -42,22 +42,6 @@ class DeviceSpec:
     """One accelerator. Efficiencies are the attainable fractions of the datasheet figure for large, regular work.
 
     Smaller work attains less: at ``*_half_*`` a product, a sequence or a head attains half (``costs/roofline.py``).
-
-    Attributes:
-        host_bandwidth_bytes_per_s: attainable by the link to CPU memory, in each direction.
-        sustained_fraction: share of all attainable arithmetic that training keeps under its power limit.
-        gemm_half_flops: FLOPs of a product on one rank.
-        attention_half_tokens: sequence length, of attention without a mask.
-        attention_half_head_dim: relative to very wide heads; efficiencies are stated for ``HEAD_DIM``.
-        gemm_half_width: harmonic mean of a product's inner and outer dimension on a rank, because forward sums over
-            one and backward over the other.
-        elementwise_efficiency: bandwidth of kernels that compute as they move data, relative to what copies attain.
-        overlap_cost: seconds that computation loses per second of communication beside it. 1: nothing hides.
-        host_launch_s: time in which the host issues one kernel. A layer never takes less than the host needs for it.
-        attention_kernel: generation of kernels that the attention efficiencies are of.
-        allocator_reserve: bytes that the caching allocator holds beyond the tensors, per byte of activations, messages
-            and temporary results, but not of weights, gradients and optimizer states.
-        peak_dtype: torch's name of the type that ``peak_bf16_flops`` is of.
     """
 
     name: str
@@ -69,18 +53,18 @@ class DeviceSpec:
     attention_backward_efficiency: Share
     memory_efficiency: Share
     kernel_launch_s: Rate
-    host_bandwidth_bytes_per_s: Rate
-    sustained_fraction: Share
-    gemm_half_flops: Extra
-    attention_half_tokens: Extra
-    attention_half_head_dim: Extra
-    gemm_half_width: Extra = 0.0
-    elementwise_efficiency: Share = 1.0
-    overlap_cost: Annotated[float, between(0, 1)] = 0.0
-    host_launch_s: Extra = 0.0
-    attention_kernel: Annotated[str, OneOf(ATTENTION_KERNELS)] = FLASH2
-    allocator_reserve: Extra = 0.0
-    peak_dtype: str = "bfloat16"
+    host_bandwidth_bytes_per_s: Rate  # attainable to CPU memory, each way
+    sustained_fraction: Share  # of attainable arithmetic, that training keeps under its power limit
+    gemm_half_flops: Extra  # of a product on one rank
+    attention_half_tokens: Extra  # length of a sequence without a mask
+    attention_half_head_dim: Extra  # relative to very wide heads; efficiencies are stated for ``HEAD_DIM``
+    gemm_half_width: Extra = 0.0  # harmonic mean of a product's inner and outer dimension on a rank
+    elementwise_efficiency: Share = 1.0  # of kernels that compute as they move data, relative to copies
+    overlap_cost: Annotated[float, between(0, 1)] = 0.0  # seconds lost per second of communication beside
+    host_launch_s: Extra = 0.0  # in which the host issues a kernel; a layer takes no less
+    attention_kernel: Annotated[str, OneOf(ATTENTION_KERNELS)] = FLASH2  # that its efficiencies are of
+    allocator_reserve: Extra = 0.0  # bytes held per byte of tensors, except weights, gradients, optimizer states
+    peak_dtype: str = "bfloat16"  # torch's name of the type that ``peak_bf16_flops`` is of
 
 
 @dataclass(frozen=True, slots=True)

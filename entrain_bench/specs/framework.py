@@ -9,18 +9,16 @@ from typing import Any
 
 from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.specs.cluster import ATTENTION_KERNELS, DeviceSpec
-from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, LOGIT_CHUNK_TOKENS
+from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import FULL, SELECTIVE, ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import CROSS_ENTROPIES, UNFUSED, language_head
 
 P2P = ("blocking", "overlapped")
 SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
-ALL, LABELLED = HEAD_TOKENS = ("all", "labelled")
 FP32, BF16 = GRAD_DTYPES = ("fp32", "bf16")
 CHOICES: Mapping[str, Sequence[str]] = {
     "p2p": P2P,
     "cp_split": CP_SPLITS,
-    "head_tokens": HEAD_TOKENS,
     "recompute_granularity": (FULL, SELECTIVE),
     "attention_kernel": ATTENTION_KERNELS,
     "grad_dtype": GRAD_DTYPES,
@@ -44,7 +42,6 @@ class FrameworkOptions:
     encoder_sp: bool = True
     encoder_cp: bool = True
     cp_split: str = SAMPLE
-    head_tokens: str = ALL  # ``labelled``: logits of ``LOGIT_CHUNK_TOKENS`` at a time
     encoder_optimizers: int = 1  # megatron-core's ``num_distributed_optimizer_instances``
     recompute_granularity: str = FULL
     attention_kernel: str | None = None
@@ -83,11 +80,6 @@ class FrameworkOptions:
     def splits_tokens(self, module: ModuleSpec, tp: int) -> bool:
         """Return whether the ``tp`` ranks of a tensor-parallel group hold different tokens between products."""
         return self.of(module).sequence_parallel and tp > 1
-
-    @property
-    def logit_chunk(self) -> int:
-        """Labelled tokens whose logits training computes at a time; 0: those of all tokens at once."""
-        return LOGIT_CHUNK_TOKENS if self.head_tokens == LABELLED else 0
 
     def sequence_parts(self, module: ModuleSpec, cp: int) -> int:
         """Return the number of parts that ``cp`` context-parallel ranks split a module's sequences into."""
@@ -141,8 +133,6 @@ class FrameworkOptions:
 def with_options(model: ModelSpec, framework: FrameworkOptions) -> ModelSpec:
     """The model with the head that the framework runs, what it recomputes, and what it freezes."""
     model = with_cross_entropy(model, framework.cross_entropy)
-    if framework.head_tokens == LABELLED:
-        model = with_labelled_head(model)
     return model.with_recomputation(framework.recompute_granularity).with_frozen(framework.freeze)
 
 
@@ -153,8 +143,3 @@ def with_cross_entropy(model: ModelSpec, kind: str) -> ModelSpec:
         return model
     changed = language_head(model.llm.config, kind)
     return model.with_head(changed if head.learns else changed.frozen(passes_gradients=head.backward_share > 0))
-
-
-def with_labelled_head(model: ModelSpec) -> ModelSpec:
-    """The model with logits and loss of labelled tokens only."""
-    return model.with_head(model.llm.layers[-1].split_by_label())

@@ -23,18 +23,13 @@ PLANNING_SHARE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class LayoutRequest:
-    """The part of a layout that the user fixes; None leaves a value to the planner.
-
-    Attributes:
-        tp, cp, pp, dp: degrees; ``pp`` counts all stages of a replica.
-        recompute: modules whose activations are recomputed in backward; the others keep theirs.
-    """
+    """The part of a layout that the user fixes; None leaves a value to the planner."""
 
     tp: int | None = None
     cp: int | None = None
-    pp: int | None = None
+    pp: int | None = None  # all stages of a replica
     dp: int | None = None
-    recompute: tuple[str, ...] | None = None
+    recompute: tuple[str, ...] | None = None  # modules whose activations are recomputed; the others keep theirs
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> LayoutRequest:
@@ -99,10 +94,7 @@ class Job:
         return PLANNING_SHARE * self.memory_budget_bytes
 
     def each_microbatch_size(self) -> list[Job]:
-        """The job with every microbatch size it may have: powers of two that divide what each requested replica gets.
-
-        Just this job where its size is given, or where no size divides.
-        """
+        """The job with every power of two that divides a replica's samples; itself where the size is given."""
         if not self.free_microbatch_size:
             return [self]
         share, rest = divmod(self.global_batch, self.request.dp or 1)

@@ -10,8 +10,6 @@ from entrain_bench.base.arrays import FloatArray, IntArray
 
 BF16_BYTES = 2
 FP32_BYTES = 4
-# Labelled positions whose logits exist at a time, where a head has those of labelled positions only.
-LOGIT_CHUNK_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,60 +55,35 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of a module, before any parallelism.
+    """One layer of a module, before any parallelism; bytes are of a bf16 model unless they are fp32 in any model."""
 
-    Attributes:
-        kind: layers of the same kind of a module are identical, but for ``hidden_size`` in a U-Net.
-        elementwise_bytes_per_token: device memory read and written outside matrix products and attention (forward).
-        backward_elementwise_bytes_per_token: the same in backward; None: twice as many.
-        num_gathers: column-parallel products, the first among ``gemms``, that need the hidden states of all tokens.
-        num_scatters: results of hidden size that tensor parallelism sums over its ranks.
-        gathered_width: values of a token that tensor-parallel ranks gather from the layer's products. Each rank then
-            holds and moves all fp32, transient and cast bytes and all elementwise bytes that are not hidden states.
-        hidden_size: width of what the next layer is handed for a token; in a U-Net pending skip connections included.
-        activation_bytes_per_token: what forward keeps for backward.
-        input_bytes_per_token: the layer's input alone, kept when activations are recomputed.
-        tensor_parallel: if false, the ranks of a tensor-parallel group hold all of the layer and share out its
-            sequences (fractions of one included).
-        replicated_elementwise_bytes_per_token, replicated_bytes_per_token: parts of the elementwise and of the kept
-            bytes that tensor parallelism divides only with sequence parallelism: hidden states.
-        whole_bytes_per_token: part of the kept bytes that every rank of a tensor-parallel group holds.
-        fp32_bytes_per_token: part of the kept bytes that is fp32 whatever the model's element type.
-        transient_bytes_per_token: what exists besides while the layer runs; tensor parallelism divides it.
-        cast_bytes_per_token: likewise, but only in a model that is not fp32 itself: what is cast to fp32 or from it.
-        recomputed: whether recomputation covers the layer; megatron-core recomputes blocks, not the ends.
-        labelled: what the layer does for labelled tokens only, which always runs again in backward.
-        remade: what recomputation covers of the layer; None: all of it.
-        learns: whether it has weight gradients and optimizer states.
-        backward_share: products of its backward relative to those for both gradients: 0.5 for that of its input alone,
-            0 for a layer without backward.
-    """
-
-    kind: str
+    kind: str  # layers of a kind are identical, but for ``hidden_size`` in a U-Net
     gemms: tuple[Gemm, ...] = ()
     attention: Attention | None = None
-    elementwise_bytes_per_token: float = 0.0
+    elementwise_bytes_per_token: float = 0.0  # moved outside products and attention in forward
     num_elementwise_kernels: int = 0
-    backward_elementwise_bytes_per_token: float | None = None
-    num_gathers: int = 0
-    num_scatters: int = 0
+    backward_elementwise_bytes_per_token: float | None = None  # None: twice as many
+    num_gathers: int = 0  # column-parallel products, the first ones, that need the hidden states of all tokens
+    num_scatters: int = 0  # results of hidden size that tensor parallelism sums over its ranks
+    # Values of a token that tensor-parallel ranks gather from its products. Each rank then holds and moves all fp32,
+    # transient and cast bytes and all elementwise bytes that are not hidden states.
     gathered_width: int = 0
-    hidden_size: int = 0
+    hidden_size: int = 0  # width that the next layer is handed; in a U-Net with pending skip connections
     parameters: int = 0
-    activation_bytes_per_token: float = 0.0
-    input_bytes_per_token: float = 0.0
-    tensor_parallel: bool = True
+    activation_bytes_per_token: float = 0.0  # what forward keeps for backward
+    input_bytes_per_token: float = 0.0  # the layer's input, kept when activations are recomputed
+    tensor_parallel: bool = True  # false: the ranks of a group hold all of it, and share out its sequences
+    # Of elementwise and of kept bytes, hidden states, which tensor parallelism divides only with sequence parallelism.
     replicated_elementwise_bytes_per_token: float = 0.0
     replicated_bytes_per_token: float = 0.0
-    whole_bytes_per_token: float = 0.0
-    fp32_bytes_per_token: float = 0.0
-    transient_bytes_per_token: float = 0.0
-    cast_bytes_per_token: float = 0.0
-    recomputed: bool = True
-    remade: Layer | None = None
-    labelled: Layer | None = None
-    learns: bool = True
-    backward_share: float = 1.0
+    whole_bytes_per_token: float = 0.0  # of the kept bytes, what every rank of a group holds
+    fp32_bytes_per_token: float = 0.0  # of the kept bytes, what is fp32 in any model
+    transient_bytes_per_token: float = 0.0  # while the layer runs; tensor parallelism divides it
+    cast_bytes_per_token: float = 0.0  # likewise, of casts to fp32 or from it, in other models
+    recomputed: bool = True  # recomputation covers it; megatron-core recomputes blocks, not the ends
+    remade: Layer | None = None  # what recomputation covers of the layer; None: all of it
+    learns: bool = True  # has weight gradients and optimizer states
+    backward_share: float = 1.0  # relative to both gradients: 0.5 for its input's alone, 0 without a backward
 
     @property
     def remade_share(self) -> float:
@@ -134,7 +107,6 @@ class Layer:
         still = replace(
             self,
             remade=self.remade and self.remade.frozen(passes_gradients) if passes_gradients else None,
-            labelled=self.labelled and self.labelled.frozen(passes_gradients),
             learns=False,
             backward_share=0.5 * passes_gradients,
         )
@@ -187,7 +159,7 @@ class Layer:
         if not self.learns:
             return 0.0
         total = 0.0
-        for gemm in (*self.gemms, *(self.labelled.gemms if self.labelled else ())):
+        for gemm in self.gemms:
             inside, outside = (gemm.k / gemm.taps, gemm.n) if gemm.row_parallel else (gemm.n, gemm.k / gemm.taps)
             total += gemm.rows_per_token * (inside / tp + outside / (1 if self.tensor_parallel else tp))
         return total * element_bytes
@@ -212,43 +184,3 @@ class Layer:
         """Bytes a token needs besides on a rank of ``tp`` while the layer runs, without context parallelism."""
         cast = self.cast_bytes_per_token if element_bytes < FP32_BYTES else 0.0
         return (self.transient_bytes_per_token * element_bytes / BF16_BYTES + cast) / self.split_parts(tp)
-
-    def logit_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
-        """Bytes of the logits of a labelled head that exist at a time on a rank of ``tp``; 0 for other layers."""
-        if self.labelled is None:
-            return 0.0
-        kept = self.labelled.kept_bytes(tp, False, element_bytes) + self.labelled.working_bytes(tp, element_bytes)
-        return LOGIT_CHUNK_TOKENS * kept
-
-    def split_by_label(self) -> Layer:
-        """An LLM's head whose logits and loss are of labelled tokens only; its norm is of all tokens.
-
-        It keeps the norm's input of all tokens and its output of those that have a label, here as if all had one.
-        """
-        norm = self.replicated_elementwise_bytes_per_token
-        back = self.backward_elementwise_bytes_per_token
-        logits = replace(
-            self,
-            kind="logits",
-            elementwise_bytes_per_token=self.elementwise_bytes_per_token - norm,
-            num_elementwise_kernels=self.num_elementwise_kernels - 1,
-            backward_elementwise_bytes_per_token=back and back - 2 * norm,
-            parameters=0,
-            activation_bytes_per_token=self.activation_bytes_per_token - self.replicated_bytes_per_token,
-            input_bytes_per_token=0.0,
-            replicated_elementwise_bytes_per_token=0.0,
-            replicated_bytes_per_token=0.0,
-        )
-        return replace(
-            self,
-            gemms=(),
-            elementwise_bytes_per_token=norm,
-            num_elementwise_kernels=1,
-            backward_elementwise_bytes_per_token=back and 2 * norm,
-            gathered_width=0,
-            activation_bytes_per_token=self.replicated_bytes_per_token,
-            whole_bytes_per_token=0.0,
-            fp32_bytes_per_token=0.0,
-            cast_bytes_per_token=0.0,
-            labelled=logits,
-        )

@@ -126,10 +126,7 @@ class ModuleSpec:
         return float((flops * needed).sum() / (flops * 3.0).sum())
 
     def frozen(self, passes_gradients: bool) -> ModuleSpec:
-        """The module with fixed weights, but for an encoder's projector.
-
-        ``passes_gradients``: whether anything before the module learns.
-        """
+        """The module with fixed weights, but for a projector; ``passes_gradients``: something before it learns."""
         fixed = len(self.layers) - 1 if self.is_encoder else len(self.layers)
         still = tuple(layer.frozen(passes_gradients) for layer in self.layers[:fixed])
         return replace(self, layers=(*still, *self.layers[fixed:]))
@@ -150,10 +147,7 @@ class ModuleSpec:
         )
 
     def cut_bytes(self, layers_per_stage: Sequence[int]) -> tuple[IntArray, IntArray]:
-        """Bytes (bf16) a token hands from each stage but the last to the next, and of gradients back ``[stages - 1]``.
-
-        No gradients go back where no layer before the cut has a backward.
-        """
+        """Bytes (bf16) of a token from each stage to the next, and of its gradients back, if any ``[stages - 1]``."""
         split = tuple(layers_per_stage)
         if split not in self._cuts:
             last = np.cumsum(split)[:-1] - 1
@@ -177,10 +171,6 @@ class ModuleSpec:
         """Sample of each of the given units."""
         return shapes.item_sample[units] if self.per_item else units
 
-    def labelled(self, shapes: SampleShapes, units: IntArray) -> IntArray | None:
-        """Labelled tokens of each of the given samples; None unless the module's head tells them apart."""
-        return None if self.layers[-1].labelled is None else shapes.labelled_tokens[units]
-
     def kind_counts(self, layers_per_stage: Sequence[int]) -> FloatArray:
         """How many layers of each kind every stage holds ``[stages, kinds]``; read-only."""
         split = tuple(layers_per_stage)
@@ -202,10 +192,7 @@ class ModuleSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Encoders that feed one LLM, and generators that it feeds, in that order.
-
-    Parsed from a YAML with ``name``, ``modules`` by name and ``tokens``.
-    """
+    """Encoders that feed one LLM, and generators that it feeds, in that order."""
 
     name: str
     modules: tuple[ModuleSpec, ...]
@@ -261,9 +248,6 @@ class ModelSpec:
     def training_flops(self, shapes: SampleShapes) -> float:
         """Model FLOPs of an iteration: three times those of a forward, less what frozen layers have no need of."""
         unneeded = 0.0
-        logits = self.llm.layers[-1].labelled
-        if logits and not logits.learns:
-            unneeded += float(logits.unneeded_flops(shapes.labelled_tokens).sum())
         for module in self.modules:
             counts = np.bincount(module.layer_kind)
             lengths = module.lengths(shapes, module.units(shapes))
@@ -278,9 +262,7 @@ class ModelSpec:
 
     def forward_flops(self, shapes: SampleShapes) -> float:
         """Model FLOPs of one forward over all samples."""
-        total = float(sum(m.forward_flops(m.lengths(shapes, m.units(shapes))).sum() for m in self.modules))
-        logits = self.llm.layers[-1].labelled
-        return total + float(logits.forward_flops(shapes.labelled_tokens).sum()) if logits else total
+        return float(sum(m.forward_flops(m.lengths(shapes, m.units(shapes))).sum() for m in self.modules))
 
     def check_shapes(self, shapes: SampleShapes) -> None:
         """Raise ``IncompatibleError`` for a modality nobody encodes, ``UserError`` for a sample beyond the context."""

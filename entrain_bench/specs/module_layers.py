@@ -1,7 +1,4 @@
-"""The layers of a module: blocks between an input embedding and a head, as a module's YAML states them.
-
-Angles, norms and activations change a module's numbers but not its costs.
-"""
+"""The layers of a module: blocks between an input embedding and a head, as a module's YAML states them."""
 
 from __future__ import annotations
 

@@ -162,10 +162,7 @@ class _Builder:
 
 
 def unet_layers(config: UNetConfig, positions: int, projection: Sequence[Gemm]) -> tuple[Layer, ...]:
-    """The layers in the order of a forward: ``embed``, down, middle, up, ``head``.
-
-    ``positions`` are those of the latent image; ``projection`` turns an item's LLM hidden states into context tokens.
-    """
+    """The layers in the order of a forward, over ``positions`` of the latent; ``projection`` makes context tokens."""
     net = _Builder(config, positions)
     net.embed(projection)
     levels = range(len(config.block_out_channels))
@@ -195,5 +192,4 @@ def unet_layers(config: UNetConfig, positions: int, projection: Sequence[Gemm]) 
 
 
 def _parameters(gemms: Sequence[Gemm]) -> int:
-    """Parameters of products with a bias."""
     return sum(gemm.k * gemm.n + gemm.n for gemm in gemms)

@@ -50,7 +50,7 @@ What a hook may know is in its arguments: shapes of samples, a layout, an assign
     smoothed            the profile with estimation errors averaged over units of about the same length
     corrected           the profile with estimates corrected by executed iterations
 
-A part imports from ``entrain_bench`` only the rooms in ``OPEN_ROOMS`` (``entrain_bench/conformance/walls.py``): never
+A part imports from ``entrain_bench`` only the rooms in ``OPEN_ROOMS`` (``entrain_bench/conformance/suite.py``): never
 costs, simulator or records. ``entrain-bench check --config-dir examples/my_strategy strategy=mine`` tells whether all
 of this holds.
 """

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.balancing.chunk_estimates import packed_units_s
-from entrain_bench.balancing.lpt import lpt_with_exchange
+from entrain_bench.balancing.lpt import deal, lpt_with_exchange
 from entrain_bench.balancing.planning import mean_length
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive, matmul
@@ -333,7 +333,7 @@ def deal_chunks(
     wanted = np.rint(np.bincount(group, tokens) / most_tokens).astype(np.int64)
     count = np.clip(wanted, 1, size)
     order = np.argsort(-decisive(cost_s), kind="stable")
-    return np.asarray(_deal(order, group, cost_s, count))
+    return np.asarray(deal(order, group, cost_s, count))
 
 
 def find_places(
@@ -355,18 +355,6 @@ def find_places(
     whole = ahead + later - 1
     first = (whole.cumsum(axis=1) - whole)[replica, microbatch]
     return first, first + ahead[replica, microbatch] - 1
-
-
-@njit()
-def _deal(order, group, cost_s, count):  # type: ignore[no-untyped-def]
-    """Bin of each item: in the given order, the least loaded bin of its group."""
-    load = np.zeros((len(count), count.max()))
-    chosen = np.zeros(len(order), np.int64)
-    for item in order:
-        bins = load[group[item], : count[group[item]]]
-        chosen[item] = bins.argmin()
-        bins[chosen[item]] += cost_s[item]
-    return chosen
 
 
 def spread_chunks(

@@ -15,7 +15,7 @@ from ortools.sat.python import cp_model
 from entrain_bench.balancing.chunk_groups import split_by_label
 from entrain_bench.balancing.corrected import observed
 from entrain_bench.balancing.estimates import Corrector, shape_classes
-from entrain_bench.balancing.lpt import CLOSE, by_falling, deal, lpt_with_exchange, trivial_bound
+from entrain_bench.balancing.lpt import CLOSE, by_falling, deal, lpt_with_exchange, place_in_group, trivial_bound
 from entrain_bench.balancing.options import Amount
 from entrain_bench.balancing.planning import mean_length, recompute_factor
 from entrain_bench.balancing.profile import Profile
@@ -70,7 +70,6 @@ class ThroughputTable:
 class EncoderCost:
     """Belief about an encoder at one TP and CP; its throughput depends on the effective batch, in average items."""
 
-    module: ModuleSpec
     table: ThroughputTable
     ranks: int
 
@@ -107,7 +106,7 @@ def encoder_cost(profile: Profile, module: ModuleSpec, item_tokens: int, tp: int
         [profile.layers.layer_s(module, np.full(batch, item_tokens), tp, cp).sum() for batch in ENCODER_BATCHES]
     )
     thr = ENCODER_BATCHES * flops / (seconds * tp * cp)
-    return EncoderCost(module, ThroughputTable(ENCODER_BATCHES.astype(np.float64), thr), tp * cp)
+    return EncoderCost(ThroughputTable(ENCODER_BATCHES.astype(np.float64), thr), tp * cp)
 
 
 def llm_cost(profile: Profile, module: ModuleSpec, tp: int, cp: int = 1) -> LlmCost:
@@ -330,10 +329,11 @@ class DflopAssigner:
             owner = shapes.item_sample[module.units(shapes)]
             mine = replica[owner]
             if self.split == "even":
-                mine = split_evenly(microbatch[owner], mine, layout.num_microbatches, placed.dp)
+                mine = split_evenly(microbatch[owner], mine, placed.dp)
             elif placed.dp != llm.dp:
                 by_falling = np.argsort(-seconds, kind="stable")
-                mine = deal(by_falling, microbatch[owner], seconds, layout.num_microbatches, placed.dp)
+                num_bins = np.full(layout.num_microbatches, placed.dp)
+                mine = deal(by_falling, microbatch[owner], seconds, num_bins)
             labels.append(ModuleAssignment(mine, microbatch[owner]))
         return Assignment((*labels, ModuleAssignment(replica, microbatch)))
 
@@ -355,19 +355,16 @@ class DflopAssigner:
         return replace(self, correction=self.correction.learn(seen))
 
 
-def split_evenly(group: IntArray, replica: IntArray, num_groups: int, parts: int) -> IntArray:
+def split_evenly(group: IntArray, replica: IntArray, parts: int) -> IntArray:
     """Part of each item: every group in order of replica and index, cut into parts of as many items each ``[items]``.
 
     The first parts hold one more where the number does not divide.
     """
     order = np.lexsort((replica, group))
-    sizes = np.bincount(group, minlength=num_groups)
-    place = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    base, more = np.divmod(np.repeat(sizes, sizes), parts)
-    longer = more * (base + 1)
-    part = np.empty(len(group), np.int64)
-    part[order] = np.where(place < longer, place // (base + 1), more + (place - longer) // np.maximum(base, 1))
-    return part
+    place = np.empty(len(group), np.int64)
+    place[order] = place_in_group(group[order])
+    base, more = np.divmod(np.bincount(group)[group], parts)
+    return np.asarray(np.maximum(place // (base + 1), (place - more) // np.maximum(base, 1)))
 
 
 def unit_s(

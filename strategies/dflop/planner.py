@@ -61,17 +61,6 @@ class DflopDegrees:
     num_microbatches: int
 
 
-def pipeline_s(
-    num_microbatches: IntArray | int,
-    encoder_pp: IntArray | int,
-    llm_pp: IntArray | int,
-    encoder_s: FloatArray | float,
-    llm_s: FloatArray | float,
-) -> FloatArray:
-    """T = (N_mb + E_pp + L_pp - 1) max(E_dur, L_dur) (broadcasts)."""
-    return np.asarray((num_microbatches + encoder_pp + llm_pp - 1) * np.maximum(encoder_s, llm_s))
-
-
 def enumerate_degrees(job: Job, any_dp: bool = False) -> IntArray:
     """Every (E_tp, E_pp, E_dp, L_tp, L_pp, L_dp) that uses all GPUs and meets the request ``[plans, 6]``.
 
@@ -273,7 +262,7 @@ class DflopPlanner(TrialOptions):
             _, encoder_pp, _, _, llm_pp, _ = degrees[rows].T
             encoder_s = estimates.encoder_s[:, 0] * recompute_factor(again[0])
             llm_s = estimates.llm_s[:, 0] * recompute_factor(again[1])
-            seconds[rows] = decisive(pipeline_s(count[rows], encoder_pp, llm_pp, encoder_s, llm_s))
+            seconds[rows] = decisive((count[rows] + encoder_pp + llm_pp - 1) * np.maximum(encoder_s, llm_s))
             fits[rows] = self._largest_fit(profile, shapes, degrees[rows], estimates, again)
         accepted = accepted_plans(seconds, count, fits)
         others = np.argsort(seconds, kind="stable")
@@ -310,7 +299,8 @@ class DflopPlanner(TrialOptions):
     ) -> Iterator[tuple[IntArray, IntArray, FloatArray]]:
         """Rows of ``degrees``, numbers of microbatches, and T ``[recomputations, plans, i]``, infinite if over memory.
 
-        ``state_E + (E_pp + L_pp) act_E`` and ``state_L + L_pp act_L`` must stay within the planning budget.
+        T = (N_mb + E_pp + L_pp - 1) max(E_dur, L_dur). The planning budget bounds ``state_E + (E_pp + L_pp) act_E`` and
+        ``state_L + L_pp act_L``.
         """
         limit = profile.job.planning_budget_bytes
         choices = recompute_choices(profile.job, profile.job.model.module_groups)
@@ -325,7 +315,8 @@ class DflopPlanner(TrialOptions):
                 fits = (i <= profile.job.global_batch // llm_dp) & (encoder_need <= limit) & (llm_need <= limit)
                 encoder_s = estimates.encoder_s * recompute_factor(encoder)
                 llm_s = estimates.llm_s * recompute_factor(llm)
-                total[:] = np.where(fits, decisive(pipeline_s(i, encoder_pp, llm_pp, encoder_s, llm_s)), np.inf)
+                seconds = (i + encoder_pp + llm_pp - 1) * np.maximum(encoder_s, llm_s)
+                total[:] = np.where(fits, decisive(seconds), np.inf)
             yield rows, i[0], totals
 
     def estimates(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -36,18 +36,15 @@ def interval_order(forward_s: FloatArray, backward_s: FloatArray) -> IntArray:
     return order
 
 
-class StageEnds(NamedTuple):
-    """How far a replica's 1F1B is known: ends of the latest forward and the latest backward ``[stages]``."""
-
-    forward_s: FloatArray
-    backward_s: FloatArray
-
-
 @njit()
 def _fill(forward_s, backward_s):  # type: ignore[no-untyped-def]
     """``interval_order`` of two stages or more."""
     order, rest = _front_and_rear(forward_s)
-    rest = _fill_first(rest, order, forward_s, backward_s)
+    # The first interval has room for p - 1.
+    interval_s = forward_s[order[0], 1:].sum() + backward_s[order[0], 1:].sum()
+    picked = _closest_sum(forward_s[rest, 0], min(forward_s.shape[1] - 1, len(rest)), interval_s)
+    order[1 : 1 + picked.sum()] = rest[picked]
+    rest = rest[~picked]
     if len(rest) > 0:
         _fill_later(rest, order, forward_s, backward_s)
     return order
@@ -67,64 +64,53 @@ def _front_and_rear(forward_s):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def _fill_first(rest, order, forward_s, backward_s):  # type: ignore[no-untyped-def]
-    """Put microbatches into the first interval, which has room for p - 1; returns the others, rising."""
-    stages = forward_s.shape[1]
-    interval_s = forward_s[order[0], 1:].sum() + backward_s[order[0], 1:].sum()
-    picked = _closest_sum(forward_s[rest, 0], min(stages - 1, len(rest)), interval_s)
-    order[1 : 1 + picked.sum()] = rest[picked]
-    return rest[~picked]
-
-
-@njit()
 def _fill_later(rest, order, forward_s, backward_s):  # type: ignore[no-untyped-def]
     """Put one microbatch after the other into the interval before backward 1, 2, ... of the first stage."""
     stages = forward_s.shape[1]
-    ends = _warm_up(order, forward_s, backward_s)
+    forward_end, backward_end = _warm_up(order, forward_s, backward_s)
     first_s = forward_s[rest, 0]
     for step in range(1, len(rest) + 1):
-        arrival_s = _arrival(step, order, forward_s, backward_s, ends)
-        chosen = _take_closest(rest, first_s, len(rest) + 1 - step, arrival_s - ends.backward_s[0])
+        arrival_s = _arrival(step, order, forward_s, backward_s, forward_end, backward_end)
+        chosen = _take_closest(rest, first_s, len(rest) + 1 - step, arrival_s - backward_end[0])
         order[stages - 1 + step] = chosen
-        ends.forward_s[0] = ends.backward_s[0] + forward_s[chosen, 0]
-        ends.backward_s[0] = max(ends.forward_s[0], arrival_s) + backward_s[order[step], 0]
+        forward_end[0] = backward_end[0] + forward_s[chosen, 0]
+        backward_end[0] = max(forward_end[0], arrival_s) + backward_s[order[step], 0]
 
 
 @njit()
 def _warm_up(order, forward_s, backward_s):  # type: ignore[no-untyped-def]
-    """Everything up to backward 0; the first p microbatches of the order are known.
+    """Ends of the latest forward and backward up to backward 0 ``[stages]``, from the order's first p microbatches.
 
     Stage s is p - 1 - s forwards ahead of backward 0 and does one forward for each backward from then on.
     """
     stages = forward_s.shape[1]
-    ends = StageEnds(np.zeros(stages), np.zeros(stages))
-    arrived_s = np.zeros(stages)  # Of each microbatch at the stage.
+    forward_end, backward_end, arrived_s = np.zeros((3, stages))  # Arrivals are those of each microbatch at the stage.
     for stage in range(stages):
         now_s = 0.0
         for position in range(stages - stage):
             now_s = max(now_s, arrived_s[position]) + forward_s[order[position], stage]
             arrived_s[position] = now_s
-        ends.forward_s[stage] = now_s
+        forward_end[stage] = now_s
     now_s = 0.0
     for stage in range(stages - 1, -1, -1):
-        now_s = max(now_s, ends.forward_s[stage]) + backward_s[order[0], stage]
-        ends.backward_s[stage] = now_s
-    return ends
+        now_s = max(now_s, forward_end[stage]) + backward_s[order[0], stage]
+        backward_end[stage] = now_s
+    return forward_end, backward_end
 
 
 @inlined
-def _arrival(step, order, forward_s, backward_s, ends):  # type: ignore[no-untyped-def]
+def _arrival(step, order, forward_s, backward_s, forward_end, backward_end):  # type: ignore[no-untyped-def]
     """When a backward's gradient comes to the first stage; each stage before that does a forward, then the backward."""
     stages = forward_s.shape[1]
     # Last stage first: each takes the microbatch whose forward the stage before it has done a step ago.
     for stage in range(stages - 1, 0, -1):
         position = step + stages - 1 - stage
-        before_s = max(ends.backward_s[stage], ends.forward_s[stage - 1])
-        ends.forward_s[stage] = before_s + forward_s[order[position], stage]
+        before_s = max(backward_end[stage], forward_end[stage - 1])
+        forward_end[stage] = before_s + forward_s[order[position], stage]
     now_s = 0.0
     for stage in range(stages - 1, 0, -1):
-        now_s = max(now_s, ends.forward_s[stage]) + backward_s[order[step], stage]
-        ends.backward_s[stage] = now_s
+        now_s = max(now_s, forward_end[stage]) + backward_s[order[step], stage]
+        backward_end[stage] = now_s
     return now_s
 
 

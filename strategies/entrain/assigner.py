@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 
 from entrain_bench.balancing.interface import Assigner, Drafter, Observer
+from entrain_bench.balancing.lpt import fill_groups
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.base.compiled import inlined, njit
@@ -241,26 +241,6 @@ def select_members(last, sizes, total):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def assign_replicas(order, llm_s, num_replicas):  # type: ignore[no-untyped-def]
-    """Replica of each sample: in the given order, the least-loaded replica (by ``llm_s``) with a free place.
-
-    Every replica receives equally many samples (step a of the digest, its capacity ambiguity decided so).
-    """
-    capacity = len(order) // num_replicas
-    replica = np.empty(len(order), np.int64)
-    count = np.zeros(num_replicas, np.int64)
-    # Equally loaded by rising index, which is a heap.
-    least = [(0.0, r) for r in range(num_replicas)]
-    for sample in order:
-        load, best = heappop(least)
-        replica[sample] = best
-        count[best] += 1
-        if count[best] < capacity:
-            heappush(least, (load + llm_s[sample], best))
-    return replica
-
-
-@njit()
 def assign_microbatches(order, encoder_s, llm_s, num_microbatches):  # type: ignore[no-untyped-def]
     """Microbatch of each sample: in the given order, the one with the least encoder work so far.
 
@@ -299,7 +279,8 @@ class EntrainAssigner:
         placed = layout.modules[-1]
         encoder_s, llm_s = profile.estimates.samples(shapes, placed.tp, placed.cp)
         by_encoder = np.argsort(-encoder_s, kind="stable")
-        replica = assign_replicas(by_encoder, llm_s, placed.dp)
+        # Step a: every replica receives equally many samples.
+        replica = fill_groups(by_encoder, llm_s, np.zeros(placed.dp), False)
         # Samples of each replica in order of arrival; all have equally many.
         samples = np.argsort(replica, kind="stable").reshape(placed.dp, -1)
         encoder = np.empty(len(shapes), np.int64)

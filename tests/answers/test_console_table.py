@@ -107,7 +107,7 @@ def test_no_label_is_cut_and_no_two_rows_look_alike(records: list[Record], width
         assert " ".join(f"{name} {cases[0].labels[name]}".split()) in constant
     # Too wide is only what the labels make so.
     if max(map(len, rows)) > width:
-        assert {*heading[start:].split()} <= {"s/iter", "runs"}
+        assert {*heading[start:].split()} <= {"s/iter", "runs", "speedup"}
 
 
 def test_a_part_and_its_parameters_are_both_columns_if_both_were_swept() -> None:

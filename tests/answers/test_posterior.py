@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.posterior import ChanceSummary, Spread, chances, contenders, rank_chances, times_of
 from entrain_bench.config import constants
-from entrain_bench.config.constants import read_draws
+from entrain_bench.config.constants import draws_text, read_draws
 from entrain_bench.records.records import Record, new_record
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.specs.cluster import Speed
-from support.draws import draws_text
 
 TIMES = {"a": {1: 1.0, 2: 2.0, 3: 1.0, 4: 1.5}, "b": {1: 2.0, 2: 1.0, 3: 1.5, 4: None}, "c": {1: 3.0}}
 

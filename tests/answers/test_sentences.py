@@ -12,8 +12,8 @@ from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.comparison import LeadSummary, lead_of
 from entrain_bench.answers.console_table import summary
 from entrain_bench.answers.posterior import ChanceSummary, Spread
-from entrain_bench.answers.report import Material, answer_report, html, markdown, report_json, report_of
-from entrain_bench.answers.sentences import gain_text, lead_sentence, losses, notices, problems, sentences
+from entrain_bench.answers.report import html, markdown, report_json, report_of
+from entrain_bench.answers.sentences import lead_sentence, losses, notices, problems, sentences
 from entrain_bench.answers.statistics import Doubt, Interval
 from entrain_bench.answers.text import escape_markdown, load_template, one_line
 from entrain_bench.records.records import Record
@@ -85,15 +85,16 @@ def test_chances() -> None:
 
 
 def test_how_sure_the_gain_is() -> None:
-    values = {"gain": GAIN, "baseline": "base", "num_cases": 1, "num_seeds": 3}
+    values = {"gain": GAIN, "baseline": "base", "num_contested": 1, "num_seeds": 3}
     assert say("gain", values) == "1.50x (1.25 to 1.75) over base; 3 seeds; 95% confidence interval"
     doubtful = Interval(1.5, 1.25, 1.75, 3, Doubt.LONG_BATCHES)
-    assert say("gain", values | {"gain": doubtful, "num_cases": 2}) == (
+    assert say("gain", values | {"gain": doubtful, "num_contested": 2}) == (
         f"1.50x (1.25 to 1.75) over base; geometric mean over 2 cases, 3 seeds; {Doubt.LONG_BATCHES}"
     )
-    one = Answer.of(runs({"base": [2.0], "best": [1.0]}))
-    assert gain_text(one) == "2.00x over base; 1 seed; only one seed was run, so differences may be noise"
-    assert gain_text(Answer.of(runs({"base": [1.0, 1.0], "best": [2.0, 2.1]}))) == ""
+    single = Interval(2.0, 2.0, 2.0, 1)
+    assert say("gain", values | {"gain": single, "num_seeds": 1}) == (
+        "2.00x over base; 1 seed; only one seed was run, so differences may be noise"
+    )
 
 
 def test_runs_without_a_result() -> None:
@@ -159,20 +160,19 @@ def test_one_answer_in_all_renderers(records: Sequence[Record]) -> None:
     answer = Answer.of(records)
     told = sentences(answer)
     assert told
-    material = Material(answer, "1.0", "results")
+    report = report_of(answer, "results")
     view = notebook.show(records)
     shown = {
         "terminal": " ".join(line.plain for line in summary(records, 100)),
-        "HTML": html(report_of(material)),
-        "MLflow": html(answer_report(answer, "results")),
-        "JSON": " ".join(json.loads(report_json(material))["sentences"]),
+        "HTML": html(report),
+        "JSON": " ".join(json.loads(report_json(answer, "results"))["sentences"]),
         "notebook": view.html,
         "notebook's text": view.text,
     }
     for where, text in shown.items():
         for sentence in told:
             assert sentence in text, where
-    page = markdown(report_of(material))
+    page = markdown(report)
     assert all(escape_markdown(sentence) in page for sentence in told)
     bold = [line.plain.split()[0] for line in summary(records, 100) if line.style == "bold"]
     best = [one.name for one in answer.results if one.best]
@@ -204,16 +204,8 @@ def listed(number: int, truncated: int = 0, dropped: int = 0) -> dict[str, float
             ["workload mine: 300 rows for a global batch of 512: every row is used 1.7 times an iteration on average"],
         ),
         (
-            made(listed(1), 4),
-            ["workload mine: 1 row for a global batch of 4: every row is used 4.0 times an iteration on average"],
-        ),
-        (
             made(listed(600, 3, 2)),
             ["workload mine: of 602 rows 3 truncated and 2 dropped, longer than the context of model tiny"],
-        ),
-        (
-            made(listed(600, dropped=2)),
-            ["workload mine: of 602 rows 2 dropped, longer than the context of model tiny"],
         ),
         (
             # Half of 512 are 256 samples of 64 rows; a quarter of them, of a component's component, 64 of 40.

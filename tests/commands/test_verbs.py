@@ -12,6 +12,7 @@ from entrain_bench.answers.documents.claim import load_claims
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.commands import ui
+from entrain_bench.config.constants import read_draws
 from entrain_bench.config.grammar import Request
 from entrain_bench.lab.ledger import fit
 from entrain_bench.lab.ledger.jobs import Book
@@ -45,24 +46,20 @@ def test_own_measurements_are_predicted_and_written(tmp_path: Path, capsys: pyte
     assert "median ratio" in capsys.readouterr().out
 
 
-def test_a_wrong_field_ends_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / "mine.csv", tp="two")
-    assert run_command(["ledger", f"ledger={path}", f"results_dir={tmp_path}"]) == 2
-    assert "mine.csv:2: tp=two: must be a positive integer or empty" in capsys.readouterr().err
-
-
-def test_a_fit_prints_constants(
+def test_a_fit_prints_constants_and_writes_draws(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Book, "tables", property(lambda _: ()))
     monkeypatch.setattr(fit, "plan_forwards", lambda _: ())
     monkeypatch.setattr(fit, "read_kernels", tuple)
     path = write(tmp_path / "mine.csv")
-    assert run_command(["ledger", f"ledger={path}", f"results_dir={tmp_path}", "fit=true"]) == 0
+    drawn = tmp_path / "posterior.csv"
+    assert run_command(["ledger", f"ledger={path}", f"results_dir={tmp_path}", f"posterior={drawn}"]) == 0
     said = capsys.readouterr().out
     assert "Fitted constants" in said
     assert "device.sustained_fraction" in said
     assert "Each source left out of the fit: Sources" in said
+    assert {device: len(draws) for device, draws in read_draws(drawn).items()} == {"A100-SXM-80GB": 50}
 
 
 @pytest.fixture(autouse=True)

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.base.errors import UserError
+from entrain_bench.cli import run_command
 from entrain_bench.config import constants
 from entrain_bench.config.compose import compose
-from entrain_bench.config.constants import COLUMNS, read_draws, speed_of
+from entrain_bench.config.constants import COLUMNS, draws_text, read_draws, speed_of
 from entrain_bench.records.keys import identify, plan_key
 from entrain_bench.run.experiment import shared_job
 from entrain_bench.specs.cluster import Speed
-from support.draws import draws_text
 
 TINY = ("model=tiny", "cluster=tiny")
 DRAWS = {"A40": {1: Speed(gemm=0.5, node=2.0), 2: Speed(launch=3.0)}, "H100-SXM": {1: Speed(memory=0.9)}}
@@ -59,15 +59,28 @@ def test_a_device_without_the_draw_is_an_error(overrides: tuple[str, ...], messa
         speed_of(compose(*TINY, *overrides))
 
 
+ROW = b"A40,1" + b",1" * len(COLUMNS[2:])
+HEADER = ",".join(COLUMNS).encode()
+
+
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("content", "message"),
     [
-        ("A40,1,0,1,1,1,1,1,1,1", "posterior.csv:2: speed.gemm=0.0: must be above 0"),
-        ("A40,1,fast,1,1,1,1,1,1,1", "posterior.csv:2: could not convert"),
-        ("A40,1,1", "posterior.csv:2"),
+        (HEADER + b"\n" + ROW.replace(b"1,1", b"1,0", 1), ":2: speed.gemm=0.0: must be above 0"),
+        (HEADER + b"\n" + ROW.replace(b"1,1", b"1,nan", 1), ":2: speed.gemm=nan: must be above 0"),
+        (HEADER + b"\n" + ROW.replace(b"1,1", b"1,fast", 1), ":2: could not convert"),
+        (HEADER + b"\nA40,1,1", ":2: "),
+        (HEADER.replace(b"gemm", b"matmul") + b"\n" + ROW, ":1: has no column gemm"),
+        (HEADER.replace(b"draw", b"number") + b"\n" + ROW, ":1: has no column draw"),
+        (b"\xff", ":1: 'utf-8' codec can't decode"),
+        (HEADER + b"\n" + b"x" * 200_000, ":1: field larger"),
     ],
 )
-def test_a_wrong_file_is_named_by_line(row: str, message: str, draws: Path) -> None:
-    draws.write_text(f"{','.join(COLUMNS)}\n{row}\n")
-    with pytest.raises(UserError, match=message):
-        read_draws(draws)
+def test_a_wrong_file_is_one_line(
+    content: bytes, message: str, draws: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    draws.write_bytes(content)
+    read_draws.cache_clear()
+    assert run_command([*TINY, "constants=1", f"results_dir={tmp_path / 'results'}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"entrain-bench: posterior.csv{message}")

@@ -13,8 +13,15 @@ import pytest
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.conformance.suite import ViolationError, difference, require_blind, require_walls
-from entrain_bench.conformance.walls import CLOSED_MODULES, OPEN_ROOMS, trespasses
+from entrain_bench.conformance.suite import (
+    CLOSED_MODULES,
+    OPEN_ROOMS,
+    ViolationError,
+    difference,
+    require_blind,
+    require_walls,
+    trespasses,
+)
 from entrain_bench.run.cells import compose_cells
 
 STRATEGIES = ["entrain_bench_strategies"]

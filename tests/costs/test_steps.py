@@ -20,17 +20,15 @@ from entrain_bench.costs.steps import (
     sync_lag_s,
 )
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import same_microbatches
-from entrain_bench.program.layout import Layout
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
-from support.builders import as_ints, chain_layout, find, placed, samples, tiny_cluster, tiny_model, uniform_batch
+from support.builders import as_ints, chain_layout, placed, samples, tiny_cluster, tiny_model
 
 # 1e9 bytes/s of memory; pairs at 1e9 bytes/s and 1e-6 s, nodes at 5e8 and 2e-6, the network at 1e8 and 1e-5.
 CLUSTER = tiny_cluster(num_nodes=2, gpus_per_node=8)
 MODEL = tiny_model()
-VISION, LLM = MODEL.modules
+LLM = MODEL.llm
 # An embedding and a head of 60 million parameters each, which fill three buckets with the blocks between them.
 WIDE = tiny_model(encoder=0, llm=1, vocab_size=60_000_000 // 128)
 
@@ -104,24 +102,6 @@ def test_what_passes_do_not_hide_is_what_their_steps_are_charged() -> None:
 # Steps and gathers of a program
 
 
-def two_replicas(recompute: bool = False, split: bool = False) -> Program:
-    layout = chain_layout(MODEL, 1, 2, 3, dp=2, recompute=recompute)
-    shapes, assignment = uniform_batch(MODEL, 3, dp=2)
-    behind = stages_behind(layout)
-    return chain_program(MODEL, shapes, layout, assignment, behind, weight_delay=behind if split else None)
-
-
-def test_first_and_last_passes_of_every_replica() -> None:
-    program = two_replicas()
-    for index, module in enumerate(("vision", "llm")):
-        for stage in range(program.layout.modules[index].pp):
-            last, first = last_of_stages(program, index)[stage], first_of_stages(program, index)[stage]
-            for replica in (0, 1):
-                # Units are dealt out in turn: each replica has three microbatches of one.
-                assert last[replica] == find(program, module, Pass.BACKWARD, stage, [4 + replica], replica)
-                assert first[replica] == find(program, module, Pass.FORWARD, stage, [replica], replica)
-
-
 def test_stages_and_replicas_without_work_have_no_first_and_no_last() -> None:
     layout = chain_layout(MODEL, 1, 1, 2, dp=2)
     shapes = samples((10, [40]), (10, []))
@@ -138,26 +118,6 @@ def test_stages_and_replicas_without_work_have_no_first_and_no_last() -> None:
     prices = truth_of().price(program)
     assert len(last_of_stages(program, 0)[0]) == len(prices.steps.last_backwards[0]) == 0
     assert prices.steps.sync_s[0] > 0.0
-
-
-def test_gathers_of_modules_on_the_same_ranks_follow_each_other() -> None:
-    layout = Layout((placed(VISION, [[[0]], [[1]]]), placed(LLM, [[[0]], [[1]]])), 1)
-    shapes, zero = samples((10, [40]), (10, [40])), np.zeros(2, np.int64)
-    assignment = same_microbatches(MODEL, shapes, as_ints([0, 1]), zero, zero)
-    program = chain_program(MODEL, shapes, layout, assignment, [as_ints([0]), as_ints([0])])
-    costs = truth_of().step_costs
-    encoder_s, llm_s = (
-        costs.gather_s(module, place)[0] for module, place in zip(MODEL.modules, layout.modules, strict=True)
-    )
-    release = truth_of().price(program).release_s
-    assert release[first_of_stages(program, 0)[0]] == pytest.approx([encoder_s] * 2, rel=1e-12)
-    assert release[first_of_stages(program, 1)[0]] == pytest.approx([encoder_s + llm_s] * 2, rel=1e-12)
-    # A batch of text keeps the encoder idle, and its gather as long.
-    text = samples((10, []), (10, []))
-    assignment = same_microbatches(MODEL, text, as_ints([0, 1]), zero, zero)
-    program = chain_program(MODEL, text, layout, assignment, [as_ints([0]), as_ints([0])])
-    release = truth_of().price(program).release_s
-    assert release[first_of_stages(program, 1)[0]] == pytest.approx([encoder_s + llm_s] * 2, rel=1e-12)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Transfers that queue for links: by hand, against slow references, and under the cost truth."""
+"""Transfers that queue for links: against a slow reference, with its deadlocks."""
 
 from __future__ import annotations
 
@@ -7,31 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
 from entrain_bench.base.errors import DeadlockError
-from entrain_bench.costs.edges import LinkTransfers, transfers_between_blocks
-from entrain_bench.costs.truth import CostTruth
+from entrain_bench.costs.edges import LinkTransfers
 from entrain_bench.program import Pass, Program
-from entrain_bench.program.assignment import same_microbatches
-from entrain_bench.program.layout import Layout
 from entrain_bench.simulate import place_actions
 from support.builders import (
     StuckError,
     as_ints,
-    durations,
-    find,
     no_delay,
-    placed,
     reference_times,
-    samples,
-    tiny_cluster,
-    tiny_model,
-    two_ranks,
 )
 from support.programs import LAYOUTS, assert_cycle_is_real, handmade_layout, random_program, random_times, swap_entries
-
-MODEL = tiny_model(encoder=2, llm=2)
 
 
 def crossing(program: Program) -> IntArray:
@@ -60,19 +47,6 @@ def relay_of(program: Program, link_s: float | FloatArray) -> LinkTransfers:
         links=as_ints([0] * count + [1] * count),
         num_links=2,
     )
-
-
-def test_transfers_of_two_microbatches_take_turns() -> None:
-    program = two_ranks(MODEL, 2)
-    relay = relay_of(program, 6.0)
-    start, end, wait = place_actions(program, durations(program, lambda _: 1.0), no_delay(program), relay)
-    # encoder: F0 0-1, F1 1-2; LLM: F0 B0 F1 B1
-    # in:  0 1-7   1 7-13            back 0 15-21   back 1 21-27
-    # out:         0 7-13   1 13-19                 back 0 21-27   back 1 27-33
-    assert [start[find(program, "llm", Pass.FORWARD, 0, [k])] for k in (0, 1)] == [13.0, 19.0]
-    assert [wait[find(program, "llm", Pass.FORWARD, 0, [k])] for k in (0, 1)] == [12.0, 4.0]
-    assert [start[find(program, "vision", Pass.BACKWARD, 0, [k])] for k in (0, 1)] == [27.0, 33.0]
-    assert end.max() == 34.0
 
 
 def gathered(program: Program, relay: LinkTransfers) -> Program:
@@ -145,104 +119,4 @@ def test_random_programs_run_like_the_reference_or_deadlock_with_it() -> None:
         assert np.all(found[0] >= np.array(alone[0])), seed
         contended += bool(np.any(found[0] > np.array(alone[0])))
     assert stuck_count >= 20
-    assert contended >= 20
-
-
-# Under the cost truth
-
-
-def boundary_program(single: bool) -> Program:
-    places = (placed(MODEL.modules[0], [[[0]], [[1]]]), placed(MODEL.modules[1], [[[2]], [[3]]]))
-    layout = Layout(places, 2, single_rank_boundary=single)
-    shapes = samples((10, [40]), (10, [80]), (10, [120]), (10, [160]))
-    replica, microbatch = as_ints([0, 1, 0, 1]), as_ints([0, 0, 1, 1])
-    assignment = same_microbatches(MODEL, shapes, replica, microbatch, microbatch)
-    return chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-
-
-def test_a_transfer_carries_a_microbatch_of_all_replicas_over_the_slowest_tier() -> None:
-    cluster = tiny_cluster(1, 8)
-    truth = CostTruth(MODEL, cluster)
-    program = boundary_program(single=True)
-    prices, direct = truth.price(program), truth.price(boundary_program(single=False))
-    assert direct.transfers is None
-    assert prices.transfers is not None
-    tier = cluster.group_tier(np.arange(4))
-    # 40 + 80 and 120 + 160 encoder tokens; 4 of them make one LLM token of 128 bf16 values. Forward, then backward.
-    expected = [tier.latency_s + size / tier.bandwidth_bytes_per_s for size in (7680, 7680, 17920, 17920)]
-    assert prices.transfers.link_s == pytest.approx(expected * 2, rel=1e-12)
-    edges, wanted = crossing(program), relay_of(program, 0.0)
-    for name in ("first", "last", "follows", "link_offsets", "links", "num_links"):
-        assert np.array_equal(getattr(prices.transfers, name), getattr(wanted, name)), name
-    assert np.all(prices.delay_s[edges] == 0.0)
-    assert not prices.hold_s.any()
-    others = np.setdiff1d(np.arange(len(prices.delay_s)), edges)
-    assert np.array_equal(prices.delay_s[others], direct.delay_s[others])
-
-
-# Links of every rank
-
-
-def edge_blocks(program: Program) -> tuple[IntArray, IntArray]:
-    """Blocks at both ends of each dependency, numbered through all modules, one action at a time."""
-    first, numbers = [0], {}
-    for placed_module in program.layout.modules:
-        first.append(first[-1] + placed_module.dp * placed_module.pp)
-    for action in np.flatnonzero(program.chunk >= 0).tolist():
-        module = int(program.module[action])
-        row = int(program.replica[action]) * program.layout.modules[module].pp + int(program.stage[action])
-        numbers[action] = first[module] + row
-    targets = rows_of(program.dep_offsets)
-    return as_ints(numbers[a] for a in program.dep_actions.tolist()), as_ints(numbers[a] for a in targets.tolist())
-
-
-def queued_reference(
-    program: Program, duration: FloatArray, delay: FloatArray, link_s: FloatArray, tier: IntArray
-) -> list[float]:
-    """Start of every action if each dependency with ``link_s`` queues for its lanes' links, by repetition.
-
-    As ``relayed_reference``: transfers are served by readiness, until nothing moves any more.
-    """
-    source, target = edge_blocks(program)
-    lanes = [
-        blocks.lanes[lo:hi].tolist()
-        for blocks in program.layout.blocks
-        for lo, hi in zip(blocks.offsets[:-1], blocks.offsets[1:], strict=True)
-    ]
-    queue = np.flatnonzero(link_s > 0).tolist()
-    extra = np.zeros(len(delay))
-    for _ in range(len(queue) + 2):
-        start, end, _ = reference_times(program, duration, delay + extra)
-        free: dict[tuple[str, int, int], float] = {}
-        before, extra = extra, np.zeros(len(delay))
-        for edge in sorted(queue, key=lambda edge: (end[int(program.dep_actions[edge])], edge)):
-            ready = end[int(program.dep_actions[edge])]
-            links = [("out", int(tier[edge]), lane) for lane in lanes[source[edge]]]
-            links += [("in", int(tier[edge]), lane) for lane in lanes[target[edge]]]
-            arrival = max(ready, *(free.get(link, 0.0) for link in links)) + float(link_s[edge])
-            free |= dict.fromkeys(links, arrival)
-            extra[edge] = arrival - ready
-        if np.array_equal(before, extra):
-            return start
-    raise AssertionError("no fixed point")
-
-
-def test_queues_of_random_programs_run_like_the_reference() -> None:
-    contended, names = 0, list(LAYOUTS)
-    for seed in range(80):
-        rng = np.random.default_rng(seed)
-        program = random_program(rng, handmade_layout(names[seed % len(names)]))
-        duration, delay = random_times(rng, program)
-        # Uneven times: who is ready first is never a tie.
-        duration += rng.permutation(program.num_actions) * 2.0**-20
-        source, target = edge_blocks(program)
-        tier = rng.integers(0, 2, len(source))
-        link_s = np.where(rng.integers(0, 3, len(source)) > 0, rng.integers(1, 9, len(source)), 0).astype(np.float64)
-        transfers = transfers_between_blocks(program.layout, source, target, tier, link_s)
-        start, _, _ = place_actions(program, duration, delay, transfers)
-        expected = queued_reference(program, duration, delay, link_s, tier)
-        assert start == pytest.approx(expected, rel=1e-12), seed
-        alone, _, _ = reference_times(program, duration, delay + link_s)
-        assert np.all(start >= np.array(alone) - 1e-9)
-        contended += bool(np.any(start > np.array(alone) + 1e-9))
     assert contended >= 20

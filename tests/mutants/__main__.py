@@ -26,8 +26,8 @@ from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("specs", "program", "costs", "simulate", "balancing")
-# For any file: whole runs against committed results, and the configuration's defaults.
-WHOLE_RUNS = ("tests/test_defaults.py", "tests/test_reference_cells.py")
+# For any file: a second simulator, whole runs against committed results, and the configuration's defaults.
+WHOLE_RUNS = ("tests/simulate/test_independent.py", "tests/test_defaults.py", "tests/test_reference_cells.py")
 LEAST_KILLED = 0.9
 TIMEOUT_S = 600
 ARITHMETIC = "(Add|Sub|Mul|Div|FloorDiv|Mod|Pow)"

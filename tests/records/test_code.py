@@ -185,6 +185,16 @@ def test_modules_of_a_package_import_each_other_by_relative_names(tmp_path: Path
     assert len({first, *(version_of(folder, **{name: text}) for name, text in changes.items())}) == 4
 
 
+def test_a_neighbour_of_a_lone_module_of_the_users_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "helped.py").write_text("from helper import SIZE\n\nclass Mine:\n    size = SIZE\n")
+    versions = set()
+    for size in (1, 2):
+        (tmp_path / "helper.py").write_text(f"SIZE = {size}\n")
+        versions.add(code_version.__wrapped__(frozenset({"helped.Mine"})))
+    assert len(versions) == 2
+
+
 def test_bad_code_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"mine\.py: line 2: "):
         version_of(tmp_path / "code", mine="import os\nclass")

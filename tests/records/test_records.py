@@ -10,27 +10,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from entrain_bench.answers.compare import read_text
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.keys import identify
+from entrain_bench.records.leaves import variant_text
 from entrain_bench.records.records import METRICS, PER_ITERATION, Record, Results, new_record
-from entrain_bench.records.tables import iterations_parquet, write_tables
+from entrain_bench.records.tables import iterations_parquet, table_csv, write_tables
 from entrain_bench.run.cells import compose_cells
-
-WORKLOAD = '''
-
-class Named:
-    """A workload whose constructor takes a source."""
-
-    def __init__(self, name, source):
-        self.name = name
-
-    def fingerprint(self):
-        return ""
-
-    def source(self, tokens):
-        raise NotImplementedError
-'''
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +82,40 @@ def test_every_iteration_has_a_row(config: RunConfig, tmp_path: Path) -> None:
     assert iterations_parquet([]).startswith(b"PAR1")
 
 
-def test_documentation_is_not_in_the_key_and_a_parameter_called_source_is(
-    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    documented = replace(config, model={**config.model, "source": "elsewhere"})
-    assert identify(documented) == identify(config)
-    (tmp_path / "named_workload.py").write_text(WORKLOAD)
-    monkeypatch.syspath_prepend(tmp_path)
-    target = {"name": "named", "_target_": "named_workload.Named"}
-    keys = {identify(replace(config, workload={**target, "source": source}))[0] for source in ("a", "b")}
-    assert len(keys) == 2
+def cell(*overrides: str) -> Cell:
+    (found,) = compose_cells(["model=tiny", "cluster=tiny", *overrides])
+    return found
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        ((), ""),
+        # What is changed to what it was is not changed; labels and sources say nothing.
+        (("model.modules.vision.num_layers=8", "+model.label=Other", "model.modules.vision.source=mine"), ""),
+        (("model.modules.vision.num_layers=9",), "model.modules.vision.num_layers=9"),
+        (
+            ("cluster.num_nodes=3", "model.modules.llm.num_layers=5"),
+            "model.modules.llm.num_layers=5 cluster.num_nodes=3",
+        ),
+        # What follows from a change is changed as well.
+        (
+            ("model.modules.llm.hidden_size=512",),
+            "model.modules.vision.head_gemms.1.n=512 model.modules.llm.hidden_size=512",
+        ),
+        # A name of its own says it; strategies and workloads have columns of theirs.
+        (("model.modules.vision.num_layers=9", "model.name=mine"), ""),
+        (("strategy=entrain", "strategy.scheduler.eager=none", "workload=coco"), ""),
+        (("+model.modules.llm.attention=1",), "model.modules.llm.attention=1"),
+    ],
+)
+def test_what_is_changed_inside_of_a_choice(overrides: tuple[str, ...], text: str) -> None:
+    assert variant_text(cell(*overrides).config.content()) == text
+
+
+def test_runs_with_the_same_labels_differ_in_the_table() -> None:
+    records = [new_record(each, "ok") for each in (cell(), cell("cluster.num_nodes=3"))]
+    table = read_text(table_csv(records))
+    assert table["variant"].tolist() == ["", "cluster.num_nodes=3"]
+    assert table.columns.tolist().index("variant") == table.columns.tolist().index("workload_parameters") + 1

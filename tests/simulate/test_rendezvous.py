@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.answers.strategy_facts import strategy_facts
+from entrain_bench.answers.labels import strategy_facts
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.config.compose import compose
 from entrain_bench.conformance.suite import find_transfer_rule

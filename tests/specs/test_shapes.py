@@ -8,8 +8,8 @@ import pytest
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.shapes import Items, SampleShapes, concatenate, shapes_of
 from entrain_bench.specs.tokens import TokenRules
-from entrain_bench_workloads.overlong import truncated
 from entrain_bench_workloads.tokens import audio_items, image_items, video_items
+from entrain_bench_workloads.trace import truncated
 from support.builders import TOKENS
 
 

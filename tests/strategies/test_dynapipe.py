@@ -13,7 +13,6 @@ from entrain_bench.balancing.schedules import one_f_one_b, stages_behind
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.costs.memory import Memory
-from entrain_bench.program import Pass, Program
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
@@ -193,16 +192,11 @@ def order_of(
     return PassOrder(*cyclic_order(np.arange(len(forward_s)), forward_s, backward_s, kept, room, flying))
 
 
-def unlimited(count: int, stages: int, flying: IntArray | None = None) -> PassOrder:
-    ones = np.ones((count, stages))
-    most = np.full(stages, FREE) if flying is None else flying
-    return order_of(ones, 2 * ones, ones, np.full(stages, np.inf), most)
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 9))
 def test_with_one_microbatch_in_flight_for_each_stage_from_here_on_it_is_1f1b(stages: int, count: int) -> None:
-    order = unlimited(count, stages, np.arange(stages, 0, -1))
+    ones = np.ones((count, stages))
+    order = order_of(ones, 2 * ones, ones, np.full(stages, np.inf), np.arange(stages, 0, -1))
     behind = np.arange(stages - 1, -1, -1)
     forward, backward = one_f_one_b(np.arange(count)[:, None], np.array(count), behind)
     assert order.forward.tolist() == forward.tolist()
@@ -227,12 +221,6 @@ def test_forwards_wait_for_memory(rng: np.random.Generator, stages: int, count: 
         assert order.peak_bytes[stage] == pytest.approx(held.max())
         # Only what is alone may be more than there is room for.
         assert held.max() <= max(room[stage], kept[:, stage].max()) + 1e-9
-
-
-def chunk_seconds(program: Program) -> FloatArray:
-    """A second for every member of a forward, two in a backward."""
-    times = {Pass.FORWARD: 1.0, Pass.BACKWARD: 2.0}
-    return durations(program, lambda view: times[view.kind] * len(view.members))
 
 
 def test_the_believed_makespan_is_the_simulated_one() -> None:
@@ -303,7 +291,7 @@ def test_deferred_samples_keep_their_order() -> None:
     layout = chain_layout(MODEL, 1, 2, 4)
     program = DynaPipeScheduler().schedule(shapes, layout, assignment, profile_of(tiny_job(MODEL), shapes))
     check_program(program)
-    _, end, _ = place_actions(program, chunk_seconds(program), no_delay(program))
+    _, end, _ = place_actions(program, durations(program, lambda view: float(len(view.members))), no_delay(program))
     assert makespan(program, end) > 0
     forwards = [step for step in passes(program, 0) if " F" in step]
     assert forwards == [f"vision F{m}" for m in range(4)]

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.run.cells import compose_cells
@@ -83,13 +82,6 @@ def test_every_module_is_sharded_on_all_ranks_in_one_stage() -> None:
     assert all(module.sharded and module.pp == 1 and module.ranks.size == 4 for module in layout.modules)
 
 
-def spread(values: IntArray, replica: IntArray, row: IntArray) -> float:
-    """Fullest replica of every row, summed."""
-    table = np.zeros((row.max() + 1, 4))
-    np.add.at(table, (row, replica), values)
-    return float(table.max(axis=1).sum())
-
-
 def test_veomni_moves_items_within_their_micro_step_and_leaves_samples() -> None:
     job, profile, strategy = setting("strategy=veomni", "layout.tp=1", "layout.cp=1")
     layout, plain = strategy.plan(profile), setting("strategy=fsdp")[2]
@@ -99,7 +91,7 @@ def test_veomni_moves_items_within_their_micro_step_and_leaves_samples() -> None
     np.testing.assert_array_equal(ours.modules[0].microbatch, arrived.modules[0].microbatch)
     tokens = job.model.encoders[0].lengths(shapes, job.model.encoders[0].units(shapes))
     row = ours.modules[0].microbatch
-    assert spread(tokens**2, ours.modules[0].replica, row) < spread(tokens**2, arrived.modules[0].replica, row)
+    assert fullest(tokens**2, ours.modules[0].replica, row) < fullest(tokens**2, arrived.modules[0].replica, row)
 
 
 def prepared(*overrides: str) -> RunContext:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.interface import Scheduler
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program import Pass
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, same_microbatches
@@ -17,13 +18,10 @@ from entrain_bench.program.layout import Layout, find_ratio
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.job import Degrees, LayoutRequest
-from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench_strategies.hetero import (
     BatchSlices,
-    ColocatedPlanner,
     ColocatedScheduler,
     GraphAwareScheduler,
-    NoncolocatedPlanner,
     Pair,
     average_layer_s,
     estimate_s,
@@ -32,6 +30,7 @@ from entrain_bench_strategies.hetero import (
     list_pairs,
     slice_rows,
 )
+from entrain_bench_strategies.mdp import DecoupledScheduler
 from support.builders import (
     durations,
     no_delay,
@@ -42,9 +41,8 @@ from support.builders import (
     samples,
     tiny_cluster,
     tiny_job,
-    tiny_model,
 )
-from support.hetero import MODEL, ROW, pair_layout, profile_for, program_of, system
+from support.hetero import MODEL, ROW, pair_layout, profile_for, program_of
 
 F = Pass.FORWARD
 
@@ -158,17 +156,6 @@ def test_context_parallelism_of_the_llm_is_searched_beyond_a_node_and_the_encode
     assert max(pair.llm.tp * pair.llm.cp for pair in list_pairs(job, colocated=True)) == 8
 
 
-def test_two_encoders_share_a_grid_and_no_encoder_is_refused() -> None:
-    model = tiny_model(encoder=2, llm=2, audio=2)
-    both = (10, [("image", 40, 10), ("audio", 30, 15)])
-    shapes = shapes_from_lists(["image", "audio"], [both, (20, [("image", 80, 20)])])
-    for planner in (ColocatedPlanner(profile_samples=8), NoncolocatedPlanner(profile_samples=8)):
-        layout = system(planner).plan(profile_of(tiny_job(model, tiny_cluster(1, 4)), shapes))
-        assert np.array_equal(layout.modules[0].ranks, layout.modules[1].ranks)
-        with pytest.raises(IncompatibleError, match="has no encoder"):
-            system(planner).plan(profile_of(tiny_job(tiny_model(encoder=0)), samples((10, []))))
-
-
 def feeds(assignment: Assignment) -> set[tuple[int, int]]:
     """Which encoder replica feeds which LLM replica, for samples of one item each."""
     vision, llm = assignment.modules
@@ -247,13 +234,13 @@ def test_any_integer_ratio_runs_colocated_and_apart(seed: int, encoder_dp: int, 
 # Planted faults
 
 
-@pytest.mark.parametrize("colocated", [True, False])
-def test_a_wrong_route_with_valid_shapes_is_refused(colocated: bool) -> None:
+@pytest.mark.parametrize("scheduler", [ColocatedScheduler(), DecoupledScheduler(), GraphAwareScheduler()])
+def test_a_wrong_route_with_valid_shapes_is_refused(scheduler: Scheduler) -> None:
+    colocated = not isinstance(scheduler, GraphAwareScheduler)
     llm = Degrees(4, 1, 1, 2) if colocated else Degrees(2, 1, 1, 2)
     encoder = Degrees(2, 1, 1, 4) if colocated else Degrees(1, 1, 1, 4)
     layout = pair_layout(encoder, llm, colocated=colocated)
     profile, shapes = profile_for(microbatch_size=2), samples(*[(10, [40])] * 8)
-    scheduler = ColocatedScheduler() if colocated else GraphAwareScheduler()
     right = BatchSlices().assign(shapes, layout, profile)
     scheduler.schedule(shapes, layout, right, profile)
     vision = right.modules[0]
@@ -272,9 +259,9 @@ def test_each_schedule_refuses_the_other_placement() -> None:
     vision, llm = MODEL.modules
     apart = Layout((placed(vision, [[[0]]]), placed(llm, [[[1]]])), 2)
     first_stage = Layout((placed(vision, [[[0]]]), placed(llm, [[[0], [1]]])), 2)
-    for layout in (apart, first_stage):
+    for layout, scheduler in product((apart, first_stage), (ColocatedScheduler(), DecoupledScheduler())):
         with pytest.raises(IncompatibleError, match="the same ranks"):
-            ColocatedScheduler().schedule(shapes, layout, assignment, profile_for())
+            scheduler.schedule(shapes, layout, assignment, profile_for())
     with pytest.raises(IncompatibleError, match="on different ranks"):
         GraphAwareScheduler().schedule(shapes, first_stage, assignment, profile_for())
 

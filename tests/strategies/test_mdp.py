@@ -5,19 +5,16 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program.assignment import Assignment, ModuleAssignment, same_microbatches
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.validate import check_program
 from entrain_bench.specs.job import Degrees
 from entrain_bench_strategies.mdp import DecoupledScheduler, SpreadItems, endpoints, spread
-from support.builders import placed, profile_of, random_samples, samples, tiny_cluster, tiny_job
+from support.builders import profile_of, random_samples, samples, tiny_cluster, tiny_job
 from support.hetero import MODEL, pair_layout, profile_for
 
 NOBODY = -1
@@ -113,20 +110,3 @@ def test_parting_items_of_a_sample_are_joined_by_one_gather() -> None:
     together = same_microbatches(MODEL, shapes, np.zeros(2, np.int64), np.zeros(2, np.int64), np.arange(2))
     alone = DecoupledScheduler().schedule(shapes, layout, together, profile)
     assert memory.peak_bytes(program).max() < memory.peak_bytes(alone).max()
-
-
-def test_layouts_and_routes_that_it_has_no_rule_for_are_refused() -> None:
-    shapes = samples((10, [40]), (10, [40]))
-    profile = profile_for(ranks=4, batch=2)
-    vision, llm = MODEL.modules
-    first_stage = Layout((placed(vision, [[[0]]]), placed(llm, [[[0], [1]]])), 2)
-    zero = np.zeros(2, np.int64)
-    with pytest.raises(IncompatibleError, match="the same ranks as llm"):
-        DecoupledScheduler().schedule(
-            shapes, first_stage, same_microbatches(MODEL, shapes, zero, zero, np.arange(2)), profile
-        )
-    layout = pair_layout(Degrees(1, 1, 1, 4), Degrees(2, 1, 1, 2), colocated=True, num_ranks=4, batch=2)
-    right = SpreadItems().assign(shapes, layout, profile)
-    wrong = ModuleAssignment((right.modules[0].replica + 2) % 4, right.modules[0].microbatch)
-    with pytest.raises(IncompatibleError, match="which does not feed"):
-        DecoupledScheduler().schedule(shapes, layout, Assignment((wrong, right.modules[1])), profile)

@@ -43,9 +43,8 @@ FRAMEWORKS = {
     "products split": FrameworkOptions(tp_overlap=0.7),
     "encoders whole": FrameworkOptions(encoder_sp=False, encoder_cp=False),
     "gradients in bf16": FrameworkOptions(grad_dtype="bf16", overlap_grad_reduce=False),
-    "labelled head": FrameworkOptions(head_tokens="labelled"),
-    "labelled head on whole hidden states": FrameworkOptions(
-        head_tokens="labelled", cross_entropy="eager", sequence_parallel=False, tp_overlap=0.5
+    "eager loss on whole hidden states": FrameworkOptions(
+        cross_entropy="eager", sequence_parallel=False, tp_overlap=0.5
     ),
     "fused loss": FrameworkOptions(cross_entropy="fused", grad_dtype="bf16"),
     "eager loss": FrameworkOptions(cross_entropy="eager"),

@@ -15,10 +15,11 @@ from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, LayoutRequest
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
 from entrain_bench_strategies.braid.planner import Shape, ShapeWork, place, split_layers
-from support.builders import AV_MODEL, av_samples, profile_of, random_samples, tiny_cluster, tiny_job, tiny_model
+from support.builders import profile_of, random_samples, tiny_cluster, tiny_job, tiny_model
 
 type Row = tuple[Sequence[int], bool, float]
 
@@ -133,12 +134,9 @@ MODEL = tiny_model(encoder=6, llm=6)
 BRAID = Strategy("braid", BraidPlanner(num_trials=4), BraidAssigner(), BraidScheduler(rollouts=16))
 
 
-def profile_for(model: object = MODEL, **request: int) -> Profile:
-    job = tiny_job(model, tiny_cluster(2, 4), request=LayoutRequest(**request))  # type: ignore[arg-type]
-    shapes = (
-        av_samples(np.random.default_rng(0), 64) if model is AV_MODEL else random_samples(np.random.default_rng(0), 64)
-    )
-    return profile_of(job, shapes)
+def profile_for(model: ModelSpec = MODEL, **request: int) -> Profile:
+    job = tiny_job(model, tiny_cluster(2, 4), request=LayoutRequest(**request))
+    return profile_of(job, random_samples(np.random.default_rng(0), 64))
 
 
 def shape(tp: int = 2, pp: int = 2, dp: int = 2, **changes: object) -> Shape:

@@ -1,4 +1,4 @@
-"""Small runs by command line, and traces for them."""
+"""Small runs by command line."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import json
 import shlex
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from entrain_bench.cli import run_command
 from entrain_bench.commands.help import takes, verbs
@@ -39,19 +36,3 @@ def asked(line: str) -> tuple[str, Request[Any]]:
 
 def records(folder: Path) -> list[dict[str, object]]:
     return [json.loads(path.read_text()) for path in sorted((folder / "runs").rglob("*.json"))]
-
-
-def write_trace(path: Path, sizes: list[float], **changes: object) -> None:
-    columns = {
-        "sample_id": pa.array(range(len(sizes)), pa.int32()),
-        "n_images": pa.array([1] * len(sizes), pa.int16()),
-        "image_widths": pa.array([[s] for s in sizes]),
-        "image_heights": pa.array([[s] for s in sizes]),
-        "text_chars": pa.array([100] * len(sizes), pa.int32()),
-    }
-    for name, column in changes.items():
-        if column is None:
-            del columns[name]
-        else:
-            columns[name] = pa.array(column)
-    pq.write_table(pa.table(columns), path)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import tarfile
 import wave
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,7 +20,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from entrain_bench_workloads.dataset import scan as scan_module
-from entrain_bench_workloads.dataset.scan import Job, ScanReport, Tally, scan_shard
+from entrain_bench_workloads.dataset.scan import Job, ScanReport, scan_shard
 
 IMAGES = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 TURNS = pa.list_(pa.struct([("user", pa.string()), ("assistant", pa.string())]))
@@ -26,22 +28,40 @@ TURNS = pa.list_(pa.struct([("user", pa.string()), ("assistant", pa.string())]))
 
 @cache
 def image_bytes(width: int, height: int, kind: str = "JPEG", orientation: int = 0) -> bytes:
-    buffer = io.BytesIO()
-    exif = Image.Exif()
-    if orientation:
-        exif[0x0112] = orientation
-    Image.new("RGB", (width, height), (90, 90, 90)).save(buffer, kind, exif=exif)
-    return buffer.getvalue()
+    """A grey image of a size."""
+    return _encoded(Image.new("RGB", (width, height), (90, 90, 90)), kind, orientation)
 
 
 @cache
 def picture_bytes(width: int, height: int, seed: int = 0, kind: str = "PNG", orientation: int = 0) -> bytes:
     """An image of a size and of colours that are another seed's nowhere."""
+    return _encoded(picture(width, height, seed), kind, orientation)
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    """The same, not encoded."""
     coarse = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    buffer, exif = io.BytesIO(), Image.Exif()
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def png_of(width: int, height: int, pixels: bytes = b"", bits: int = 8, colors: int = 2) -> bytes:
+    """A PNG of a size and of compressed pixels, which need not fit it."""
+    header = struct.pack(">IIBBBBB", width, height, bits, colors, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*chunk) for chunk in chunks)
+
+
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    """A part of a PNG."""
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def _encoded(image: Image.Image, kind: str, orientation: int) -> bytes:
+    buffer = io.BytesIO()
+    exif = Image.Exif()
     if orientation:
         exif[0x0112] = orientation
-    Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(buffer, kind, exif=exif)
+    image.save(buffer, kind, exif=exif)
     return buffer.getvalue()
 
 
@@ -49,26 +69,26 @@ def sound_bytes(seconds: float, hz: float = 440.0, rate: int = 16000) -> bytes:
     """A tone of a length, half as loud on the second of two channels."""
     times = np.arange(round(seconds * rate)) / rate
     tone = np.round(20000 * np.sin(2 * np.pi * hz * times))
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(2)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes(np.stack([tone, tone / 2], axis=1).astype("<i2").tobytes())
-    return buffer.getvalue()
+    return _wave(np.stack([tone, tone / 2], axis=1), rate)
 
 
 def wav_bytes(seconds: float, rate: int = 16000) -> bytes:
+    """Silence of a length."""
+    return _wave(np.zeros((round(seconds * rate), 1)), rate)
+
+
+def _wave(frames: np.ndarray, rate: int) -> bytes:
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
+        file.setnchannels(frames.shape[1])
         file.setsampwidth(2)
         file.setframerate(rate)
-        file.writeframes(bytes(2 * round(seconds * rate)))
+        file.writeframes(frames.astype("<i2").tobytes())
     return buffer.getvalue()
 
 
 def video_bytes(width: int, height: int, frames: int, rate: int = 10, kind: str = "mp4", shades: bool = False) -> bytes:
+    """Grey frames of a size; of rising shades, frame n of shade 6 n."""
     import av
 
     buffer = io.BytesIO()
@@ -96,6 +116,7 @@ def write_finevision(path: Path, rows: Sequence[tuple[Sequence[bytes], Sequence[
 
 
 def write_tar(path: Path, members: Sequence[tuple[str, bytes]], mode: str = "w") -> None:
+    """A tar file of members in their order."""
     with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
         for name, content in members:
             info = tarfile.TarInfo(name)
@@ -104,6 +125,7 @@ def write_tar(path: Path, members: Sequence[tuple[str, bytes]], mode: str = "w")
 
 
 def write_jsonl(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """A record a line."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
@@ -113,7 +135,8 @@ def scan_here(source: Any, output: Path, tokenizer: str | None = "bytes") -> Pat
     return output
 
 
-def run_here(_: object, jobs: Iterable[Job], *__: object) -> Iterator[tuple[Job, Tally | str]]:
+def run_here(_: object, jobs: Iterable[Job], *__: object) -> Iterator[tuple[Job, ScanReport | str]]:
+    """Run tasks like ``run_parallel``, in this process."""
     return ((job, scan_shard(job)) for job in jobs)
 
 
@@ -126,5 +149,6 @@ def write_repeated(path: Path, entries: int, column: str = "texts", value: str |
 
 
 def scan_report(source: Any, output: Path, tokenizer: str | None = None) -> ScanReport:
+    """Result of a scan in this process."""
     with patch.object(scan_module, "run_parallel", run_here):
         return scan_module.Scan(source=source, workers=1, tokenizer=tokenizer).run(output)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, is_colocated
@@ -10,10 +9,8 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.specs.job import Degrees
 from entrain_bench_strategies.hetero import (
     BatchSlices,
-    ColocatedPlanner,
     ColocatedScheduler,
     GraphAwareScheduler,
-    NoncolocatedPlanner,
     Pair,
     place_pair,
 )
@@ -42,8 +39,3 @@ def program_of(layout: Layout, count: int, microbatch_size: int = 1, passes_of_e
     program = parts.schedule(shapes, layout, assignment, profile)
     check_program(program)
     return program
-
-
-def system(planner: ColocatedPlanner | NoncolocatedPlanner) -> Strategy:
-    scheduler = ColocatedScheduler() if isinstance(planner, ColocatedPlanner) else GraphAwareScheduler()
-    return Strategy("hetero", planner, BatchSlices(), scheduler)

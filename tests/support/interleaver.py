@@ -1,157 +1,68 @@
-"""Actions for DIP's interleaver, and the interleaver once more, from the definition and in plain Python."""
+"""The list scheduler once more, from the definition and in plain Python, and random actions of one lane each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from entrain_bench.balancing.chunk_groups import split_by_label
-from entrain_bench.balancing.listing import BACKWARD, FORWARD, ListedActions, Wish, list_schedule
-from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
+from entrain_bench.balancing.listing import BACKWARD, ListedActions
+from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
+from support.braid import Row, actions_of
 
 
-class Single(NamedTuple):
-    """Actions of one lane each, whose results are there at once."""
+class Case(NamedTuple):
+    """What the list scheduler knows of actions."""
 
-    lane: IntArray
-    is_backward: IntArray
-    duration_s: FloatArray
-    priority: FloatArray
+    actions: ListedActions
     group: IntArray
-    size_bytes: IntArray
-    num_waits: IntArray
-    user_offsets: IntArray
-    user_actions: IntArray
+    priority: FloatArray
 
 
-def in_order(actions: Single, lane_set: IntArray, room_bytes: IntArray) -> tuple[IntArray, FloatArray, int]:
-    """Slot and end of every action, and the number of forced forwards, of all sets."""
-    count, num_lanes = len(actions.lane), len(room_bytes)
-    none, at_once = np.zeros(count, np.int64), np.zeros(count)
-    whole = ListedActions(
-        lane_offsets=np.arange(count + 1),
-        lanes=actions.lane,
-        station=np.arange(num_lanes),
-        room_bytes=room_bytes,
-        user_delay_s=np.zeros(len(actions.user_actions)),
-        **{name: getattr(actions, name) for name in ListedActions._fields if hasattr(actions, name)},
-        **dict.fromkeys(("of_llm", "backward", "kept_bytes"), none),
-        **dict.fromkeys(("send_s", "receive_s", "tail_s", "kept_s"), at_once),
-    )
-    slot, end_s, forced = np.zeros(count, np.int64), np.zeros(count), 0
-    for one, own in enumerate(split_by_label(lane_set[actions.lane], 1 + int(lane_set.max()))):
-        if not len(own):
-            continue
-        part, turn = whole.of(own, np.flatnonzero(lane_set == one)), np.zeros(len(own), np.int64)
-        wish = Wish(actions.group[own], actions.priority[own], np.zeros_like(own), True)
-        forced += list_schedule(part, wish, turn)[1]
-        free_s, ready_s, num_run = np.zeros(num_lanes), np.zeros(count), np.zeros(num_lanes, np.int64)
-        for action in own[np.argsort(turn)]:
-            lane = actions.lane[action]
-            slot[action], num_run[lane] = num_run[lane], num_run[lane] + 1
-            free_s[lane] = end_s[action] = max(free_s[lane], ready_s[action]) + actions.duration_s[action]
-            users = actions.user_actions[actions.user_offsets[action] : actions.user_offsets[action + 1]]
-            ready_s[users] = np.maximum(ready_s[users], end_s[action])
-    return slot, end_s, forced
-
-
-def linked(edges: Iterable[tuple[int, int]], **columns: IntArray | FloatArray) -> Single:
-    count = len(columns["lane"])
-    source, user = np.array(sorted(edges), np.int64).reshape(-1, 2).T
-    return Single(
-        **columns,
-        num_waits=np.bincount(user, minlength=count),
-        user_offsets=offsets_from_counts(np.bincount(source, minlength=count)),
-        user_actions=np.ascontiguousarray(user),
-    )
-
-
-def sequential_pipeline(
-    stages: int, count: int, forward_s: float, backward_s: float, room: int
-) -> tuple[list[list[str]], float, int]:
-    """The interleaver on one module of uniform microbatches: the order of every lane, makespan and forced forwards.
-
-    Every forward adds one byte.
-    """
-    forward = np.arange(count * stages).reshape(count, stages)
-    backward = forward + forward.size
-    edges = [
-        *zip(forward[:, :-1].ravel(), forward[:, 1:].ravel(), strict=True),
-        *zip(backward[:, 1:].ravel(), backward[:, :-1].ravel(), strict=True),
-        *zip(forward[:, -1], backward[:, -1], strict=True),
-    ]
-    index = np.arange(forward.size)
-    microbatch = np.tile(index // stages, 2)
-    actions = linked(
-        edges,
-        lane=np.tile(index % stages, 2),
-        is_backward=np.repeat([FORWARD, BACKWARD], forward.size),
-        duration_s=np.repeat([forward_s, backward_s], forward.size),
-        priority=microbatch.astype(np.float64),
-        group=microbatch,
-        size_bytes=np.ones(2 * forward.size, np.int64),
-    )
-    slot, end, forced = in_order(actions, np.zeros(stages, np.int64), np.full(stages, room))
-    lanes = []
-    for stage in range(stages):
-        mine = np.concatenate([forward[:, stage], backward[:, stage]])
-        names = [f"F{m}" for m in range(count)] + [f"B{m}" for m in range(count)]
-        lanes.append([names[i] for i in np.argsort(slot[mine])])
-    return lanes, float(end.max()), forced
-
-
-def random_actions(rng: np.random.Generator) -> tuple[Single, IntArray, IntArray]:
-    """Groups of chunks on lanes of their set, with the set of each lane and often too little room.
+def random_actions(rng: np.random.Generator) -> Case:
+    """Groups of chunks on some lanes, often with too little room.
 
     Every chunk's backward waits for its forward; chunks of a group wait for each other, backwards the other way round.
     """
-    lane_set = rng.permutation(np.repeat(np.arange(3), rng.integers(1, 4, 3)))
-    rows, edges = [], []
-    for one in range(3):
-        lanes = np.flatnonzero(lane_set == one)
-        for group in range(int(rng.integers(1, 5))):
-            first = len(rows)
-            places = rng.choice(lanes, int(rng.integers(1, len(lanes) + 4)))
-            chunks, sizes = len(places), rng.integers(0, 4, len(places))
-            for kind in (FORWARD, BACKWARD):
-                rows += [(lane, kind, group, size) for lane, size in zip(places, sizes, strict=True)]
-            for chunk in range(chunks):
-                edges.append((first + chunk, first + chunks + chunk))
-                for before in np.flatnonzero(rng.random(chunk) < 0.5).tolist():
-                    edges.append((first + before, first + chunk))
-                    edges.append((first + chunks + chunk, first + chunks + before))
-    lane, is_backward, group, size = np.array(rows, np.int64).T.copy()
-    actions = linked(
-        edges,
-        lane=lane,
-        is_backward=is_backward,
-        duration_s=rng.integers(1, 6, len(rows)).astype(np.float64),
-        priority=rng.permutation(len(rows)).astype(np.float64),
-        group=group,
-        size_bytes=size,
-    )
-    return actions, lane_set, rng.integers(0, 16, len(lane_set))
+    num_lanes = int(rng.integers(1, 4))
+    # All lanes are there.
+    rows: list[Row] = [((num_lanes - 1,), False, 1.0)]
+    groups, sizes, edges = [0], [0], list[tuple[int, int, float]]()
+    for group in range(int(rng.integers(1, 5))):
+        first = len(rows)
+        places = rng.integers(num_lanes, size=int(rng.integers(1, num_lanes + 4)))
+        chunks = len(places)
+        for backward in (False, True):
+            rows += [((int(lane),), backward, float(rng.integers(1, 6))) for lane in places]
+        groups += 2 * chunks * [group]
+        sizes += 2 * rng.integers(0, 4, chunks).tolist()
+        for chunk in range(chunks):
+            edges.append((first + chunk, first + chunks + chunk, 0.0))
+            for before in np.flatnonzero(rng.random(chunk) < 0.5).tolist():
+                edges.append((first + before, first + chunk, 0.0))
+                edges.append((first + chunks + chunk, first + chunks + before, 0.0))
+    actions = actions_of(rows, edges, sizes=sizes)._replace(room_bytes=rng.integers(0, 16, num_lanes))
+    return Case(actions, np.array(groups), rng.permutation(len(rows)).astype(np.float64))
 
 
 class Reference:
-    """The interleaver as its docstrings state it, without queues, caches or compilation."""
+    """The list scheduler as its docstrings state it, without queues, caches or compilation."""
 
-    def __init__(self, actions: Single, lane_set: IntArray, room_bytes: IntArray) -> None:
-        self.actions, self.room = actions, room_bytes
-        count, num_lanes = len(actions.lane), len(lane_set)
+    def __init__(self, case: Case) -> None:
+        self.actions, self.group, self.priority = case
+        actions = self.actions
+        self.room, self.lane = actions.room_bytes, actions.lanes
+        count, num_lanes = len(self.lane), len(self.room)
         self.inputs: list[list[int]] = [[] for _ in range(count)]
         for source, user in zip(rows_of(actions.user_offsets), actions.user_actions, strict=True):
             self.inputs[user].append(int(source))
         self.slot, self.end = np.full(count, -1), np.zeros(count)
         self.free, self.last_pass, self.num_run = np.zeros(num_lanes), [BACKWARD] * num_lanes, [0] * num_lanes
         self.forced = 0
-        for one in np.unique(lane_set):
-            while self.step(np.flatnonzero(lane_set == one).tolist()):
-                pass
+        while self.step(range(num_lanes)):
+            pass
 
-    def step(self, lanes: list[int]) -> bool:
+    def step(self, lanes: range) -> bool:
         actions, best = self.actions, [self.choice(lane) for lane in lanes]
         best = [action for action in best if action is not None]
         if best:
@@ -160,20 +71,20 @@ class Reference:
             stuck = [action for lane in lanes for action in self.ready(lane)]
             if not stuck:
                 return False
-            action = min(stuck, key=lambda a: (actions.group[a], actions.priority[a]))
+            action = min(stuck, key=lambda a: (self.group[a], self.priority[a]))
             self.forced += 1
-        lane = actions.lane[action]
+        lane = self.lane[action]
         self.end[action] = self.free[lane] = self.begin(action) + actions.duration_s[action]
         self.slot[action], self.last_pass[lane] = self.num_run[lane], actions.is_backward[action]
         self.num_run[lane] += 1
         return True
 
     def ready(self, lane: int) -> list[int]:
-        mine = np.flatnonzero((self.actions.lane == lane) & (self.slot < 0)).tolist()
+        mine = np.flatnonzero((self.lane == lane) & (self.slot < 0)).tolist()
         return [action for action in mine if all(self.slot[source] >= 0 for source in self.inputs[action])]
 
     def begin(self, action: int) -> float:
-        return max([float(self.free[self.actions.lane[action]]), *(float(self.end[i]) for i in self.inputs[action])])
+        return max([float(self.free[self.lane[action]]), *(float(self.end[i]) for i in self.inputs[action])])
 
     def choice(self, lane: int) -> int | None:
         """The backward or the forward that begins first; in turn if both could have begun when the lane was free."""
@@ -181,7 +92,7 @@ class Reference:
         for action in self.ready(lane):
             if self.actions.is_backward[action] or self.admitted(action):
                 queues[self.actions.is_backward[action]].append(action)
-        fronts = [min(q, key=lambda a: (self.begin(a), self.actions.priority[a])) for q in queues if q]
+        fronts = [min(q, key=lambda a: (self.begin(a), self.priority[a])) for q in queues if q]
         if len(fronts) < 2:
             return fronts[0] if fronts else None
         forward, backward = fronts
@@ -191,14 +102,14 @@ class Reference:
 
     def admitted(self, forward: int) -> bool:
         """Whether the forward fits, and with it all that the open groups up to its own hold and will hold."""
-        actions, lane = self.actions, self.actions.lane[forward]
-        mine, done = actions.lane == lane, self.slot >= 0
+        actions, lane = self.actions, self.lane[forward]
+        mine, done = self.lane == lane, self.slot >= 0
         sizes = actions.size_bytes
         held = (
             sizes[mine & done & (actions.is_backward == 0)].sum()
             - sizes[mine & done & (actions.is_backward == 1)].sum()
         )
-        first_open, own = actions.group[mine & ~done].min(), actions.group[forward]
+        first_open, own = self.group[mine & ~done].min(), self.group[forward]
         # A group will hold what its forwards add, less what its backwards have freed.
-        due = sizes[mine & ~done & (actions.is_backward == 1) & (actions.group <= own)].sum()
+        due = sizes[mine & ~done & (actions.is_backward == 1) & (self.group <= own)].sum()
         return bool(held + sizes[forward] <= self.room[lane] and (own == first_open or due <= self.room[lane]))

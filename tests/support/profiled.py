@@ -19,15 +19,13 @@ from entrain_bench.costs.profiled.file import (
     write_profile,
 )
 from entrain_bench.costs.profiled.layers import held_segments, num_segments, score_elements
-from entrain_bench.specs.framework import ALL, LABELLED
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.profiling.timing import packs_of, targets_of
 
 TOKENS = (1, 16, 256, 4096, 65536, 1048576)
-# Seconds of a layer's forward: once, a token, a score, a segment, a labelled token of a head that tells them apart; and
-# of a stage once and a token.
-ONCE_S, TOKEN_S, SCORE_S, SEGMENT_S, LABELLED_S = 1e-4, 1e-6, 1e-10, 2e-6, 3e-5
+# Seconds of a layer's forward: once, a token, a score, a segment; and of a stage once and a token.
+ONCE_S, TOKEN_S, SCORE_S, SEGMENT_S = 1e-4, 1e-6, 1e-10, 2e-6
 # Of a token that is gathered from other context-parallel ranks.
 GATHERED_S = 4e-7
 STAGE_S, STAGE_TOKEN_S = 5e-5, 1e-8
@@ -71,13 +69,12 @@ def profile_of_formula(
         attention = next(layer for layer in target.module.kinds if layer.kind == target.kind).attention
         for lengths in (lengths for total in tokens for lengths in packs_of(target, total)):
             for depth in target.depths:
-                labelled = target.labelled(sum(lengths))
-                seconds = depth * (layer_s(attention, lengths, target.tp, target.cp) + LABELLED_S * labelled)
+                seconds = depth * layer_s(attention, lengths, target.tp, target.cp)
                 seconds += stage_s(-(-sum(lengths) // target.cp)) if attention else 0.0
                 times = [three(seconds * factor * (1 + error())) for factor in (1.0, BACKWARD, REMADE)]
                 remade = times[2] if attention else ()
                 key = (target.module.name, target.kind, depth, target.tp, lengths)
-                stages.append(StagePoint(*key, *times[:2], remade, 9, labelled, target.cp))
+                stages.append(StagePoint(*key, *times[:2], remade, 9, target.cp))
     steps = tuple(StepPoint(parameters, three(1e-4 + 1e-9 * parameters), 9) for parameters in (1000, 100_000))
     collectives = tuple(
         CollectivePoint(operation, 2, size, three(rounds * (1e-5 + size / share / 1e9)), 9)
@@ -89,8 +86,7 @@ def profile_of_formula(
 
 def subject_of(model: ModelSpec) -> Subject:
     modules = {module.name: module_values(module) for module in model.modules}
-    head = ALL if model.llm.layers[-1].labelled is None else LABELLED
-    return Subject("made up", "cpu", "float32", True, 1, "2.0", "0.1", model.name, modules, head)
+    return Subject("made up", "cpu", "float32", True, 1, "2.0", "0.1", model.name, modules)
 
 
 def three(seconds: float) -> tuple[float, ...]:

@@ -11,10 +11,8 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.workload import Moved
-from entrain_bench_workloads.dataset.parquet import ParquetSource
-from entrain_bench_workloads.dataset.records import RecordSource
+from entrain_bench_workloads.dataset.formats import ParquetSource, RecordSource, TarSource
 from entrain_bench_workloads.dataset.samples import TraceSamples
-from entrain_bench_workloads.dataset.tar import TarSource
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import picture_bytes, scan_here, sound_bytes, write_finevision, write_jsonl, write_tar
 from support.specs import load
@@ -23,6 +21,7 @@ RULES: TokenRules = ModelSpec.from_config(load("model", "tiny_av")).tokens
 
 
 def finevision(folder: Path) -> ParquetSource:
+    """Two files of several row groups: several images, one, none."""
     folder.mkdir(exist_ok=True)
     for file in range(2):
         rows = []
@@ -36,6 +35,7 @@ def finevision(folder: Path) -> ParquetSource:
 
 
 def webdataset(folder: Path) -> TarSource:
+    """Images and sounds with text; one sample is not good."""
     folder.mkdir(exist_ok=True)
     members = []
     for number in range(6):
@@ -52,6 +52,7 @@ def webdataset(folder: Path) -> TarSource:
 
 
 def annotations(folder: Path, lines: bool) -> RecordSource:
+    """LLaVA's JSON, or the same as lines, with a folder of images."""
     (folder / "images").mkdir(parents=True)
     records: list[dict[str, Any]] = []
     for number in range(7):
@@ -78,10 +79,12 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 
 
 def scanned(source: Any, output: Path, **options: Any) -> TraceWorkload:
+    """The trace of a data set, as a workload."""
     return TraceWorkload(path=str(scan_here(source, output, **options)))
 
 
 def opened(workload: TraceWorkload, vocab_size: int = 256, **moved: str) -> tuple[TraceSamples, SampleShapes]:
+    """The samples of a trace that trains, and their shapes."""
     samples = workload.samples(RULES, vocab_size, Moved(**moved))
     assert isinstance(samples, TraceSamples)
     shapes = workload.source(RULES).shapes

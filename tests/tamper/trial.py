@@ -17,7 +17,7 @@ from unittest.mock import patch
 import numpy as np
 
 from entrain_bench.answers.console_table import print_table
-from entrain_bench.answers.report import read_material, report_json
+from entrain_bench.answers.report import read_answer, report_json
 from entrain_bench.answers.tables import run_table
 from entrain_bench.answers.tracking.entries import NOTE_TAG, entries_of
 from entrain_bench.base import files
@@ -152,7 +152,7 @@ def _same_winners(folder: Folder, results: Results, records: Sequence[Record]) -
     if not records:
         return
     try:
-        report = " ".join(json.loads(report_json(read_material(results)))["sentences"])
+        report = " ".join(json.loads(report_json(read_answer(results)[0], str(results.root)))["sentences"])
     except UserError as error:
         raise AssertionError(f"report ended with: {error}") from error
     note = entries_of(results, records, "any", lost=lost)[0].tags[NOTE_TAG]

@@ -85,3 +85,4 @@ def test_a_sound_that_is_too_long_is_cut_and_a_short_one_goes_on_in_silence() ->
     filled = np.concatenate([wave[:960], np.zeros(640, np.float32)])
     np.testing.assert_array_equal(log_mel(wave, 6, 8), log_mel(longer, 6, 8))
     np.testing.assert_array_equal(log_mel(wave[:960], 10, 8), log_mel(filled, 10, 8))
+    np.testing.assert_array_equal(log_mel(wave[:0], 10, 8), log_mel(filled[960:], 10, 8))

@@ -1,5 +1,9 @@
-"""Every workload YAML composes, instantiates and gives valid samples."""
+"""Every workload YAML gives valid samples, the documented columns are the schema, the examples run as written."""
 
+from __future__ import annotations
+
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +14,15 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from entrain_bench.base.errors import UserError
+from entrain_bench.cli import run_command
 from entrain_bench.config.compose import compose as compose_run
 from entrain_bench.config.targets import instantiate
 from entrain_bench.config.tree import config_tree
+from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TileRules, TokenRules
+from entrain_bench_workloads.columns import COLUMNS
+from entrain_bench_workloads.trace import PACKAGED_TRACES, TraceWorkload
+from support.datasets import image_bytes, write_finevision, write_tar
 
 EXPERIMENTS = config_tree()
 NAMES = sorted(path.stem for path in (EXPERIMENTS / "workload").glob("*.yaml"))
@@ -151,3 +160,60 @@ def test_packed_images_fill_sequences_with_up_to_48_of_them() -> None:
     assert counts.max() <= 48
     assert counts.mean() == pytest.approx(19, abs=1)
     assert counts.std() == pytest.approx(7, abs=1)
+
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "workloads.md").read_text()
+JSONL = """
+{"id": "q1", "prompt": "What is this?", "answer": "A cat.", "images": [{"width": 56, "height": 84}]}
+{"id": "q2", "prompt": "Hello", "answer": "Hi", "images": []}
+{"id": "q3", "prompt": "Same?", "answer": "No", "images": [{"width": 56, "height": 56}, {"width": 84, "height": 84}]}
+"""
+
+
+def sizes(shapes: SampleShapes) -> list[tuple[str, int, list[int]]]:
+    """Name, text tokens and the items' LLM tokens of every sample."""
+    rows = zip(shapes.item_offsets[:-1], shapes.item_offsets[1:], strict=True)
+    items = [shapes.item_llm_tokens[low:high].tolist() for low, high in rows]
+    return [(shapes.name_of(row), int(shapes.text_tokens[row]), each) for row, each in enumerate(items)]
+
+
+def test_the_documented_columns_are_the_schema() -> None:
+    table = DOCUMENT.partition("<!-- columns -->\n")[2].partition("<!-- end -->")[0]
+    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:]]
+    found = {row[1].strip("`"): row[5] for row in rows}
+    assert found == {name: column.allowed for name, column in COLUMNS.items()}
+
+
+def test_packaged_traces_have_columns_of_the_schema_only() -> None:
+    for path in PACKAGED_TRACES.glob("*.parquet"):
+        assert {*pd.read_parquet(path).columns} <= {*COLUMNS}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("page", ["README.md", "docs/workloads.md"])
+def test_documented_commands_make_traces(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    Path("shards").mkdir()
+    picture = image_bytes(56, 84)
+    write_finevision(Path("data/train-0.parquet"), [([picture], ["A caption"])])
+    write_tar(Path("shards/a.tar"), [("0.txt", b"A caption"), ("0.jpg", picture)])
+    commands = re.findall(r"^    entrain-bench (trace source.*)$", (ROOT / page).read_text(), re.MULTILINE)
+    assert commands
+    for command in commands:
+        assert run_command([*shlex.split(command), "workers=1"]) == 0
+        shapes = TraceWorkload(path="mine.parquet").source(RULES).shapes
+        assert [(tokens, media) for _, tokens, media in sizes(shapes)] == [(3, [6])]
+
+
+@pytest.mark.wide
+def test_records_that_state_sizes_make_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("samples.jsonl").write_text(JSONL.strip())
+    (options,) = re.findall(r"`(source=llava source.text=.*?)`", DOCUMENT)
+    assert (
+        run_command(["trace", *options.split(), "source.path=samples.jsonl", "output=mine.parquet", "workers=1"]) == 0
+    )
+    shapes = TraceWorkload(path="mine.parquet").source(RULES).shapes
+    assert sizes(shapes) == [("samples.jsonl:0", 5, [6]), ("samples.jsonl:1", 2, []), ("samples.jsonl:2", 2, [4, 9])]

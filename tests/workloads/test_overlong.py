@@ -16,8 +16,7 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.workload import ListedShapes
-from entrain_bench_workloads.overlong import OnOverlong, fitting, truncated
-from entrain_bench_workloads.trace import TraceWorkload
+from entrain_bench_workloads.trace import OnOverlong, TraceWorkload, fitting, truncated
 
 # An LLM token is 28 pixels square; images have 4 of them at least.
 RULES = TokenRules(14, 2, 4, 2, 2.0, 50.0, 2, 30.0, 4.0, context_tokens=10)

@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from entrain_bench.base.errors import UserError
-from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.tokens import TileRules, TokenRules
-from entrain_bench_workloads.pixels import PixelWorkload
-from entrain_bench_workloads.tiles import best_grids, frame_rules, grid_tokens, tiled_images
-from entrain_bench_workloads.tokens import image_items, video_items
-from support.specs import load
+from entrain_bench_workloads.processors import best_grids, frame_rules, grid_tokens, tiled_images
+from entrain_bench_workloads.synthetic import PixelWorkload
+from entrain_bench_workloads.tokens import video_items
 
 SIGLIP = TileRules(pixels=384, encoder_side=27, llm_side=27, max_grid=6, max_llm_tiles=9, max_frames=32)
 INTERNVL = TileRules(pixels=448, encoder_side=32, llm_side=16, max_grid=6, max_llm_tiles=9, max_frames=32)
@@ -82,26 +79,6 @@ def test_frames_are_pooled_and_limited() -> None:
     assert set(items.llm_tokens.tolist()) == {14 * 15}
     assert set(items.encoder_tokens.tolist()) == {729}
     assert frame_rules(INTERNVL).llm_tokens == 8 * 9
-
-
-def test_the_models_rules_decide_whether_images_are_cut() -> None:
-    counts, sides = np.array([1]), np.array([768.0])
-    cut = image_items(counts, sides, sides, RULES, 16384)
-    whole = image_items(counts, sides, sides, replace(RULES, tiles=None), 16384)
-    assert cut.counts.tolist() == [5]
-    assert whole.counts.tolist() == [1]
-    assert video_items(np.array([4.0]), sides, sides, RULES, 1, 2).llm_tokens.tolist() == [210] * 4
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [("max_grid", 0, "max_grid=0: must be from 1 to 32"), ("max_grid", 33, "from 1 to 32"), ("side", 3, "tiles key")],
-)
-def test_wrong_tile_rules_are_named(key: str, value: int, message: str) -> None:
-    config = load("model", "llavaov_llama3_8b")
-    config["tokens"]["tiles"][key] = value
-    with pytest.raises(UserError, match=message):
-        ModelSpec.from_config(config)
 
 
 def pixels(**changed: Any) -> PixelWorkload:

@@ -51,36 +51,6 @@ def test_image_above_the_cap_by_hand() -> None:
     assert tokens(28, 5600, max_tokens=100) == 100
 
 
-def scalar_rule(width: int, height: int, low: int, high: int, factor: int = 28) -> int:
-    """One image at a time, in whole pixels."""
-    snapped = [max(factor, round(side / factor) * factor) for side in (width, height)]
-    pixels = snapped[0] * snapped[1]
-    if pixels > high * factor**2:
-        ratio = math.sqrt(width * height / (high * factor**2))
-        snapped = [max(factor, math.floor(side / ratio / factor) * factor) for side in (width, height)]
-    elif pixels < low * factor**2:
-        ratio = math.sqrt(low * factor**2 / (width * height))
-        snapped = [math.ceil(side * ratio / factor) * factor for side in (width, height)]
-    return snapped[0] * snapped[1] // factor**2
-
-
-@pytest.mark.wide
-@given(
-    st.lists(st.tuples(st.integers(1, 20_000), st.integers(1, 20_000)), min_size=1, max_size=20),
-    st.integers(1, 200),
-    st.integers(0, 20_000),
-)
-def test_image_resize_equals_the_scalar_rule_and_never_exceeds_the_cap(
-    sides: list[tuple[int, int]], low: int, extra: int
-) -> None:
-    widths, heights = np.array(sides, np.float64).T
-    got = image_grids(widths, heights, RULES, low, low + extra).prod(axis=1)
-    expected = [min(scalar_rule(w, h, low, low + extra), low + extra) for w, h in sides]
-    assert np.all((got >= 1) & (got <= low + extra))
-    exact = np.array(expected) < low + extra  # at the cap, cutting the long side may lose part of a row of cells
-    assert np.array_equal(got[exact], np.array(expected)[exact])
-
-
 def test_image_items_encode_every_patch() -> None:
     items = image_items(np.array([0, 2]), np.array([56.0, 84.0]), np.array([56.0, 56.0]), RULES, 16384)
     assert items.counts.tolist() == [0, 2]

@@ -1,4 +1,6 @@
-"""Traces: published quantiles, the sample stream, and every way a file can be wrong."""
+"""Shape traces: packaged ones, those of users, frames without sizes, and how many rows are taken."""
+
+from __future__ import annotations
 
 import hashlib
 from pathlib import Path
@@ -16,22 +18,14 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.workload import ListedShapes
+from entrain_bench_workloads.columns import Take, read_columns
+from entrain_bench_workloads.dataset.source import data_files
 from entrain_bench_workloads.trace import PACKAGED_TRACES, TraceWorkload
 
 # Qwen2.5-VL with a Whisper-like audio encoder.
 RULES = TokenRules(14, 2, 4, 2, 2.0, 50.0, 2, 30.0, 4.0)
 TRACES = sorted(path.name for path in PACKAGED_TRACES.glob("*.parquet"))
 PROBABILITIES = [0.01, 0.5, 0.9, 0.99, 1.0]
-ROWS = {
-    "chartqa_test": 2373,
-    "chartqa_test_by_image": 1449,
-    "opencqa_ocr": 7724,
-    "coco_captions_val2017_by_image": 5000,
-    "mathvision": 3040,
-    "sroie_receipts": 626,
-    "librispeech": 13889,
-    "nextqa_oe_by_video": 5440,
-}
 # From the traces' provenance: LLM tokens of all items of a row.
 TOKEN_QUANTILES = {
     "chartqa_test_by_image": [121, 580, 720, 1372, 1856],
@@ -42,15 +36,6 @@ TOKEN_QUANTILES = {
     "nextqa_oe_by_video": [2210, 11339, 26611, 43144, 66960],
 }
 SECONDS_QUANTILES = [1.9, 6.5, 15.2, 22.4, 35.2]
-WORD_QUANTILES = {
-    "chartqa_test_by_image": [8, 18, 33, 52, 100],
-    "opencqa_ocr": [21, 78, 134, 202, 379],
-    "coco_captions_val2017_by_image": [42, 51, 60, 70, 90],
-    "mathvision": [12, 51, 139, 290, 548],
-    "sroie_receipts": [61, 109, 168, 204, 240],
-    "nextqa_oe_by_video": [52, 135, 180, 226, 351],
-    "librispeech": [3, 19, 43, 60, 119],
-}
 
 
 def half_up(values: Any) -> list[int]:
@@ -66,20 +51,9 @@ def sources() -> dict[str, ListedShapes]:
     return {Path(name).stem: TraceWorkload(path=name).source(RULES) for name in TRACES}
 
 
-def test_all_traces_are_packaged_with_their_rows(sources: dict[str, ListedShapes]) -> None:
-    assert {name: len(source.shapes) for name, source in sources.items()} == ROWS
-
-
 @pytest.mark.parametrize("name", TOKEN_QUANTILES)
 def test_token_quantiles_of_the_provenance(name: str, sources: dict[str, ListedShapes]) -> None:
     assert half_up(np.quantile(item_tokens(sources[name].shapes), PROBABILITIES)) == TOKEN_QUANTILES[name]
-
-
-@pytest.mark.parametrize("name", WORD_QUANTILES)
-def test_word_quantiles_of_the_provenance(name: str) -> None:
-    words = pd.read_parquet(PACKAGED_TRACES / f"{name}.parquet", columns=["text_words"])["text_words"]
-    got = np.quantile(words, PROBABILITIES)
-    assert np.abs(got - WORD_QUANTILES[name]).max() <= 0.6  # the provenance does not say how halves were rounded
 
 
 def test_speech_seconds_of_the_provenance(sources: dict[str, ListedShapes]) -> None:
@@ -199,34 +173,27 @@ def test_working_directory_and_packaged_names(tmp_path: Path, monkeypatch: pytes
     [
         ({"text_chars": []}, "has no rows"),
         ({"image_widths": [[1]], "image_heights": [[1]]}, "needs a column text_tokens or text_chars"),
-        ({"text_chars": pa.nulls(2)}, "needs a column text_tokens or text_chars"),
         ({"text_chars": [1, -3]}, r"row 2, column text_chars: -3\.0; must be a whole number from 0"),
         ({"text_chars": [1, None]}, "row 2, column text_chars: nan"),
         ({"text_chars": [1.5]}, r"row 1, column text_chars: 1\.5; must be a whole number"),
         ({"text_chars": ["9"]}, "column text_chars: holds string; must be numbers"),
         ({"text_chars": [1], "image_widths": [[5]]}, "column image_heights is missing"),
-        ({"text_chars": [1], "image_heights": [[5]]}, "column image_widths is missing"),
         ({"text_chars": [1], "image_widths": [[5]], "image_height": [[5]]}, "column image_height: unknown"),
         ({"text_chars": [1], "image_widths": [5], "image_heights": [5]}, "column image_widths: has type int64"),
-        ({"text_chars": [1], "image_widths": [["a"]], "image_heights": [["b"]]}, "column image_widths: holds string"),
         (
             {"text_chars": [1, 1], "image_widths": [[5], [5, 6]], "image_heights": [[5], [5]]},
             "row 2, column image_heights",
         ),
-        ({"text_chars": [1, 1], "image_widths": [[5], [0]], "image_heights": [[5], [5]]}, "row 2, column image_widths"),
         ({"text_chars": [1, 1], "image_widths": [[5, 5], []], "image_heights": [[5, -2], []]}, "row 1, column image_h"),
         ({"text_chars": [1], "image_widths": [[float("nan")]], "image_heights": [[5.0]]}, "column image_widths: nan"),
-        ({"text_chars": [1], "image_widths": [[None, 4]], "image_heights": [[5, 5]]}, "column image_widths: nan"),
         ({"text_chars": [1], "image_widths": [[1]], "image_heights": [[201]]}, "1x201 pixels; must be of sides within"),
         ({"text_chars": [1, 1], "audio_seconds": [1.0, 0.0]}, r"row 2, column audio_seconds: 0\.0; must be a number"),
         *(({"text_chars": [1], "audio_seconds": [wrong]}, "row 1, column audio_seconds") for wrong in WRONG_SECONDS),
         ({"text_chars": [1], "video_seconds": [1.0]}, "row 1, column image_widths: 0; must be the size of the frames"),
-        ({"text_chars": [1], "n_images": [2], "image_widths": [[9]], "image_heights": [[9]]}, "row 1, column n_images"),
         ({"text_chars": [1], "n_images": [1], "video_seconds": [1.0], **ONE_IMAGE}, r"row 1, column n_images: 1\.0"),
         ({"text_chars": [4, 0]}, r"row 2, column text_chars: 0\.0; must be positive in a row without images"),
         ({"text_chars": [4], "sample_id": [0.5]}, "column sample_id: has type double; must be integers or strings"),
         ({"text_chars": [4, 4], "sample_id": ["a", None]}, "row 2, column sample_id: null"),
-        ({"text_chars": [4] * 4, "sample_id": [7, 5, 7, 5]}, "row 3, column sample_id: 7; must be unique, but row 1"),
         (
             {"text_chars": [4] * 3, "sample_id": ["b", "a", "a"]},
             "row 3, column sample_id: a; must be unique, but row 2",
@@ -274,13 +241,6 @@ def test_text_that_is_no_utf8(tmp_path: Path) -> None:
             TraceWorkload(path=str(path)).source(RULES)
 
 
-@pytest.mark.parametrize("key", ["max_image_tokens", "min_video_frame_tokens", "max_video_frame_tokens"])
-def test_bad_limits(key: str) -> None:
-    for value in (0, 2.5, True):
-        with pytest.raises(UserError, match=f"workload.{key}={value}"):
-            TraceWorkload(path="mathvision.parquet", **{key: value})  # type: ignore[arg-type]
-
-
 def test_limits_in_the_wrong_order() -> None:
     with pytest.raises(UserError, match="max_video_frame_tokens=100: must be at least min_video_frame_tokens=128"):
         TraceWorkload(path="mathvision.parquet", max_video_frame_tokens=100)
@@ -288,3 +248,93 @@ def test_limits_in_the_wrong_order() -> None:
         TraceWorkload(path="mathvision.parquet", max_image_tokens=3).source(RULES)
     with pytest.raises(UserError, match=r"workload\.path=''"):
         TraceWorkload(path="")
+
+
+FRAME = (640.0, 360.0)
+
+
+def trace(folder: Path, **columns: Any) -> Path:
+    path = folder / "t.parquet"
+    pd.DataFrame({"text_tokens": [5] * len(columns["video_seconds"]), **columns}).to_parquet(path)
+    return path
+
+
+def test_zeros_and_missing_entries_are_filled_and_others_stay(tmp_path: Path) -> None:
+    path = trace(
+        tmp_path,
+        video_seconds=[4.0, 4.0, 4.0, None, 4.0],
+        image_widths=[[100, 0], [100, 320], [], [50], [30]],
+        image_heights=[[90, 0], [90, 240], [], [60], [40]],
+        n_images=[1, 1, 0, 1, 1],
+    )
+    found = read_columns(path, frame_size=FRAME)
+    assert found.num_images.tolist() == [1, 1, 0, 1, 1]
+    assert found.image_widths.tolist() == [100, 100, 50, 30]
+    assert found.frame_widths.tolist() == [640, 320, 640, 640]
+    assert found.frame_heights.tolist() == [360, 240, 360, 360]
+
+
+def test_without_any_sizes_all_frames_have_it(tmp_path: Path) -> None:
+    path = trace(tmp_path, video_seconds=[4.0, None, 2.0])
+    found = read_columns(path, frame_size=FRAME)
+    assert found.frame_widths.tolist() == [640, 640]
+    shapes = TraceWorkload(path=str(path), frame_size=[640, 360]).source(RULES).shapes
+    # 640 x 360 is 23 x 13 cells of 28 pixels; 2 frames a second, 2 a group.
+    assert shapes.item_llm_tokens.tolist() == [23 * 13] * 6
+    np.testing.assert_array_equal(np.diff(shapes.item_offsets), [4, 0, 2])
+
+
+def test_without_the_flag_the_row_is_named_and_the_flag(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"row 1, .*workload.frame_size=\[640,360\]"):
+        read_columns(trace(tmp_path, video_seconds=[4.0]))
+    zero = trace(tmp_path, video_seconds=[4.0], image_widths=[[0]], image_heights=[[0]])
+    with pytest.raises(UserError, match=r"row 1, column image_widths: 0.0; .*workload.frame_size"):
+        read_columns(zero)
+    # An image has no size of frames.
+    image = trace(tmp_path, video_seconds=[4.0], image_widths=[[0, 9]], image_heights=[[9, 9]])
+    with pytest.raises(UserError, match=r"row 1, column image_widths: 0.0"):
+        read_columns(image, frame_size=FRAME)
+
+
+@pytest.mark.parametrize("size", [[640], [640, 0], [640.5, 360], [1, 500], [True, 1]])
+def test_bad_sizes_are_one_line(size: list[Any]) -> None:
+    with pytest.raises(UserError, match=r"workload.frame_size=.*must be \[width, height\]"):
+        TraceWorkload(path="x.parquet", frame_size=size)
+
+
+@pytest.mark.parametrize(
+    ("text", "of_ten", "of_three"),
+    [("all", 10, 3), ("first:4", 4, 3), ("first:50%", 5, 2), ("first:1%", 1, 1)],
+)
+def test_shares_and_numbers(text: str, of_ten: int, of_three: int) -> None:
+    take = Take.parse(text, "take")
+    assert (take.of(10), take.of(3), take.of(0)) == (of_ten, of_three, 0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "first", "first:0", "first:-1", "first:1.5", "first:101%", "first:0%", "last:3", "10%"]
+)
+def test_others_are_one_line(text: str) -> None:
+    with pytest.raises(UserError, match=r"workload.take=.*must be"):
+        Take.parse(text, "workload.take")
+
+
+def test_a_trace_gives_its_first_rows_whatever_its_row_groups(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pd.DataFrame({"text_tokens": range(1, 11)}).to_parquet(path, row_group_size=3)
+    assert pq.read_metadata(path).num_row_groups == 4
+    for take, count in (("first:4", 4), ("first:60%", 6), ("all", 10)):
+        shapes = TraceWorkload(path=str(path), take=take).source(RULES).shapes
+        assert shapes.text_tokens.tolist() == list(range(1, count + 1))
+
+
+def test_files_are_taken_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b/2.parquet", "a/1.parquet", "c.parquet", "a/x.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    found = data_files(str(tmp_path), (".parquet",), Take.parse("first:2", "take"))
+    assert [file.label for file in found] == ["a/1.parquet", "b/2.parquet"]
+    everything = data_files(str(tmp_path / "**" / "*.parquet"), (".parquet",), Take())
+    assert [file.label for file in everything] == ["a/1.parquet", "b/2.parquet", "c.parquet"]
+    with pytest.raises(UserError, match=r"source.path=.*has no .tar files"):
+        data_files(str(tmp_path), (".tar",), Take())

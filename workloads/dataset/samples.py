@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,10 @@ from entrain_bench.specs.tokens import TileRules, TokenRules
 from entrain_bench.specs.workload import Moved, Pixels, Sound
 
 from ..columns import TraceColumns
-from .decode import STATED_WITHIN_S, VideoFrames, decoded_image, decoded_sound, image_tiles, resized, tile_of
-from .fields import FileSource
-from .files import DataFile
-from .interface import BadSampleError, Limits, RawSample, Reason, one_line
-from .parquet import ParquetSource
-from .records import RecordSource
-from .scan import Sizes, measure, read_scan
-from .tar import TarSource
-from .text import BYTES, token_ids, tokenizer_version, vocabulary_of
+from .formats import FileSource, ParquetSource, RecordSource, TarSource
+from .media import STATED_WITHIN_S, VideoFrames, decoded_image, decoded_sound, image_tiles, resized, tile_of
+from .scan import BYTES, Sizes, measure, read_scan, token_ids, tokenizer_version, vocabulary_of
+from .source import BadSampleError, Limits, RawSample, Reason, Shard, one_line
 
 # By the names that a trace uses; a trace can name no other code to run.
 SOURCES: Mapping[str, type[FileSource]] = {kind.__name__: kind for kind in (ParquetSource, RecordSource, TarSource)}
@@ -60,7 +55,7 @@ class TraceSamples:
     """
 
     source: FileSource
-    files: Mapping[str, DataFile]
+    files: Mapping[str, Shard]
     limits: Limits
     tokenizer: str
     rules: TokenRules
@@ -93,10 +88,10 @@ class TraceSamples:
         name = shapes.name_of(sample)
         wanted = int(shapes.text_tokens[sample])
         with _named(name):
-            found = token_ids(self._read(name, text_only=True).texts, self.tokenizer)
-            if len(found) < wanted or (len(found) > wanted and not self.truncates):
-                raise BadSampleError(Reason.CHANGED, f"its text has {len(found)} tokens, the trace says {wanted}")
-        return found[:wanted]
+            tokens = token_ids(self._read(name, text_only=True).texts, self.tokenizer)
+            if len(tokens) < wanted or (len(tokens) > wanted and not self.truncates):
+                raise BadSampleError(Reason.CHANGED, f"its text has {len(tokens)} tokens, the trace says {wanted}")
+        return tokens[:wanted]
 
     def _sample(self, shapes: SampleShapes, item: int) -> tuple[RawSample, Sizes]:
         """Read the sample of an item and check that it equals the trace."""
@@ -118,18 +113,16 @@ class TraceSamples:
             raise BadSampleError(Reason.MISSING, f"no {name} in the scanned data")
         return self.source.record(self.files[label], int(number), self.limits, text_only=text_only)
 
-    def _check(self, shapes: SampleShapes, sample: int, own: SampleShapes) -> None:
-        """Raise ``BadSampleError`` unless the listed items of a sample are the first that were found."""
+    def _check(self, shapes: SampleShapes, sample: int, now: SampleShapes) -> None:
+        """Raise ``BadSampleError`` unless the listed items of a sample are the first that it has now."""
         first, last = shapes.item_offsets[sample : sample + 2].tolist()
         listed = last - first
-        found = own.num_items
-        if found < listed or (found > listed and not self.truncates):
-            raise BadSampleError(Reason.CHANGED, f"it has {found} items, the trace lists {listed}")
+        if now.num_items < listed or (now.num_items > listed and not self.truncates):
+            raise BadSampleError(Reason.CHANGED, f"it has {now.num_items} items, the trace lists {listed}")
         for place in range(listed):
-            now = _size(own, place)
-            then = _size(shapes, first + place)
-            if now != then:
-                raise BadSampleError(Reason.CHANGED, f"its item {place + 1} is {now}, the trace says {then}")
+            sizes = [_size(now, place), _size(shapes, first + place)]
+            if sizes[0] != sizes[1]:
+                raise BadSampleError(Reason.CHANGED, f"its item {place + 1} is {sizes[0]}, the trace says {sizes[1]}")
 
     def _sides(self, shapes: SampleShapes, item: int) -> tuple[int, int]:
         """Return height and width in pixels of an item that is not a tile."""
@@ -152,20 +145,20 @@ class TraceSamples:
     def _frames(self, shapes: SampleShapes, item: int, group: int) -> Pixels:
         """Return the frames of a group of a video; earlier frames are decoded, later frames are not."""
         raw, sizes = self._sample(shapes, item)
-        each = self.rules.temporal_patch_frames
+        many = self.rules.temporal_patch_frames
         tiles = self.rules.tiles
 
         def begin() -> VideoFrames:
             assert raw.video is not None
             # A shortened sample has the first groups of all that the video is cut into.
-            own = self.shapes_of(_columns(sizes))
-            groups = int(np.count_nonzero(own.item_modality == shapes.item_modality[item]))
+            whole = self.shapes_of(_columns(sizes))
+            groups = int(np.count_nonzero(whole.item_modality == shapes.item_modality[item]))
             size = (tiles.pixels, tiles.pixels) if tiles else self._sides(shapes, item)
-            return VideoFrames(raw.video, self.limits, groups * each, *size)
+            return VideoFrames(raw.video, self.limits, groups * many, *size)
 
         video = remembered(self.kept.videos, _place(shapes, item)[0], begin, 2)
-        found = video.between(group * each, (group + 1) * each)
-        return self._covered(found, tiles) if tiles else found
+        frames = video.between(group * many, (group + 1) * many)
+        return self._covered(frames, tiles) if tiles else frames
 
     def _covered(self, pixels: Pixels, rules: TileRules) -> Pixels:
         """Return the pixels that a tile's patches cover: 27 x 14 of SigLIP's 384 pixels."""
@@ -190,25 +183,30 @@ def samples_of(
     for key in ("images", "frames", "audio"):
         if getattr(rules, key) is not None:
             raise UserError(f"model.tokens.{key}: is not supported with harness.data=files; set harness.data=made_up")
+    where = f"workload.path={trace}"
     scan = read_scan(trace)
     if scan is None:
-        raise UserError(
-            f"workload.path={trace}: lists shapes only. harness.data=files needs a trace made by entrain-bench trace"
-        )
+        raise UserError(f"{where}: lists shapes only. harness.data=files needs a trace made by entrain-bench trace")
     try:
-        source = _source(trace, scan["source"], moved)
+        source = _source(where, dict(scan["source"]), moved)
         limits = Limits(**scan["limits"])
-        files = dict(scan["files"])
-        scanned = scan["tokenizer"]
-        version = scan["tokenizer_version"]
+        versions = dict(scan["files"])
+        tokenizer = scan["tokenizer"]
+        tokenizer_hash = scan["tokenizer_version"]
     except (KeyError, TypeError) as error:
         raise UserError(
-            f"workload.path={trace}: was made by another version of entrain-bench. Run entrain-bench trace again"
+            f"{where}: was made by another version of entrain-bench. Run entrain-bench trace again"
         ) from error
-    tokenizer = _tokenizer(trace, scanned, version, moved, vocab_size)
+    if tokenizer is None:
+        raise UserError(
+            f"{where}: counts characters, not tokens. For harness.data=files, scan with tokenizer=bytes "
+            "or tokenizer=FILE/tokenizer.json"
+        )
+    tokenizer = str(moved.tokenizer or tokenizer)
+    _check_tokenizer(tokenizer, tokenizer_hash, f"harness.data_tokenizer={moved.tokenizer}", vocab_size)
     return TraceSamples(
         source=source,
-        files=_files(source, files, moved),
+        files=_files(source, versions, moved),
         limits=limits,
         tokenizer=tokenizer,
         rules=rules,
@@ -217,53 +215,41 @@ def samples_of(
     )
 
 
-def _source(trace: Path, described: Mapping[str, Any], moved: Moved) -> FileSource:
-    values = dict(described)
+def _source(where: str, values: dict[str, Any], moved: Moved) -> FileSource:
     kind = values.pop("kind")
     if kind not in SOURCES:
         raise UserError(
-            f"workload.path={trace}: was scanned from {kind}, whose records cannot be read one by one. "
+            f"{where}: was scanned from {kind}, whose records cannot be read one by one. "
             "harness.data=files reads local Parquet, WebDataset, JSON and JSONL"
         )
-    names = {entry.name for entry in fields(SOURCES[kind])}
-    if moved.root is not None and "root" not in names:
+    if moved.root is not None and "root" not in values:
         raise UserError(f"harness.data_root={moved.root}: must be null, because {kind} data names no files")
     given = {"path": moved.path, "root": moved.root}
     return SOURCES[kind](**values | {key: value for key, value in given.items() if value is not None})
 
 
-def _files(source: FileSource, scanned: Mapping[str, str], moved: Moved) -> dict[str, DataFile]:
+def _files(source: FileSource, scanned: Mapping[str, str], moved: Moved) -> dict[str, Shard]:
     """Return the scanned files after checking that they did not change; for moved data only sizes are compared."""
+    where = f"harness.data_path={moved.path}"
     try:
-        found = {file.label: file for file in source.files()}
+        files = {file.label: file for file in source.files()}
     except UserError as error:
-        missing = "the scanned data was not found"
-        raise UserError(f"harness.data_path={moved.path}: {missing} ({error}). Set it to where the data is") from error
+        raise UserError(f"{where}: the scanned data was not found ({error}). Set it to where the data is") from error
     for label, then in scanned.items():
-        if label not in found:
-            raise UserError(
-                f"harness.data_path={moved.path}: the scanned file {label} was not found. Set it to where the data is"
-            )
-        now = found[label].version
+        if label not in files:
+            raise UserError(f"{where}: the scanned file {label} was not found. Set it to where the data is")
+        now = files[label].version
         if moved.path is not None:
             now, then = (version.partition("-")[0] for version in (now, then))
         if now != then:
-            path = found[label].path
             raise UserError(
-                f"{path}: changed since the scan (bytes and modification time: {now}, in the scan {then}). Run "
-                "entrain-bench trace again, or set harness.data_path to a copy (only sizes are compared)"
+                f"{files[label].place}: changed since the scan (bytes and time: {now}, in the scan {then}). "
+                "Run entrain-bench trace again, or set harness.data_path to a copy (only sizes are compared)"
             )
-    return {label: found[label] for label in scanned}
+    return {label: files[label] for label in scanned}
 
 
-def _tokenizer(trace: Path, scanned: str | None, version: str, moved: Moved, vocab_size: int) -> str:
-    if scanned is None:
-        raise UserError(
-            f"workload.path={trace}: counts characters, not tokens. For harness.data=files, scan with tokenizer=bytes "
-            "or tokenizer=FILE/tokenizer.json"
-        )
-    tokenizer = str(moved.tokenizer or scanned)
-    where = f"harness.data_tokenizer={moved.tokenizer}"
+def _check_tokenizer(tokenizer: str, version: str, where: str, vocab_size: int) -> None:
     if tokenizer != BYTES and not Path(tokenizer).expanduser().is_file():
         raise UserError(f"{where}: the scan's tokenizer {tokenizer} was not found. Set it to where the file is")
     if tokenizer_version(tokenizer) != version:
@@ -272,7 +258,6 @@ def _tokenizer(trace: Path, scanned: str | None, version: str, moved: Moved, voc
         raise UserError(
             f"tokenizer={tokenizer}: has ids up to {ids - 1}. They must be below the model's vocab_size={vocab_size}"
         )
-    return tokenizer
 
 
 def _place(shapes: SampleShapes, item: int) -> tuple[str, int, str]:
@@ -294,33 +279,30 @@ def _size(shapes: SampleShapes, item: int) -> str:
 
 def _length(raw: RawSample, sizes: Sizes) -> float | None:
     """Return a sample's audio seconds: the stated ones if the decoded length is close to them."""
-    own = sizes.audio_seconds
+    decoded = sizes.audio_seconds
     stated = raw.seconds
-    if own is None or stated is None:
-        return own
-    if abs(own - stated) > STATED_WITHIN_S:
-        raise BadSampleError(Reason.CHANGED, f"its sound takes {own:g} s, the data states {stated:g}")
+    if decoded is None or stated is None:
+        return decoded
+    if abs(decoded - stated) > STATED_WITHIN_S:
+        raise BadSampleError(Reason.CHANGED, f"its sound takes {decoded:g} s, the data states {stated:g}")
     return stated
 
 
 def _columns(sizes: Sizes) -> TraceColumns:
     """Return a trace's columns for one sample, with one character of text, because it may have no item."""
     images = sizes.num_images
-    sides = [np.array(side, np.float64) for side in (sizes.widths, sizes.heights)]
-    audio, video = (
-        np.array([np.nan if seconds is None else seconds]) for seconds in (sizes.audio_seconds, sizes.video_seconds)
-    )
+    widths, heights = (np.array(sides, np.float64) for sides in (sizes.widths, sizes.heights))
     return TraceColumns(
         sample_ids=np.arange(1),
         text=np.ones(1),
         text_in_tokens=True,
         num_images=np.array([images]),
-        image_widths=sides[0][:images],
-        image_heights=sides[1][:images],
-        audio_seconds=audio,
-        video_seconds=video,
-        frame_widths=sides[0][images:],
-        frame_heights=sides[1][images:],
+        image_widths=widths[:images],
+        image_heights=heights[:images],
+        audio_seconds=np.array([sizes.audio_seconds], np.float64),
+        video_seconds=np.array([sizes.video_seconds], np.float64),
+        frame_widths=widths[images:],
+        frame_heights=heights[images:],
     )
 
 

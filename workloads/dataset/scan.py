@@ -12,30 +12,33 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.base.files import remove_partial, stream_atomically, write_atomically
 from entrain_bench.run.parallel import Died, RayCluster, num_processes, run_parallel
 
 from ..budget import BUDGET
-from .fields import recognised
-from .interface import BadRecord, BadSampleError, Limits, RawSample, Reason, Shard, Source
 from .media import audio_seconds, image_size, video_header
-from .text import token_ids, tokenizer_version
+from .source import BadSampleError, Limits, RawSample, Reason, Shard, Source, recognised
 
 # Part of every digest: raise it if the scan changes, so that earlier parts are not reused.
-FORMAT = 4
+FORMAT = 5
 PROCESSES = "processes"
 RAY = "ray"
+# A tokenizer: every UTF-8 byte is a token, as for byte-level models (ByT5, arXiv:2105.13626).
+BYTES = "bytes"
 # Where a file says how it was made.
 METADATA_KEY = b"entrain_bench.scan"
 # Left-out samples that are listed; all are counted.
@@ -93,7 +96,7 @@ def measure(sample: RawSample, limits: Limits) -> Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class ScanReport:
     """The result of a scan or of a shard.
 
     Attributes:
@@ -101,41 +104,30 @@ class Tally:
         items: number of texts, images, sounds and videos, by these names.
         counts: left-out samples by reason.
         listed: the first of them: name, key in the data, problem.
+        shards: number of shards.
+        again: whether an earlier scan of the same data and settings was reused.
     """
 
     samples: int = 0
     items: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(ITEMS, 0))
     counts: Mapping[str, int] = field(default_factory=dict)
-    listed: Sequence[tuple[str, str, str]] = ()
+    listed: Sequence[Sequence[str]] = ()
+    shards: int = 0
+    again: bool = False
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
+    def __add__(self, other: ScanReport) -> ScanReport:
+        return ScanReport(
             self.samples + other.samples,
             {name: self.items[name] + other.items[name] for name in ITEMS},
             dict(Counter(self.counts) + Counter(other.counts)),
             [*self.listed, *other.listed][:MAX_LISTED],
+            self.shards + other.shards,
         )
 
     @classmethod
-    def read(cls, path: Path) -> Tally:
+    def read(cls, path: Path) -> ScanReport:
         """Read what the part of a shard, or a trace, states."""
-        values = json.loads(pq.read_metadata(path).metadata[METADATA_KEY])["tally"]
-        items = {name: values["items"][name] for name in ITEMS}
-        listed = [(name, key, what) for name, key, what in values["listed"]]
-        return cls(values["samples"], items, values["counts"], listed)
-
-
-@dataclass(frozen=True, slots=True)
-class ScanReport(Tally):
-    """Result of a scan.
-
-    Attributes:
-        shards: number of shards.
-        again: whether an earlier scan of the same data and settings was reused.
-    """
-
-    shards: int = 0
-    again: bool = False
+        return cls(**json.loads(pq.read_metadata(path).metadata[METADATA_KEY])["tally"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +165,7 @@ class Scan:
         if output.exists() and earlier is None:
             raise UserError(f"output={output}: exists, but is not a trace of a scan. Remove it or choose another name")
         scan = replace(self, source=recognised(self.source))
-        source = describe(scan.source)
+        source = {"kind": type(scan.source).__name__, **asdict(scan.source)}
         shards = list(scan.source.shards())
         if not shards:
             raise UserError(f"source: {source} has no files to scan. Check source.path")
@@ -185,35 +177,35 @@ class Scan:
         digests = [_digest([FORMAT, settings, asdict(shard)]) for shard in shards]
         whole = _digest(digests)
         if earlier and earlier.get("digest") == whole:
-            return ScanReport(**asdict(Tally.read(output)), shards=len(shards), again=True)
+            return replace(ScanReport.read(output), again=True)
         folder = output.with_name(f"{output.name}.parts")
         folder.mkdir(parents=True, exist_ok=True)
         remove_partial(folder)
         parts = [folder / f"{digest}.parquet" for digest in digests]
         scan._scan(shards, parts, advance)
-        tally = sum(map(Tally.read, parts), Tally())
+        tally = sum(map(ScanReport.read, parts), ScanReport())
         if not tally.samples:
             reasons = ", ".join(f"{many} {reason}" for reason, many in sorted(tally.counts.items()))
             first = next((f". First: {name} ({key}): {what}" for name, key, what in tally.listed), "")
             raise UserError(f"source: {source} has no valid sample ({reasons or 'it is empty'}){first}")
-        files = {shard.label: shard.version for shard in shards}
         made: dict[str, Any] = {
             "digest": whole,
             "entrain_bench": version("entrain-bench"),
-            "files": files,
+            "files": {shard.label: shard.version for shard in shards},
             "tally": asdict(tally),
+            "tokenizer": self.tokenizer,
+            **settings,
         }
-        made |= {**settings, "tokenizer": self.tokenizer}
         stream_atomically(output, lambda file: self._write(file, parts, made))
         shutil.rmtree(folder)
-        return ScanReport(**asdict(tally), shards=len(shards))
+        return tally
 
     def _scan(self, shards: Sequence[Shard], parts: Sequence[Path], advance: Advance) -> None:
         """Scan the shards that have no part yet."""
         jobs = list[Job]()
         for shard, part in zip(shards, parts, strict=True):
             if part.exists():
-                tally = Tally.read(part)
+                tally = ScanReport.read(part)
                 advance(len(shards), tally.samples, sum(tally.counts.values()))
             else:
                 jobs.append(Job(self, shard, part))
@@ -221,7 +213,7 @@ class Scan:
         processes = self.workers or (-1 if cluster else num_processes())
         failures = list[str]()
         for job, result in run_parallel(scan_shard, jobs, processes, cluster):
-            if isinstance(result, Tally):
+            if isinstance(result, ScanReport):
                 advance(len(shards), result.samples, sum(result.counts.values()))
                 continue
             slow = f"; perhaps a sample took longer than timeout_s={self.timeout_s:g}"
@@ -268,7 +260,7 @@ class Job:
     part: Path
 
 
-def scan_shard(job: Job) -> Tally | str:
+def scan_shard(job: Job) -> ScanReport | str:
     """Read a shard and write its part, with what was left out; returns its counts, or why there is no part."""
     schema = job.scan.schema
     rows = list[dict[str, Any]]()
@@ -276,18 +268,18 @@ def scan_shard(job: Job) -> Tally | str:
     counts = Counter[str]()
     listed = list[tuple[str, str, str]]()
     try:
-        for name, found in _read(job):
-            if isinstance(found, BadRecord):
-                counts[found.error.reason] += 1
+        for name, key, row in _read(job):
+            if isinstance(row, BadSampleError):
+                counts[row.reason] += 1
                 if len(listed) < MAX_LISTED:
-                    listed.append((_plain(name), _plain(found.key), _plain(str(found.error))))
+                    listed.append((_plain(name), _plain(key), _plain(str(row))))
                 continue
-            rows.append(found)
+            rows.append(row)
             if len(rows) == _BATCH_ROWS:
                 batches.append(pa.RecordBatch.from_pylist(rows, schema))
                 rows.clear()
         table = pa.Table.from_batches([*batches, pa.RecordBatch.from_pylist(rows, schema)], schema)
-        tally = Tally(len(table), _count_items(table), dict(counts), listed)
+        tally = ScanReport(len(table), _count_items(table), dict(counts), listed, 1)
         content = io.BytesIO()
         metadata = {METADATA_KEY: json.dumps({"tally": asdict(tally)})}
         pq.write_table(table.replace_schema_metadata(metadata), content)
@@ -299,25 +291,23 @@ def scan_shard(job: Job) -> Tally | str:
     return tally
 
 
-def _read(job: Job) -> Iterator[tuple[str, dict[str, Any] | BadRecord]]:
-    """Yield names and rows; an error of a sample costs the sample, an error of the file the rest of the file."""
+def _read(job: Job) -> Iterator[tuple[str, str, dict[str, Any] | BadSampleError]]:
+    """Yield names, keys and rows; an error of a sample costs the sample, an error of the file the rest of the file."""
     scan = job.scan
     label = job.shard.label
-    seen = 0
+    number = job.shard.first
     try:
         with BUDGET.held(), _watch(scan.timeout_s) as beat:
-            for number, record in enumerate(scan.source.samples(job.shard, scan.limits), job.shard.first):
+            for key, sample in scan.source.samples(job.shard, scan.limits):
                 name = f"{label}:{number}"
-                seen += 1
+                number += 1
                 beat()
                 try:
-                    if isinstance(record, BadRecord):
-                        raise record.error
-                    yield name, scan.row(name, record)
+                    if isinstance(sample, BadSampleError):
+                        raise sample
+                    yield name, key, scan.row(name, sample)
                 except BadSampleError as error:
-                    yield name, BadRecord(record.key, error)
-    except BadSampleError as error:
-        yield label, BadRecord(f"after {seen} records", error)
+                    yield name, key, error
     # The libraries that read files raise anything on damaged bytes.
     except Exception as error:
         # The machine and the network give other error numbers; the file may be readable later.
@@ -325,7 +315,8 @@ def _read(job: Job) -> Iterator[tuple[str, dict[str, Any] | BadRecord]]:
         if is_passing or isinstance(error, UserError | ConnectionError | TimeoutError):
             raise
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        yield label, BadRecord(f"after {seen} records", BadSampleError(Reason.FILE, what))
+        bad = error if isinstance(error, BadSampleError) else BadSampleError(Reason.FILE, what)
+        yield label, f"after {number - job.shard.first} records", bad
 
 
 @contextmanager
@@ -369,11 +360,49 @@ def read_scan(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def describe(source: object) -> dict[str, Any]:
-    """Return a source's class and settings as plain values."""
-    values: dict[str, Any] = asdict(source) if is_dataclass(source) and not isinstance(source, type) else {}
-    return {"kind": type(source).__name__, **values}
-
-
 def _digest(values: object) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def tokenizer_version(tokenizer: str | None) -> str:
+    """Return ``bytes``, a file's hash, or nothing for none; ``UserError`` for a file that is no tokenizer."""
+    if tokenizer is None or tokenizer == BYTES:
+        return tokenizer or ""
+    _tokenizer(tokenizer)
+    return hashlib.sha256(Path(tokenizer).expanduser().read_bytes()).hexdigest()
+
+
+def token_ids(pieces: Sequence[str], tokenizer: str) -> IntArray:
+    """Return the tokens of pieces of text, tokenized one by one without special tokens ``[tokens]``, int64."""
+    if tokenizer == BYTES:
+        content = b"".join(piece.encode(errors="surrogatepass") for piece in pieces)
+        return np.frombuffer(content, np.uint8).astype(np.int64)
+    # The library takes no halves of surrogate pairs.
+    valid = [piece.encode(errors="replace").decode() for piece in pieces]
+    encoded = _tokenizer(tokenizer).encode_batch_fast(valid, add_special_tokens=False)
+    return np.array([token for piece in encoded for token in piece.ids], np.int64)
+
+
+def vocabulary_of(tokenizer: str) -> int:
+    """Return one more than the largest id of a tokenizer."""
+    return 256 if tokenizer == BYTES else 1 + max(_tokenizer(tokenizer).get_vocab(with_added_tokens=True).values())
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(name: str) -> Any:
+    # The library reads this when it is imported; scans use all cores already.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from tokenizers import Tokenizer
+
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise UserError(f"tokenizer={name}: does not exist. Must be the path of a tokenizer.json, {BYTES} or null")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    # The library has no exception of its own.
+    except Exception as error:
+        raise UserError(f"tokenizer={name}: no tokenizer.json ({' '.join(str(error).split())[:120]})") from error
+    # Both are settings for batches of tensors.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -22,7 +22,7 @@ from entrain_bench.answers.console_table import Column, fitting, table_lines
 from entrain_bench.answers.documents.posterior import lacks_draws, read_plan
 from entrain_bench.answers.documents.sides import FREE
 from entrain_bench.answers.posterior import KEY, Chance, ChanceSummary, chances
-from entrain_bench.answers.recommend.strategy_race import Raced, Refuse, StrategyRace, standings
+from entrain_bench.answers.recommend.strategy_race import Raced, StrategyRace, standings
 from entrain_bench.answers.statistics import Interval, mean_interval
 from entrain_bench.answers.text import (
     NOTHING,
@@ -36,7 +36,6 @@ from entrain_bench.answers.text import (
     seconds,
     spell_seeds,
 )
-from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.overrides import parse
@@ -62,10 +61,8 @@ NUM_RIVALS = 2
 # Seeds that judge the plan; the stated interval is for the mean over so many further seeds.
 NUM_FRESH = 12
 FURTHER = 5
-# Of these, how many are run under changed assumptions, and with keys that the user gave freed.
+# Of these, how many are run under changed assumptions.
 NUM_CHANGED = 3
-# Ratio of the times with and without a given key above which the answer names the key.
-COSTLY = 1.5
 # Folder of the judging runs' records, and of the plans that assumptions are changed for, in the results folder.
 JUDGED = "judged"
 FROZEN = "frozen"
@@ -101,7 +98,6 @@ def recommend(
     runner: StrategyRace,
     raced: Raced,
     baseline: str,
-    refuse: Refuse,
     given: Mapping[str, str],
     usual: Mapping[str, str],
     has_time: Callable[[], bool] = lambda: True,
@@ -109,14 +105,13 @@ def recommend(
     """Return the answer of a race; None if no strategy has a result.
 
     Runs the fastest at fresh seeds. If it fails at one of them, that run joins the race's, and the next strategy is
-    the fastest. Then runs the fastest and its rivals under changed assumptions, and the fastest with given keys freed.
+    the fastest. Then runs the fastest and its rivals under changed assumptions.
 
     Args:
         runner: of the race.
         raced: its result; a failure at a fresh seed joins its times.
         baseline: the strategy that speedups are over.
-        refuse: says which runs are not taken.
-        given: the overrides by key; assumptions about their keys stay unmodified. ``usual``: all that they leave open.
+        given: the overrides by key; assumptions about their keys stay unmodified.
         usual: choices and values of the keys.
         has_time: whether posterior draws may start; they come last.
     """
@@ -150,7 +145,6 @@ def recommend(
     records = runner.records([best], sorted(raced.times[best]))
     shared = [seed for seed in sorted(raced.times[best]) if all(seed in raced.times[name] for name in names)]
     effects = [*_effects(judge, plans, fresh, given)]
-    costs = _knob_costs(judge, best, refuse, fresh, given)
     drawn = _drawn(judge, [best, *close], given) if has_time() else {}
     spent = {name: spent_s(runner.records([name], shared)) for name in names}
     judged_records = judge.records([best], seeds)
@@ -165,7 +159,6 @@ def recommend(
         "baseline": "" if best == baseline else baseline,
         "chance": ChanceSummary.of([drawn], best),
         "compared": [best, *(name for name in drawn if name != best)],
-        "costs": costs,
         "raced_seeds": sorted(raced.times[best]),
         "fresh_seeds": seeds,
         "changed_seeds": seeds[:NUM_CHANGED],
@@ -296,38 +289,6 @@ def _drawn(judge: StrategyRace, names: Sequence[str], given: Mapping[str, str]) 
         for name, times in judge.times(names, [seed], keys).items():
             times_by_draw[name][draw] = times[seed]
     return chances(times_by_draw)
-
-
-def _knob_costs(
-    judge: StrategyRace, best: str, refuse: Refuse, fresh: Mapping[int, float], given: Mapping[str, str]
-) -> list[dict[str, Any]]:
-    """Return slowdowns of the fastest strategy by the user's values of free keys, if above ``COSTLY``.
-
-    It is tuned with all of them free, and only if that is much faster, with each of them free.
-    """
-    knobs = {key: given[key] for key in KNOBS if key in given and parse(given[key]).value() is not None}
-    usual = dict([*fresh.items()][:NUM_CHANGED])
-    first = next(iter(usual))
-
-    def costs(groups: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-        freed = [tuple(f"{key}=null" for key in keys) for keys in groups]
-        # The plans first, each by one run: others take them from there.
-        judge.fetch((best, first, changed) for changed in freed)
-        judge.fetch((best, seed, changed) for seed in usual for changed in freed)
-        costs = []
-        for keys, changed in zip(groups, freed, strict=True):
-            free = with_result(judge.times([best], [*usual], changed)[best])
-            cost = _ratio(usual, free)
-            alike = replace(judge, overrides=(*judge.overrides, *changed))
-            if cost and decisive(cost.mean) > decisive(COSTLY) and not refuse(alike, best, first):
-                given_s, free_s = (math.fsum(times.values()) / len(times) for times in (usual, free))
-                texts = [knobs[key] for key in keys]
-                costs.append({"given": texts, "freed": changed, "cost": cost, "given_s": given_s, "free_s": free_s})
-        return costs
-
-    together = costs([[*knobs]]) if knobs else []
-    alone = costs([[key] for key in knobs]) if together and len(knobs) > 1 else []
-    return alone or together
 
 
 def _mean_size(config: RunConfig, job: Job, layout: Layout) -> float:

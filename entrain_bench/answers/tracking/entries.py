@@ -28,7 +28,7 @@ import yaml
 from entrain_bench.answers.answer import Answer, Pictures
 from entrain_bench.answers.commands import COMMAND, commands_of, decisive_overrides
 from entrain_bench.answers.labels import cost_source
-from entrain_bench.answers.report import answer_report, html, markdown
+from entrain_bench.answers.report import html, markdown, report_json, report_of
 from entrain_bench.answers.sentences import notices, run_notices, sample_notices, sentences
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.targets import check_targets, instantiate
@@ -282,20 +282,30 @@ def _parent(
 def _pages(answer: Answer, results: Results, pictures: Pictures | None) -> dict[str, Artifact]:
     root = str(results.root)
     standings = cache(partial(pictures.standings, answer)) if pictures else None
-    page = cache(lambda: answer_report(answer, root, standings and standings()))
-    values = {"sentences": sentences(answer), "cases": answer.case_dicts(root)}
+    page = cache(lambda: report_of(answer, root, standings=standings and standings()))
     made: dict[str, Artifact] = {
         ANSWER_PAGE: lambda: html(page()).encode(),
         "answer.md": lambda: markdown(page()).encode(),
-        "answer.json": lambda: (json.dumps(values, indent=1) + "\n").encode(),
+        "answer.json": lambda: report_json(answer, root).encode(),
     }
     if pictures and standings:
         made["iteration_time.png"] = standings
-        runs = answer.side_by_side(lambda record: bool(record.timeline) and results.has_timeline(record))
-        for variant, record in runs.items():
-            if variant == answer.fastest or record.labels["strategy"] == answer.baseline:
-                made[f"ranks/{clean(shortened(variant))}.png"] = partial(pictures.ranks, record)
+        for variant, record in _beside(answer, results).items():
+            made[f"ranks/{clean(shortened(variant))}.png"] = partial(pictures.ranks, record)
     return made
+
+
+def _beside(answer: Answer, results: Results) -> dict[str, Record]:
+    """Return the runs of winner and baseline in the winner's case, by variant, at the first seed with timelines."""
+    case, winner = answer.winner or (None, None)
+    if not case:
+        return {}
+    shown = [one for one in (winner, case.baseline_result) if one]
+    for seed in case.comparison.seeds:
+        runs = {one.name: one.runs[seed] for one in shown if seed in one.runs}
+        if drawn := {name: run for name, run in runs.items() if run.timeline and results.has_timeline(run)}:
+            return drawn
+    return {}
 
 
 def _made_ms(records: Sequence[Record]) -> list[int]:

@@ -30,17 +30,11 @@ CLIP = "clip_vision_model"
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The files of a published model.
-
-    Attributes:
-        config: ``config.json``.
-        processor: ``preprocessor_config.json``, with what ``processor_config.json`` adds; empty without them.
-        other: finds the published model of another name, of which some configurations are made.
-    """
+    """The files of a published model."""
 
     config: Fields
-    processor: Fields
-    other: Callable[[str], Published]
+    processor: Fields  # with what ``processor_config.json`` adds; empty without them
+    other: Callable[[str], Published]  # finds a published model by its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +76,7 @@ class VisionModel:
 
 
 def model_values(published: Published) -> dict[str, Any]:
-    """Modules and token rules of a published model, as a model's YAML states them.
-
-    ``UserError`` names the field that is missing, wrong or not supported.
-    """
+    """Modules and token rules of a published model as in a YAML; ``UserError`` names a field that does not fit."""
     kind = str(published.config.needed("model_type"))
     config = replace(published.config, defaults=DEFAULTS.get(kind, {}))
     published = replace(published, config=config)
@@ -129,7 +120,6 @@ def with_projector(encoder: dict[str, Any], *products: dict[str, Any], norm: boo
 
 
 def _two_layers(encoder: dict[str, Any], width: int, rows: float = 1.0, stacked: int = 1) -> dict[str, Any]:
-    """An encoder with two linear layers onto the LLM."""
     first = product(encoder["hidden_size"] * stacked, width, rows)
     return with_projector(encoder, first, product(width, width, rows))
 

@@ -33,10 +33,7 @@ def is_reference(value: object) -> bool:
 
 
 def published_model(reference: str) -> dict[str, Any]:
-    """The model that a reference names, as a model's YAML states one; it is called like the reference.
-
-    ``UserError`` for files that are not there or cannot be read, and for fields that cannot be mapped.
-    """
+    """A model as in a YAML, called like its reference; ``UserError`` for files or fields that do not fit."""
     try:
         values = model_values(_published(reference))
     except UserError as error:
@@ -47,7 +44,6 @@ def published_model(reference: str) -> dict[str, Any]:
 
 
 def _published(reference: str) -> Published:
-    """The files that a reference names."""
     files = {name: _json(path) for name in (CONFIG, PROCESSOR, NEWER_PROCESSOR) if (path := _file(reference, name))}
     if CONFIG not in files:
         raise UserError(_missing(reference))
@@ -60,7 +56,6 @@ def _published(reference: str) -> Published:
 
 
 def _file(reference: str, name: str) -> Path | None:
-    """A file of a published model; None if there is none."""
     place = Path(reference.removeprefix(HUB)).expanduser()
     if place.is_dir() or place.suffix == ".json" or not reference.startswith(HUB):
         # The processor's files are in the folder of the configuration.

@@ -48,10 +48,7 @@ def encoder(
 
 
 def vision_encoder(fields: Fields, default_type: str) -> dict[str, Any]:
-    """A vision transformer of fixed design: CLIP's, SigLIP's, Pixtral's or InternViT; without positions and pooling.
-
-    ``UserError`` for another design, and for fields that are missing or wrong.
-    """
+    """A vision transformer without positions and pooling; ``UserError`` for other designs or wrong fields."""
     kind = str(fields.get("model_type") or default_type)
     others: dict[str, bool] = LAYER_NORM
     if kind == "pixtral":
@@ -66,10 +63,7 @@ def vision_encoder(fields: Fields, default_type: str) -> dict[str, Any]:
 
 
 def qwen_vision(fields: Fields, model_type: str) -> dict[str, Any]:
-    """The vision transformer of Qwen2-VL, Qwen2.5-VL or Qwen3-VL, with its merger.
-
-    The mergers of intermediate layers that Qwen3-VL adds ("DeepStack") are further products of the projector.
-    """
+    """The vision transformer of Qwen2-VL, Qwen2.5-VL or Qwen3-VL with its mergers (several in "DeepStack")."""
     older = model_type == "qwen2_vl"
     gated = model_type == "qwen2_5_vl"
     names = ("embed_dim" if older else "hidden_size", "depth", "num_heads", "intermediate_size")
@@ -186,10 +180,7 @@ FAMILIES = {
 
 
 def language_model(fields: Fields, model_type: str, tied: bool) -> dict[str, Any]:
-    """The module of a decoder; ``tied``: it shares input and output embeddings.
-
-    ``UserError`` for a decoder that is no stack of equal dense blocks, and for fields that are missing or wrong.
-    """
+    """A decoder, maybe with ``tied`` embeddings; ``UserError`` unless it is a stack of equal dense blocks."""
     if model_type not in FAMILIES:
         raise unknown_choice(f"{fields.path}model_type", model_type, FAMILIES)
     for name in EXPERTS:

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
-from entrain_bench.specs.framework import ALL
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.parse import Allowed, Count, OneOf, Rate, at_least, check_mapping, parse
 
@@ -20,7 +19,7 @@ COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "send")
 # Keys of a module's configuration that change no layer's time.
 IRRELEVANT = frozenset({"source", "num_layers", "full_attention_layers", "context_tokens", "tied_embeddings"})
 FORMAT = "entrain-bench profile"
-VERSION = 2
+VERSION = 3
 AGAIN = "To make one, run entrain-bench profile"
 POINTS = ("stages", "steps", "collectives")
 
@@ -51,13 +50,12 @@ class StagePoint:
     backward_s: Quantiles  # without recomputation
     remade_s: QuantilesOrNone  # backward with blocks recomputed; empty for layers that are not blocks
     repetitions: Count  # without warm-up
-    labelled: Annotated[int, at_least(0)] = 0  # tokens with a label, in a head for labelled tokens only; otherwise 0
     cp: Count = 1  # the stage has the first rank's tokens
 
     @property
-    def key(self) -> tuple[str, str, int, int, int, tuple[int, ...], int]:
-        """The identity of the point: module, kind, layers, tp, cp, lengths and labelled tokens."""
-        return self.module, self.kind, self.layers, self.tp, self.cp, self.lengths, self.labelled
+    def key(self) -> tuple[str, str, int, int, int, tuple[int, ...]]:
+        """The identity of the point: module, kind, layers, tp, cp and lengths."""
+        return self.module, self.kind, self.layers, self.tp, self.cp, self.lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,6 @@ class Subject:
     megatron_core: str  # version
     model: str
     modules: Mapping[str, Any]  # configuration of every module, by name
-    head_tokens: str = ALL
 
     def difference(self, other: Subject) -> str:
         """Return the first difference as ``key=value of the other``; empty if there is none."""
@@ -180,10 +177,7 @@ def write_profile(path: Path, profile: DeviceProfile) -> None:
 
 
 def read_profile(path: Path, where: str) -> DeviceProfile:
-    """Read a profile, finished or not; errors begin with ``where``.
-
-    ``UserError`` if the file cannot be read, is truncated, has another version, or holds impossible values.
-    """
+    """Read a profile, finished or not; ``UserError``, which begins with ``where``, if it cannot be read."""
     content = read_bytes(path, where)
     try:
         values = check_mapping(json.loads(content), where)

@@ -25,12 +25,9 @@ LEAST_SCORES = 4096.0
 
 @dataclass(frozen=True, slots=True)
 class PiecewiseLine:
-    """A piecewise linear function that never falls: constant below the first knot, with the last slope above the last.
+    """A line that never falls: constant below the first knot, with the last slope above the last."""
 
-    Knots ascend ``[knots]``.
-    """
-
-    knots: FloatArray
+    knots: FloatArray  # ascending
     values: FloatArray
 
     def at(self, places: FloatArray) -> FloatArray:
@@ -42,10 +39,7 @@ class PiecewiseLine:
         return np.asarray(self.values[right - 1] + self._slopes()[right - 1] * (inside - self.knots[right - 1]))
 
     def least_rate(self, beyond: bool) -> float:
-        """Return the least ratio of value to place, from the first knot to the last, or to infinity.
-
-        On a linear piece the ratio is least at one of its ends.
-        """
+        """Return the least ratio of value to place, from the first knot to the last, or to infinity."""
         positive = self.knots > 0
         rates = [*(self.values[positive] / self.knots[positive])]
         if beyond and len(self.knots) > 1:
@@ -66,10 +60,7 @@ def rises(knots: FloatArray, places: FloatArray) -> FloatArray:
 
 
 def knots_of_scores(tokens: FloatArray, scores: FloatArray) -> FloatArray:
-    """Return the knots of the attention term: 0, and for each token count the most scores, if packs differ in them.
-
-    Packs with equal tokens and equal scores cannot separate attention from products.
-    """
+    """Return the knots of attention: 0, and for each token count the most scores, if packs differ in them."""
     groups = [scores[tokens == count] for count in np.unique(tokens)]
     most = {float(group.max()) for group in groups if group.max() > group.min()}
     least = min(LEAST_SCORES, max(most, default=0.0))
@@ -227,12 +218,11 @@ def _groups(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[t
 
 
 def _load(attention: Attention | None, point: StagePoint) -> tuple[float, float, float]:
-    """Tokens, scores and segments of a rank's part of a pack."""
     array = np.array(point.lengths)
     cp = point.cp
     tokens = float(-(-array.sum() // cp))
     if attention is None:
-        return tokens, float(point.labelled), 0.0
+        return tokens, 0.0, 0.0
     segments = held_segments(attention, num_segments(attention, array).sum(keepdims=True), cp, whole_pack=False)
     return tokens, float(score_elements(attention, array).sum() / cp), float(segments[0])
 

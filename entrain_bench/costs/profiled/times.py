@@ -12,7 +12,7 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_in_order
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.costs.layer_times import PassTimes, Stages
-from entrain_bench.costs.loads import Loads, busiest_area, compute_loads, most_labelled
+from entrain_bench.costs.loads import Loads, busiest_area, compute_loads
 from entrain_bench.costs.profiled.file import (
     STATISTICS,
     CollectivePoint,
@@ -79,13 +79,9 @@ class ProfiledTimes:
         if not profile.finished:
             raise UserError(f"{where}: is not finished. To resume, run entrain-bench profile with the same options")
         sequences = profile.subject.sequence_parallel
-        heads = profile.subject.head_tokens
         same = all(framework.of(module).sequence_parallel == sequences for module in model.modules)
-        different = {
-            f"sequence_parallel={str(sequences).lower()}": not same and any(point.tp > 1 for point in profile.stages),
-            f"head_tokens={heads}": heads != framework.head_tokens,
-        }
-        for setting in filter(different.get, different):
+        if not same and any(point.tp > 1 for point in profile.stages):
+            setting = f"sequence_parallel={str(sequences).lower()}"
             raise UserError(f"{where}: was measured with {setting}. Set the same here, or profile the device again")
         for module in model.modules:
             profile.subject.check_module(module, where)
@@ -107,12 +103,10 @@ class ProfiledTimes:
         """The same curves, extrapolated outside the measured range."""
         return replace(self, extrapolate=True)
 
-    def loads(
-        self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None, labelled: IntArray | None = None
-    ) -> Loads:
+    def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
         """Return tokens, attention scores and segments per chunk; without offsets each sequence is its own chunk."""
         cp_split = self.roofline.framework.cp_split
-        return compute_loads(module, lengths, offsets, labelled, cp_split, score_elements, num_segments)
+        return compute_loads(module, lengths, offsets, cp_split, score_elements, num_segments)
 
     def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
         """Return the seconds of one layer of each kind of the module, for each chunk; arrays of ``[chunks]``."""
@@ -221,8 +215,6 @@ class ProfiledTimes:
         if layer.attention:
             scores = busiest_area(layer, loads, cp)
             segments = held_segments(layer.attention, segments, cp, self.roofline.framework.cp_split == PACK)
-        elif layer.labelled:
-            scores = most_labelled(layer, loads, cp)
         tokens = np.ceil(tokens / cp)
         scores = scores / cp
         if not self.extrapolate:
@@ -246,16 +238,13 @@ def _weight_share(layer: Layer, tokens: FloatArray, scores: FloatArray) -> Float
     """
     if not layer.learns:
         return np.zeros_like(tokens)
-    part = layer.labelled
-    products = sum_in_order([gemm.flops(scores if part else tokens) for gemm in (part or layer).gemms], tokens)
+    products = sum_in_order([gemm.flops(tokens) for gemm in layer.gemms], tokens)
     attention = 4.0 * layer.attention.query_width * scores if layer.attention else np.zeros_like(tokens)
-    # Logits of labelled tokens are computed once more.
-    total = (GEMM_BACKWARD + (part is not None)) * products + ATTENTION_BACKWARD * attention
+    total = GEMM_BACKWARD * products + ATTENTION_BACKWARD * attention
     return np.divide(products, total, out=np.zeros_like(total), where=total > 0)
 
 
 def _of_kind(layer: Layer, loads: Loads) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return tokens, scores and segments of chunks for one layer kind ``[chunks]``."""
     nothing = np.zeros_like(loads.tokens)
     return loads.tokens, loads.areas.get(layer.kind, nothing), loads.segments.get(layer.kind, nothing)
 

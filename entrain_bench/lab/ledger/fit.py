@@ -361,22 +361,23 @@ def with_constants(constants: Sequence[Constant], factors: FloatArray) -> Change
     return change
 
 
-def make_points(entries: Iterable[Entry], changes: Changes) -> list[Point]:
-    """The measured iterations as points of a fit; what a row leaves open makes its prediction a range."""
+def make_points(entries: Iterable[Entry], changes: Changes, memory: bool = False) -> list[Point]:
+    """The measured iterations, or peaks of memory, as points of a fit; what a row leaves open makes a range."""
     predictors = dict[bytes, Callable[[Case], Prediction]]()
 
-    def point(entry: Entry, published_s: float) -> Point:
+    def point(entry: Entry, published: float) -> Point:
         def predict(factors: FloatArray) -> Interval:
             content = factors.tobytes()
             if content not in predictors:
                 predictors[content] = remember_predictions(changes(factors))
-            seconds = entry.outcome(predictors[content]).seconds
-            assert seconds is not None
-            return seconds.low, seconds.high
+            outcome = entry.outcome(predictors[content])
+            ends = outcome.gib if memory else outcome.seconds
+            assert ends is not None
+            return ends.low, ends.high
 
-        return Point(entry.row.source, entry.cases[0].cluster.device.name, published_s, predict)
+        return Point(entry.row.source, entry.cases[0].cluster.device.name, published, predict)
 
-    measured = ((entry, entry.row.published_s) for entry in entries)
+    measured = ((entry, entry.row.peak_memory_gib if memory else entry.row.published_s) for entry in entries)
     return [point(entry, value) for entry, value in measured if entry.cases and entry.row.outcome == OK and value]
 
 

@@ -234,7 +234,8 @@ MISSING = """## What is missing
 - **Multimodal training.** No row has an encoder, apart from the forwards on the A40.
 
 The ledger does not fix every constant. `experiments/posterior.csv` holds 50 sets of factors per device that agreed with
-the rows when the constants were fitted (2026-11). The key `constants` applies a set.
+the rows when the constants were fitted (2026-11). The key `constants` applies a set. `entrain-bench ledger
+posterior=FILE` draws from the rows that are left.
 """
 
 

@@ -41,8 +41,8 @@ class StageShape:
 class StageWork:
     """The passes of a chunk on a stage; ``lengths`` are tokens of each packed sequence.
 
-    ``outputs`` (LLM tokens of items) are of an encoder's last stage, ``num_projected`` tokens of the LLM's first stage,
-    ``labelled`` tokens by sample of its last, if its head tells them apart. The first ``remade`` blocks are recomputed.
+    ``outputs`` (LLM tokens of items) are of an encoder's last stage, ``num_projected`` tokens of the LLM's first stage.
+    The first ``remade`` blocks are recomputed.
     """
 
     stage: StageShape
@@ -50,7 +50,6 @@ class StageWork:
     outputs: tuple[int, ...] = ()
     num_projected: int = 0
     splits_backward: bool = False
-    labelled: tuple[int, ...] = ()
     remade: int = 0
     degree: int = 0
 
@@ -113,14 +112,12 @@ def works_of(program: Program) -> dict[int, StageWork]:
             members = chunks.units(chunk)
             lengths = tuple(module.lengths(shapes, members).tolist())
             outputs = tuple(shapes.item_llm_tokens[members].tolist()) if module.is_encoder else ()
-            told = module.labelled(shapes, members)
-            labelled = () if told is None else tuple(told.tolist())
             projected = 0 if module.is_encoder else int((shapes.llm_tokens - shapes.text_tokens)[members].sum())
             for place, stage in enumerate(stages):
                 is_last = place == len(stages) - 1
                 how = (remade[chunk][place], degrees[chunk])
-                ends = (outputs, labelled) if is_last else ((), ())
-                work = StageWork(stage, lengths, ends[0], 0 if place else projected, splits, ends[1], *how)
+                made = outputs if is_last else ()
+                work = StageWork(stage, lengths, made, 0 if place else projected, splits, *how)
                 works |= {int(actions[chunk, place]): work for actions in passes}
     return works
 

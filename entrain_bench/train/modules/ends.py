@@ -19,7 +19,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.functional import gelu, pad
-from torch.utils.checkpoint import checkpoint
 
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.layer import Gemm
@@ -303,28 +302,16 @@ class TokenEmbedding(torch.nn.Module):
 
 
 class LanguageHead(torch.nn.Module):
-    """Final norm, logits, and cross entropy of labelled positions.
+    """Final norm, logits, and cross entropy of labelled positions."""
 
-    With ``chunk_tokens``, logits are of that many labelled positions at a time, and computed again in backward.
-    """
-
-    def __init__(
-        self,
-        module: ModuleSpec,
-        config: TransformerConfig,
-        groups: StageGroups,
-        *,
-        own_weight: bool,
-        chunk_tokens: int = 0,
-    ) -> None:
+    def __init__(self, module: ModuleSpec, config: TransformerConfig, groups: StageGroups, *, own_weight: bool) -> None:
         super().__init__()
         self.groups = groups
-        self.chunk_tokens = chunk_tokens
         self.norm = Norm(config, config.hidden_size)
         self.logits = ColumnProduct(
             config.hidden_size,
             module.config.vocab_size,
-            config=whole_tokens(config) if chunk_tokens else config,
+            config=config,
             init_method=config.init_method,
             bias=False,
             skip_weight_param_allocation=not own_weight,
@@ -336,22 +323,7 @@ class LanguageHead(torch.nn.Module):
         assert pack.labels is not None
         labels = shares.products.pad(pack.labels, -1)
         hidden = self.norm(hidden)
-        if not self.chunk_tokens:
-            return self._loss(hidden, to_device(labels, hidden.device), weight)
-        hidden = _all_tokens(hidden, self.groups)
-        places = (labels >= 0).nonzero().flatten()
-        if not len(places):
-            # One that counts nothing: every parameter gets its gradient.
-            places = torch.zeros(1, dtype=torch.int64)
-        chosen = hidden.index_select(0, to_device(places, hidden.device))
-        wanted = to_device(labels[places], hidden.device)
-        chunks = zip(*(torch.split(rows, self.chunk_tokens) for rows in (chosen, wanted)), strict=True)
-        losses = [
-            checkpoint(self._loss, *chunk, weight, use_reentrant=False, preserve_rng_state=False) for chunk in chunks
-        ]
-        return torch.stack(losses).sum()
-
-    def _loss(self, hidden: Tensor, labels: Tensor, weight: Parameter | None) -> Tensor:
+        labels = to_device(labels, hidden.device)
         logits, _ = self.logits(hidden, weight=weight)
         logits = logits.float()  # frees those in bfloat16 before the loss
         ids = self.groups.renumbered(labels.clamp(min=0), self.logits.output_size)

@@ -67,7 +67,6 @@ def slice_stage(whole: Stage, groups: StageGroups) -> SlicedStage:
             dtype=whole.config.params_dtype,
             recompute=whole.recompute,
             attention=whole.attention,
-            logit_chunk_tokens=whole.logit_chunk_tokens,
         )
     stage.config.calculate_per_token_loss = True
     place = groups.tp.rank() // groups.weights_tp

@@ -61,11 +61,9 @@ class Stage(torch.nn.Module):
         dtype: torch.dtype,
         recompute: bool,
         attention: AttentionKernel,
-        logit_chunk_tokens: int = 0,
     ) -> None:
         super().__init__()
         self.attention = attention
-        self.logit_chunk_tokens = logit_chunk_tokens
         self.module = module
         self.held = held
         self.groups = groups
@@ -146,7 +144,7 @@ class Stage(torch.nn.Module):
         if index == 0:
             return TokenEmbedding(module, config, groups)
         own_weight = not (module.config.tied_embeddings and self._is_first)
-        return LanguageHead(module, config, groups, own_weight=own_weight, chunk_tokens=self.logit_chunk_tokens)
+        return LanguageHead(module, config, groups, own_weight=own_weight)
 
     def _run_blocks(self, hidden: Tensor, pack: Pack, shares: Shares, arrangement: Arrangement | None) -> Tensor:
         blocks = [index for index in self.held if 0 < index < len(self.module.layers) - 1]
@@ -205,7 +203,6 @@ def build_stage(
     seed: int = 0,
     device: torch.device = CPU,
     recompute: bool = False,
-    logit_chunk_tokens: int = 0,
 ) -> Stage:
     """Build and initialise a stage of the given layers; call ``prepare_platform`` before.
 
@@ -230,7 +227,6 @@ def build_stage(
             dtype=dtype,
             recompute=recompute,
             attention=kernel_for(module, dtype, device),
-            logit_chunk_tokens=logit_chunk_tokens,
         )
     initialise(stage, seed)
     return stage

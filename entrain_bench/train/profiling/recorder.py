@@ -77,7 +77,6 @@ class ProfileRecorder:
             megatron_core=version("megatron-core"),
             model=model.name,
             modules={module.name: module_values(module) for module in model.modules},
-            head_tokens=settings.head_tokens,
         )
         known = read_profile(path, f"output={path}") if path.exists() else None
         if known and (difference := subject.difference(known.subject)):
@@ -110,8 +109,7 @@ class ProfileRecorder:
         dtype = dtype_of(settings, device)
         try:
             split = settings.sequence_parallel
-            chunk = settings.framework.logit_chunk
-            with one_of_many(self.model, degrees, dtype, device, sequence_parallel=split, logit_chunk=chunk) as bench:
+            with one_of_many(self.model, degrees, dtype, device, sequence_parallel=split) as bench:
                 self._measure_steps(bench)
                 self._measure_stages(bench, advance)
             self._measure_collectives(advance)
@@ -136,10 +134,9 @@ class ProfileRecorder:
             kind = target.kind
             tp = target.tp
             cp = target.cp
-            labelled = target.labelled(sum(lengths))
             what = f"{name} {kind}, tp {tp}, cp {cp}, {sum(lengths)} tokens in {len(lengths)}"
             advance(what)
-            if known.issuperset((name, kind, depth, tp, cp, lengths, labelled) for depth in target.depths):
+            if known.issuperset((name, kind, depth, tp, cp, lengths) for depth in target.depths):
                 continue
             if stages is None or stages.target != target:
                 # Those before go first.

@@ -8,7 +8,6 @@ from itertools import product
 from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.config.grammar import own
 from entrain_bench.program.layout import check_tensor_parallel
-from entrain_bench.specs.framework import ALL, HEAD_TOKENS, FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.settings import DEVICES, DTYPES
 
@@ -39,7 +38,6 @@ class ProfileSettings:
     message_bytes: tuple[int, ...] = own((4096, 65536, 2**20, 2**24), "bytes of the tensors that ranks communicate")
     device: str = own("auto", "cpu, cuda, or auto: a GPU if there is one")
     sequence_parallel: bool = own(True, "time shards of more than one rank with sequence parallelism, as in later runs")
-    head_tokens: str = own(ALL, "time the LLM's head with logits of all or labelled tokens, as in later runs")
     dtype: str | None = own(None, "float32 or bfloat16; null: bfloat16 on a GPU, float32 on a CPU")
     threads: int = own(1, "CPU threads of the process; ranks have as many in training")
     min_repetitions: int = own(5, "least repetitions of a point")
@@ -55,7 +53,7 @@ class ProfileSettings:
     )
 
     def __post_init__(self) -> None:
-        for name, choices in (("device", DEVICES), ("dtype", (None, *DTYPES)), ("head_tokens", HEAD_TOKENS)):
+        for name, choices in (("device", DEVICES), ("dtype", (None, *DTYPES))):
             if (value := getattr(self, name)) not in choices:
                 raise unknown_choice(name, value, [choice for choice in choices if choice])
         for name, least in (("tokens", 1), ("tp", 1), ("cp", 1), ("ranks", 2), ("message_bytes", 1)):
@@ -74,11 +72,6 @@ class ProfileSettings:
         for name in ("point_s", "peak_bf16_flops", "memory_bytes", "host_bandwidth_bytes_per_s"):
             value = getattr(self, name)
             require(value is None or value > 0, name, value, "positive")
-
-    @property
-    def framework(self) -> FrameworkOptions:
-        """The settings of later runs that decide what is timed."""
-        return FrameworkOptions(sequence_parallel=self.sequence_parallel, head_tokens=self.head_tokens)
 
     def degrees(self, model: ModelSpec) -> list[tuple[int, int]]:
         """Pairs of TP and CP degrees to profile; ``UserError`` for a TP degree that does not divide the model."""

@@ -38,8 +38,6 @@ DEPTH = 4
 FORWARD, BACKWARD, REMADE = range(3)
 # Of the time of a point; a pack of which a single repetition takes longer is left out.
 TURN_SHARE = 0.5
-# Labelled tokens of packs that a head over labelled tokens is timed with, as shares of all.
-LABELLED_SHARES = (1.0, 1 / 16)
 # Gradients of a step are clipped to half.
 CLIP = 1.0
 NORM = 2.0
@@ -100,37 +98,26 @@ def _run(turn: Callable[[Clock], None], clock: Clock, repetitions: int) -> Float
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of layer at a TP and a CP degree, and its numbers of layers in timed stages.
-
-    ``share`` is that of labelled tokens, for a head over these; 0 for other layers.
-    """
+    """A kind of layer at a TP and a CP degree, and its numbers of layers in timed stages."""
 
     module: ModuleSpec
     kind: str
     tp: int
     depths: tuple[int, ...]
-    share: float = 0.0
     cp: int = 1
-
-    def labelled(self, tokens: int) -> int:
-        """Labelled tokens of a pack of so many; 0 where nobody asks."""
-        return int(self.share * tokens)
 
 
 def targets_of(module: ModuleSpec, tp: int, cp: int = 1) -> list[Target]:
     """Every kind of layer of a module; only blocks are stacked, and only they are timed for several CP ranks."""
     return [
-        Target(module, layer.kind, tp, (1, DEPTH) if layer.attention else (1,), share, cp)
+        Target(module, layer.kind, tp, (1, DEPTH) if layer.attention else (1,), cp)
         for layer in module.kinds
         if layer.attention or cp == 1
-        for share in (LABELLED_SHARES if layer.labelled else (0.0,))
     ]
 
 
 def packs_of(target: Target, tokens: int) -> Iterator[tuple[int, ...]]:
     """Packs of ``tokens`` in all: one sequence, for blocks also a few and many; none if the context is too short."""
-    if target.share and not target.labelled(tokens):
-        return
     longest = target.module.config.context_tokens or tokens
     most = isqrt(tokens)
     allowed = [number for number in range(1, most + 1) if split_tokens(tokens, number)[-1] <= longest]
@@ -154,7 +141,6 @@ class Bench:
     alone: dist.ProcessGroup
     dtype: torch.dtype
     device: torch.device
-    logit_chunk: int = 0
 
     def build(self, target: Target, depth: int) -> TrainedStage:
         """A stage of ``depth`` layers of the target's kind, with gradient buffers and optimizer."""
@@ -164,8 +150,8 @@ class Bench:
         layers = build_layers(config := replace(module.config, num_layers=depth, full_attention_layers=full))
         held = [index for index, layer in enumerate(layers) if layer.kind == target.kind]
         module = ModuleSpec(module.name, module.role, config, layers)
-        build = partial(build_stage, dtype=self.dtype, device=self.device, logit_chunk_tokens=self.logit_chunk)
-        stage = build(self.model, module, range(held[0], held[-1] + 1), groups)
+        blocks = range(held[0], held[-1] + 1)
+        stage = build_stage(self.model, module, blocks, groups, dtype=self.dtype, device=self.device)
         return train_stage(stage, groups, self.alone, OptimizerSettings())
 
     def inputs(self, target: Target, lengths: Sequence[int]) -> Inputs:
@@ -184,10 +170,7 @@ class Bench:
             # The first half of every sample are projected tokens.
             ids = torch.cat([torch.arange(length) % module.config.vocab_size for length in lengths])
             ids[torch.cat([torch.arange(length) < length // 2 for length in lengths])] = -1
-            labels = ids.clamp(min=0)
-            if target.share:
-                labels[: total - target.labelled(total)] = -1
-            pack = Pack(tuple(lengths), (), ids, labels)
+            pack = Pack(tuple(lengths), (), ids, ids.clamp(min=0))
             num_rows = int((ids < 0).sum()) if first else num_rows
         values = torch.randn(num_rows, module.config.hidden_size, dtype=self.dtype, device=self.device)
         return Inputs(
@@ -212,7 +195,6 @@ def one_of_many(
     device: torch.device,
     *,
     sequence_parallel: bool = True,
-    logit_chunk: int = 0,
 ) -> Iterator[Bench]:
     """Build and run stages as the first rank of each pair of TP and CP degrees does."""
     if device.type == "cuda":
@@ -225,7 +207,7 @@ def one_of_many(
             )
             for tp, cp in degrees
         }
-        yield Bench(model, groups, alone, dtype, device, logit_chunk)
+        yield Bench(model, groups, alone, dtype, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +242,8 @@ class TargetStages:
             passes = [quantiles(rows[:, width * index + part]) for part in range(width)]
             remade = passes[REMADE] if width > REMADE else ()
             key = (self.target.module.name, self.target.kind, depth, self.target.tp, lengths)
-            labelled = self.target.labelled(sum(lengths))
             seconds = (passes[FORWARD], passes[BACKWARD], remade)
-            points.append(StagePoint(*key, *seconds, len(rows), labelled, self.target.cp))
+            points.append(StagePoint(*key, *seconds, len(rows), self.target.cp))
         return points
 
     @property

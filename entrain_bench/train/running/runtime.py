@@ -422,7 +422,7 @@ def build_runtime(
         holders = groups.stages[index, number]
         first = sum(placed.layers_per_stage[:number])
         layers = range(first, first + placed.layers_per_stage[number])
-        stage = build(module, layers, holders, recompute=placed.recompute, logit_chunk_tokens=framework.logit_chunk)
+        stage = build(module, layers, holders, recompute=placed.recompute)
         if checkpoint:
             load_weights(checkpoint, model, stage, roots)
         widths = groups.widths[index, number]

@@ -20,7 +20,7 @@ from entrain_bench.answers.documents.posterior import (
 from entrain_bench.answers.posterior import chances_by_job
 from entrain_bench.base.errors import UserError
 from entrain_bench.config import constants
-from entrain_bench.config.constants import read_draws
+from entrain_bench.config.constants import draws_text, read_draws
 from entrain_bench.figures import _runner, iteration_time
 from entrain_bench.figures._runner import Drawing
 from entrain_bench.records.records import Results
@@ -28,7 +28,6 @@ from entrain_bench.records.tables import parquet_of, table_of
 from entrain_bench.run.cells import run_cells
 from entrain_bench.run.study import Study, bring_up_to_date
 from entrain_bench.specs.cluster import Speed
-from support.draws import draws_text
 
 PLAN = PosteriorPlan("jobs", 10.0, 3, {1: 1.0}, 0.02)
 STRATEGIES = "      strategy: megatron,entrain,disttrain\n"

@@ -79,22 +79,15 @@ def without(values: dict[str, Any], kind: str) -> None:
 
 
 BAD_FILES: list[tuple[str, Callable[[], bytes], str]] = [
-    ("empty", lambda: b"", "is not a device profile, or is truncated"),
     ("truncated", lambda: content()[:-200], "is not a device profile, or is truncated"),
     ("garbage", lambda: b"\x80\x04pickle", "is not a device profile, or is truncated"),
     ("a list", lambda: b"[1]", "must be a mapping"),
-    ("something else", lambda: b'{"a": 1}', "is not a device profile. To make one, run entrain-bench profile"),
-    ("another version", lambda: edited(lambda v: v.update(version=3)), "version=3: must be 2. To make one, run"),
+    ("another version", lambda: edited(lambda v: v.update(version=2)), "version=2: must be 3. To make one, run"),
     ("unfinished", lambda: edited(lambda v: v.update(finished=False)), "is not finished"),
     ("no constants", lambda: edited(lambda v: v.pop("constants")), "constants: missing"),
-    ("zero", lambda: edited(lambda v: v["stages"][7].update(forward_s=[0, 0, 1])), "stages[7].forward_s=[0.0, 0.0, 1"),
     ("negative", lambda: edited(lambda v: v["steps"][0].update(seconds=[-1, 1, 2])), "steps[0].seconds=[-1.0"),
     ("not a number", lambda: edited(lambda v: v["stages"][0].update(backward_s=[1, float("nan"), 2])), "a number"),
     ("out of order", lambda: edited(lambda v: v["stages"][0].update(backward_s=[2, 1, 3])), "in order"),
-    ("two quantiles", lambda: edited(lambda v: v["stages"][0].update(backward_s=[1, 2])), "10th percentile"),
-    ("no lengths", lambda: edited(lambda v: v["stages"][0].update(lengths=[])), "sequences of at least 1 token"),
-    ("unknown key", lambda: edited(lambda v: v["stages"][0].update(foo=1)), "stages[0] key=foo: unknown"),
-    ("no list", lambda: edited(lambda v: v.update(steps=3)), "steps=3: must be a list"),
     ("no steps", lambda: edited(lambda v: v.update(steps=[])), "has no optimizer step"),
     ("no heads", lambda: edited(lambda v: without(v, "head")), "has no layer head of module vision"),
     (
@@ -103,7 +96,6 @@ BAD_FILES: list[tuple[str, Callable[[], bytes], str]] = [
         "memory_bytes=0: must be positive",
     ),
     ("no source", lambda: edited(lambda v: v["constants"]["sources"].clear()), "missing. State the source"),
-    ("collective", lambda: edited(lambda v: v["collectives"][0].update(operation="all")), "operation=all: unknown"),
 ]
 
 
@@ -125,14 +117,9 @@ BAD_USE = [
     ("model=tiny_av", "was measured with model=tiny, which has no module audio"),
     ("model.modules.llm.ffn_hidden_size=512", "whose llm has ffn_hidden_size=256. This model has 512"),
     ("cluster.device.name=A40", "describes device made up, not cluster.device.name=A40"),
-    ("cluster.device.statistic=mean", "cluster.device.statistic=mean: unknown"),
-    ("cluster.device.extrapolate=maybe", "true or false"),
-    ("cluster.device.paths=x", "unknown key (did you mean cluster.device.path=x?)"),
-    ("head_tokens=labelled", "was measured with head_tokens=all. Set the same here"),
     ("sequence_parallel=false", "was measured with sequence_parallel=true. Set the same here, or profile"),
     ("layout.tp=4 layout.pp=2", "was profiled at tp 1, 2, not at 4"),
     ("cluster.device.path=/nonexistent.json", "/nonexistent.json: cannot be read (No such file or directory)"),
-    ("cluster.device.path=/tmp", "cannot be read (Is a directory)"),
 ]
 
 

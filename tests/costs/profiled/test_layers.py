@@ -3,7 +3,6 @@
 from itertools import chain, combinations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,12 +14,6 @@ LINE = PiecewiseLine(np.array([10.0, 20.0, 40.0]), np.array([5.0, 6.0, 12.0]))
 def test_a_line_is_constant_below_its_first_knot_and_goes_on_beyond_the_last() -> None:
     assert LINE.at(np.array([1, 10, 15, 20, 30, 40, 50])).tolist() == [5.0, 5.0, 5.5, 6.0, 9.0, 12.0, 15.0]
     assert PiecewiseLine(np.array([10.0]), np.array([3.0])).at(np.array([5, 10, 20])).tolist() == [3.0, 3.0, 6.0]
-
-
-def test_the_least_rate_is_at_a_knot_or_the_last_slope() -> None:
-    # 5 / 10, 6 / 20, 12 / 40; the last slope is (12 - 6) / 20.
-    assert LINE.least_rate(beyond=False) == 0.3
-    assert PiecewiseLine(LINE.knots, np.array([5.0, 6.0, 7.0])).least_rate(beyond=True) == pytest.approx(0.05)
 
 
 @settings(max_examples=50, deadline=None)
@@ -54,18 +47,6 @@ def test_knots_of_scores_are_the_most_of_each_number_of_tokens_that_count() -> N
     # Where none count, the most.
     assert knots_of_scores(tokens[1:3], np.array([10.0, 300.0])).tolist() == [0.0, 300.0]
     assert knots_of_scores(tokens, np.zeros(6)).tolist() == [0.0]
-
-
-def test_parts_that_add_up_to_the_seconds_are_found() -> None:
-    parts = np.array([[1.0, 10.0], [1.0, 1000.0], [1.0, 50.0]])
-    assert fit_factors(parts, [2.0 + 0.5 * x for x in parts[:, 1]]) == pytest.approx([2.0, 0.5], rel=1e-6)
-
-
-def test_a_part_that_would_be_negative_is_left_out() -> None:
-    # Falling seconds: nothing rises with the second part, so the constant alone, least in relative squares.
-    parts = np.array([[1.0, 1.0], [1.0, 2.0]])
-    a = (1 / 3 + 1 / 2) / (1 / 9 + 1 / 4)
-    assert fit_factors(parts, [3.0, 2.0]) == pytest.approx([a, 0.0], rel=1e-6)
 
 
 def residual(parts: np.ndarray, seconds: np.ndarray, factors: np.ndarray) -> float:

@@ -14,19 +14,16 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.costs.layer_times import PassTimes, Stages
 from entrain_bench.costs.links import all_gather_s, all_reduce_s, send_s
 from entrain_bench.costs.profiled.file import CollectivePoint, DeviceProfile
-from entrain_bench.costs.profiled.layers import residuals
 from entrain_bench.costs.profiled.times import ProfiledTimes, cluster_with_times, fitted_link
 from entrain_bench.costs.roofline import Roofline
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
-from entrain_bench.specs.framework import FrameworkOptions, with_labelled_head
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from support.builders import tiny_cluster
 from support.profiled import (
     BACKWARD,
-    CONSTANTS,
-    LABELLED_S,
     REMADE,
     SEGMENT_S,
     layer_s,
@@ -197,13 +194,6 @@ def test_sequences_too_long_together_are_named_and_extrapolated_on_request() -> 
     assert seconds == pytest.approx(expected, rel=1e-3)
 
 
-def test_residuals_are_those_of_the_noise() -> None:
-    assert max(abs(each.relative) for each in residuals(profile(), MODEL.modules)) < 1e-4
-    errors = [abs(each.relative) for each in residuals(profile(3), MODEL.modules)]
-    # Errors are uniform up to 0.3: curves with fewer parts than there are points cannot follow all of them.
-    assert 0.02 < np.median(errors) < 0.3
-
-
 @pytest.mark.wide
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 5), draw=st.integers(0, 2**31), tp=st.integers(1, 2), cp=st.integers(1, 2))
@@ -226,35 +216,11 @@ def test_times_rise_and_no_packing_beats_the_least_work(seed: int, draw: int, tp
     assert (alone.max(axis=0) <= together[0] * (1 + 1e-12)).all()
 
 
-def test_a_head_over_labelled_tokens_takes_what_these_and_all_tokens_take() -> None:
-    model, framework = with_labelled_head(MODEL), FrameworkOptions(head_tokens="labelled")
-    found = ProfiledTimes.of(profile_of_formula(model), model, CLUSTER, framework, "x")
-    lengths, labelled, packs = np.array([700, 300]), np.array([70, 10]), np.array([0, 2])
-
-    def head_s(told: np.ndarray | None, cp: int) -> float:
-        return float(found.layers_s(model.llm, found.loads(model.llm, lengths, packs, told), 1, cp)[-1].forward_s[0])
-
-    assert head_s(labelled, 1) == pytest.approx(layer_s(None, [1000]) + 80 * LABELLED_S, rel=1e-4)
-    assert head_s(None, 1) == pytest.approx(layer_s(None, [1000]) + 1000 * LABELLED_S, rel=1e-4)
-    # Of 700 the last piece of eight has 88 tokens, of 300 it has 38: all labels are there.
-    assert head_s(labelled, 4) == pytest.approx(layer_s(None, [250]) + 80 * LABELLED_S, rel=1e-4)
-    with pytest.raises(UserError, match="was measured with head_tokens=labelled"):
-        ProfiledTimes.of(profile_of_formula(model), MODEL, CLUSTER, FrameworkOptions(), "x")
-
-
 def cluster(path: Path, *overrides: str) -> ClusterSpec:
     override = written(path, profile_of_formula(MODEL, tokens=(1,)))
     given = ("model=tiny", "cluster=tiny", "cluster/device=profiled", override, *overrides)
     config = compose_cells(given)[0].config
     return cluster_with_times(config.cluster, MODEL, config.framework, config.speed)[0]
-
-
-def test_constants_are_those_of_the_file(tmp_path: Path) -> None:
-    found = cluster(tmp_path / "x.json")
-    assert found.device.name == "made up"
-    for name in ("peak_bf16_flops", "memory_bytes", "memory_bandwidth_bytes_per_s", "host_bandwidth_bytes_per_s"):
-        assert getattr(found.device, name) == getattr(CONSTANTS, name)
-    assert [tier.name for tier in found.tiers] == ["nvlink", "pcie", "network"]
 
 
 def test_links_that_are_left_to_the_profile_are_those_it_measured(tmp_path: Path) -> None:
@@ -297,8 +263,3 @@ def test_links_that_were_not_measured_are_named(tmp_path: Path) -> None:
     given = ("model=tiny", "cluster=tiny", "cluster/device=profiled", "cluster/node=profiled", override)
     with pytest.raises(UserError, match=r"tiers.profiled: communication was not measured. Run .* profile ranks="):
         prepare(compose_cells(given)[0].config)
-
-
-def test_links_of_the_profile_do_not_join_machines(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="ordered from the smallest block to all 8 ranks"):
-        cluster(tmp_path / "x.json", "cluster/node=profiled", "cluster.num_nodes=2")

@@ -272,27 +272,6 @@ def test_long_encoder_backwards_wait_for_the_llm() -> None:
     assert (waiting[3] < waiting[2], end_s) == (False, 13.0)
 
 
-def test_transfers_hold_both_ends() -> None:
-    # Sent for 0.5 s and received for 0.3 s at the same time, there after 0.7 s.
-    rows: list[Row] = [((0,), F, 1.0), ((1,), F, 1.0), ((0,), F, 1.0)]
-    actions = actions_of(rows, [(0, 1, 0.7)], sends=[0.5, 0, 0], receives=[0, 0.3, 0.2], tails=[0.0, 0.25, 0.0])
-    place, end_s, _ = scheduled(actions, [0, 0, 1], [0.0, 1.0, 2.0])
-    # Lane 1 begins at 1.7, lane 0 goes on at 1.5; a synchronisation follows on lane 1.
-    assert end_s == pytest.approx(2.95)
-    assert end_s == pytest.approx(timed(actions, np.argsort(place)))
-
-
-def test_the_first_unfinished_group_is_refused_nowhere() -> None:
-    # Group 1's forward is there first; with it in, group 0 would not fit any more.
-    rows: list[Row] = [((0,), F, 1.0), ((0,), B, 1.0), ((0,), F, 1.0), ((0,), B, 1.0), ((1,), F, 2.0)]
-    edges = [(0, 1, 0.0), (2, 3, 0.0), (4, 0, 0.0)]
-    place, _, forced = scheduled(
-        actions_of(rows, edges, room=3, sizes=[2, 2, 2, 2, 0]), [0, 0, 1, 1, 0], [0.0, 0.0, 1.0, 1.0, 0.0]
-    )
-    assert forced == 0
-    assert place[1] < place[2]
-
-
 @pytest.mark.parametrize(("room", "end"), [(2, 10.0), (3, 8.0), (4, 6.0)])
 def test_activations_are_kept_where_there_is_room_beside_what_was_let_in(room: int, end: float) -> None:
     # Two pairs of 1 and 4 s, of which 2 s are recomputation, one after the other; each holds 1 byte, and 2 more if it
@@ -350,14 +329,17 @@ def random_actions(draw: st.DrawFn, most_groups: int) -> tuple[ListedActions, li
     return actions, groups, rng.random(len(rows)).tolist()
 
 
-@given(random_actions(most_groups=12), st.booleans(), st.booleans())
+@given(random_actions(most_groups=12), st.booleans(), st.booleans(), st.booleans())
 def test_every_schedule_is_valid_within_memory_and_as_long_as_it_says(
-    case: tuple[ListedActions, list[int], list[float]], alternate: bool, holds: bool
+    case: tuple[ListedActions, list[int], list[float]], alternate: bool, holds: bool, keeps: bool
 ) -> None:
     actions, groups, priority = case
     # All lanes have some of the LLM, the last group.
     last = [int(group == max(groups)) for group in groups]
-    actions = actions._replace(of_llm=np.array(last))
+    # What is kept saves no time here, and must block nothing.
+    more = 2 * keeps * actions.size_bytes
+    room = actions.room_bytes + int(more.max())
+    actions = actions._replace(of_llm=np.array(last), kept_bytes=more, room_bytes=room)
     held = [int(holds and back and not llm) for back, llm in zip(actions.is_backward, last, strict=True)]
     place, end_s, forced = scheduled(actions, groups, priority, alternate, held)
     assert sorted(place) == [*range(len(place))]
@@ -369,18 +351,6 @@ def test_every_schedule_is_valid_within_memory_and_as_long_as_it_says(
     assert end_s == pytest.approx(timed(actions, order))
     again, _, _ = scheduled(actions, groups, priority, alternate, held)
     assert np.array_equal(place, again)
-
-
-@given(random_actions(most_groups=12))
-def test_keeping_activations_never_blocks_anything(case: tuple[ListedActions, list[int], list[float]]) -> None:
-    actions, groups, priority = case
-    # What is kept saves no time here: the order may be another one, and is as long as it says.
-    more = 2 * actions.size_bytes
-    actions = actions._replace(kept_bytes=more, room_bytes=actions.room_bytes + int(more.max()))
-    place, end_s, forced = scheduled(actions, groups, priority)
-    assert (sorted(place), forced) == ([*range(len(place))], 0)
-    assert most_held(actions, np.argsort(place)) <= actions.room_bytes.max()
-    assert end_s == pytest.approx(timed(actions, np.argsort(place)))
 
 
 @settings(max_examples=25)
@@ -433,21 +403,6 @@ def test_rollouts_take_a_tenth_of_an_iteration_at_most(monkeypatch: pytest.Monke
     assert np.array_equal(
         BraidScheduler(rollouts=64).schedule(shapes, layout, assignment, profile).lane_actions, program.lane_actions
     )
-
-
-def test_encoder_work_fills_up_what_the_llm_leaves() -> None:
-    # Three copies of one stage on lanes with 0, 2 and 9 seconds; 6 seconds of work: to a level of 4 on the first two.
-    shares, level = level_shares(np.array([[[0.0], [2.0], [9.0]]]), np.array([[6.0]]))
-    assert shares[0] == pytest.approx([4 / 6, 2 / 6, 0.0])
-    assert level[0] == pytest.approx(4.0)
-
-
-def test_the_slower_stage_of_a_copy_limits_it() -> None:
-    # Work of 4 and 1 seconds on two stages; lanes of the first copy have 0 and 0, of the second 1 and 3.5.
-    shares, level = level_shares(np.array([[[0.0, 0.0], [1.0, 3.5]]]), np.array([[4.0, 1.0]]))
-    busy = np.array([[0.0, 0.0], [1.0, 3.5]]) + shares[0][:, None] * [4.0, 1.0]
-    assert level[0] == pytest.approx(busy.max())
-    assert shares.sum() == pytest.approx(1.0)
 
 
 def test_no_work_is_shared_out_evenly_or_not_at_all() -> None:

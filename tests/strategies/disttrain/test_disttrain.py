@@ -194,13 +194,6 @@ def test_the_convex_solution_is_as_good_as_a_fine_grid(
     assert seconds_of(loads, gpus, num_steps) <= float(seconds.min()) * (1 + 1e-12)
 
 
-def test_a_problem_that_a_general_solver_misses() -> None:
-    # SLSQP ended 5% off. The backbone is slow whatever it gets: all but one GPU go to the only group that warms up.
-    gpus = solved([GroupLoad(0.5, 1, 145, fills=False), GroupLoad(25.0, 1, 145)], 145, 1)
-    assert gpus is not None
-    assert gpus.tolist() == pytest.approx([1.0, 144.0], rel=1e-14)
-
-
 @pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
 def test_the_solution_does_not_depend_on_the_unit_of_time(unit: float) -> None:
     # One step: only the warm-up counts, x_1 / x_2 = sqrt(w_1 / w_2); the backbone keeps what it needs at least.
@@ -441,18 +434,3 @@ def test_every_pick_fits_its_interval_best(seed: int, stages: int, count: int, f
         left = order[at:middle]
         misses = np.abs(forward[left, 0] - idle)
         assert misses[0] == pytest.approx(misses.min())
-
-
-def test_interval_filling_by_hand() -> None:
-    # Two stages, backward twice the forward. Microbatches by first-stage forward: 1, 2, 3, 4, 6; stage 1 takes 1 each.
-    forward = np.array([[4.0, 1], [1, 1], [6, 1], [2, 1], [3, 1]])
-    backward = 2 * forward
-    # First: the smallest (1). Rear: the next smallest (2). Interval 1: stage 1 forward 1 and backward 2 = 3 -> the 3.
-    # Stage 0: F 0-1, F 1-4, B(1) arrives at 4, 4-6. Stage 1: B(1) 2-4, F(3) 4-5, B(3) 5-7 -> idle 7 - 6 = 1 -> the 4.
-    # Then the 6 alone is left.
-    assert interval_order(forward, backward).tolist() == [1, 4, 0, 2, 3]
-    # B(3) 5-11 -> idle 11 - 6 = 5, between the 4 and the 6 -> the smaller.
-    backward[4, 1] = 6.0
-    assert interval_order(forward, backward).tolist() == [1, 4, 0, 2, 3]
-    forward[0, 0] = 3.9
-    assert interval_order(forward, backward).tolist() == [1, 4, 2, 0, 3]

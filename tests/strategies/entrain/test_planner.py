@@ -33,8 +33,7 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout, check_layout
-from entrain_bench.program.validate import check_program
-from entrain_bench.simulate import Simulator, place_actions
+from entrain_bench.simulate import Simulator
 from entrain_bench.specs.job import PLANNING_SHARE, Degrees, Job, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.entrain.assigner import EntrainAssigner
@@ -42,8 +41,6 @@ from entrain_bench_strategies.entrain.planner import EntrainPlanner, EntrainSche
 from support.builders import (
     GIB,
     chain_layout,
-    no_delay,
-    passes,
     plan_with,
     profile_of,
     random_samples,
@@ -51,7 +48,6 @@ from support.builders import (
     tiny_cluster,
     tiny_job,
     tiny_model,
-    uniform_batch,
 )
 
 MODEL = tiny_model(encoder=4, llm=4)
@@ -71,14 +67,6 @@ def profile_for(*rows: tuple[int, list[int]], seed: int = 0, global_batch: int =
 
 def test_constant_samples_are_stable_at_once() -> None:
     assert stable_samples(profile_for((100, [1000])), DEGREES, 59, 16384)[0] == 1
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_mixture_whose_allocation_flips_needs_more_samples(seed: int) -> None:
-    profile = profile_for(ENCODER_HEAVY, LLM_HEAVY, seed=seed)
-    one, other = (allocate_stages(profile, samples(row), DEGREES) for row in (ENCODER_HEAVY, LLM_HEAVY))
-    assert one != other, "single samples disagree, so one is not enough"
-    assert stable_samples(profile, DEGREES, 59, 16384)[0] > 1
 
 
 def test_the_stable_number_really_is_stable() -> None:
@@ -101,21 +89,6 @@ def test_a_global_batch_below_the_stable_number_is_warned_about(
     with caplog.at_level(logging.WARNING):
         plan_with(EntrainPlanner(), profile)
     assert (f"global_batch={global_batch} is below the stable profiling batch" in caplog.text) is warned
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(2, 10))
-def test_allocation_is_proportional_to_the_estimated_work(seed: int, pp: int) -> None:
-    shapes = random_samples(np.random.default_rng(seed), 5, longest=8000)
-    profile = profile_of(tiny_job(MODEL), shapes)
-    encoder, llm = (float(part.sum()) for part in profile.estimates.samples(shapes, 1, 1))
-    stages = allocate_stages(profile, shapes, Degrees(1, 1, pp, 1))
-    due = pp * encoder / (encoder + llm)
-    assert sum(stages) == pp
-    assert min(stages) >= 1
-    most = [len(module.layers) for module in MODEL.modules]
-    nearest = min(range(max(1, pp - most[1]), min(most[0], pp - 1) + 1), key=lambda count: abs(count - due))
-    assert abs(stages[0] - due) == pytest.approx(abs(nearest - due))
 
 
 @pytest.mark.wide
@@ -209,13 +182,6 @@ def test_an_allocation_beyond_the_layers_falls_back_to_the_nearest_feasible_one(
     # The digest: "rounded to the nearest feasible integers". 2 + 6 stages are feasible at pp = 8, 1 + 7 are not.
     layout = plan_with(EntrainPlanner(profile_samples=4), profile_for((3000, [400]), pp=8, tp=1))
     assert [module.pp for module in layout.modules] == [2, 6]
-
-
-def test_one_rank_a_replica_is_refused_with_the_reason() -> None:
-    # Encoder and LLM need a stage each; layers are not what is missing.
-    with pytest.raises(UserError) as error:
-        plan_with(EntrainPlanner(profile_samples=4), profile_for((100, [100]), pp=1))
-    assert "too few layers" not in str(error.value)
 
 
 # Memory
@@ -373,32 +339,6 @@ def most_tokens(program: Program, index: int) -> float:
             held += tokens if view.kind == 0 else -tokens
             most = max(most, held)
     return most
-
-
-# By hand
-
-
-def roomy_schedule(eager: str, split: bool = True) -> tuple[Program, Profile]:
-    layout = chain_layout(MODEL, 2, 2, 8)
-    shapes, assignment = uniform_batch(MODEL, 8)
-    profile = profile_of(room_job(1e15), shapes)
-    return EntrainScheduler(split_backward=split, eager=eager).schedule(shapes, layout, assignment, profile), profile
-
-
-@pytest.mark.parametrize(
-    ("eager", "expected"), [("none", [3, 2, 1, 0]), ("encoder", [7, 6, 1, 0]), ("all", [7, 6, 5, 4])]
-)
-def test_eager_settings_choose_which_stages_warm_up_longer(eager: str, expected: list[int]) -> None:
-    program, _ = roomy_schedule(eager)
-    check_program(program)
-    leading = []
-    for lane in range(4):
-        order = passes(program, lane)
-        first_backward = next(index for index, text in enumerate(order) if " B" in text)
-        leading.append(first_backward)
-    # Forwards before the first backward: the warm-up and one.
-    assert leading == [warmup + 1 for warmup in expected]
-    place_actions(program, np.ones(program.num_actions), no_delay(program))
 
 
 # Schedules of random assignments

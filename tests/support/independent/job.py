@@ -171,11 +171,7 @@ class Job:
                 if layer.kind not in kinds:
                     machine = Machine(self.cluster, {**self.framework, "sequence_parallel": self.splits_states(module)})
                     parts, split = self.sequence_parts(module, cp), module in self.split
-                    if layer.kind == "head" and module == self.llm and self.framework["head_tokens"] == "labelled":
-                        most = self.most_labelled(self.chunks[module][chunk].units, parts)
-                        times = machine.labelled_times(layer, lengths, most, tp, parts, split)
-                    else:
-                        times = machine.layer_times(layer, lengths, tp, parts, split)
+                    times = machine.layer_times(layer, lengths, tp, parts, split)
                     once_more = times
                     if self.framework["recompute_granularity"] == "selective" and layer.is_block:
                         part = replace(mlp_of(self.configs[module]), learns=layer.learns)
@@ -198,22 +194,6 @@ class Job:
             count = int(self.program.remade[module][chunk, stage]) if self.program.remade else 0
             found |= set(blocks if placed.recompute else blocks[:count])
         return found
-
-    def most_labelled(self, samples: list[int], cp: int) -> int:
-        """Labelled tokens of the rank that has most, counted token by token."""
-        shapes, rows = self.program.shapes, []
-        for sample in samples:
-            length, text = int(shapes.llm_tokens[sample]), int(shapes.text_tokens[sample])
-            # A token predicts the next one, if that is text.
-            rows.append([place + 1 >= length - text for place in range(length - 1)] + [False])
-        if self.framework["cp_split"] == "pack":
-            rows = [[token for row in rows for token in row]]
-        held = [0] * cp
-        for row in rows:
-            for place in range(2 * cp):
-                piece = row[len(row) * place // (2 * cp) : len(row) * (place + 1) // (2 * cp)]
-                held[min(place, 2 * cp - 1 - place)] += sum(piece)
-        return max(held)
 
     def seconds(self, action: Action) -> list[float]:
         """Seconds of each of the stage's layers in an action, what they send each other included."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -127,43 +127,6 @@ class Machine:
         if not layer.gradients:
             backward = backward_comm = 0.0
         return LayerTimes(forward, forward_comm, backward, backward_comm, weight)
-
-    def labelled_times(
-        self, layer: Layer, lengths: Sequence[int], most: int, tp: int, cp: int, split: bool
-    ) -> LayerTimes:
-        """An LLM's head with logits of labelled tokens, ``most`` on a rank, whose forward runs in backward as well."""
-        assert layer.returned_bytes is not None
-        # Of the kernels one is the norm's.
-        logits = replace(
-            layer,
-            elementwise_bytes=layer.elementwise_bytes - layer.hidden_bytes,
-            returned_bytes=layer.returned_bytes - 2 * layer.hidden_bytes,
-            hidden_bytes=0.0,
-            launches=layer.launches - 1,
-        )
-        norm = replace(
-            layer,
-            products=[],
-            elementwise_bytes=layer.elementwise_bytes - logits.elementwise_bytes,
-            returned_bytes=layer.returned_bytes - (logits.returned_bytes or 0.0),
-            launches=layer.launches - logits.launches,
-            gathered=0.0,
-            gathers=0,
-        )
-        before = self.layer_times(norm, lengths, tp, cp, split=False)
-        whole = Machine(self.config, {**self.framework, "sequence_parallel": False})
-        own = whole.layer_times(logits, [most * cp], tp, cp, split)
-        gather = 0.0
-        if tp > 1 and self.framework["sequence_parallel"]:
-            gather = self.gather_s(BF16 * layer.hidden * sum(lengths) / cp, range(tp))
-        runs = bool(layer.gradients)
-        return LayerTimes(
-            before.forward + own.forward,
-            gather + own.forward_comm,
-            before.backward + own.backward + runs * own.forward,
-            own.backward_comm + runs * own.forward_comm,
-            own.weight,
-        )
 
     def _attention_s(
         self, attention: tuple[int, int, bool, int, int], lengths: Sequence[int], parts: int

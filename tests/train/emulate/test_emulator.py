@@ -78,17 +78,6 @@ def test_every_strategy_is_emulated(strategy: str) -> None:
     assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize("head", ["all", "labelled"])
-def test_only_labelled_heads_tell_chunks_apart_by_their_labels(head: str) -> None:
-    _, program = emulated("strategy=megatron", "layout.tp=1", "layout.cp=2", "layout.pp=2", f"head_tokens={head}")
-    llm, works = program.model.llm_index, works_of(program)
-    for action in program.forward_actions(llm)[:, -1].tolist():
-        members = program.chunks[llm].units(int(program.chunk[action]))
-        labelled = tuple(program.shapes.labelled_tokens[members].tolist())
-        assert works[action].labelled == (labelled if head == "labelled" else ())
-    assert all(not work.labelled for work in works.values() if work.stage.module != "llm")
-
-
 def test_measured_seconds_take_the_place_of_modelled_computation_alone() -> None:
     emulator, program = emulated("strategy=megatron", "layout.tp=2", "layout.pp=2")
     modelled = emulator.truth.price(program)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.specs.model import FULL, SELECTIVE, ModelSpec
@@ -159,42 +158,9 @@ def test_unbuildable_modules_are_refused(name: str, changes: dict[str, Any], tp:
         stage_of(changed, changed.module(name), StageGroups(group, group, group))
 
 
-class LargestLogits(TorchDispatchMode):
-    """Watches for the tensor with most rows of ``words`` features, but for weights, whose rows are ``width``."""
-
-    def __init__(self, words: int, width: int) -> None:
-        super().__init__()
-        self.words, self.width, self.rows = words, width, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.dim() == 2 and result.shape[-1] == self.words:
-            self.rows = max(self.rows, len(result) % self.width)
-        return result
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("splits_backward", [False, True])
-def test_logits_in_chunks_give_the_same_and_never_exist_for_all(
-    alone: StageGroups, tied: bool, splits_backward: bool
-) -> None:
-    model = small_model(tied_embeddings=tied)
-    words, width = model.llm.config.vocab_size, model.llm.config.hidden_size
-    most = {}
-    results = []
-    for chunk in (0, 7):
-        with LargestLogits(words, width) as seen:
-            options = {"splits_backward": splits_backward, "logit_chunk_tokens": chunk}
-            results.append(run_module(model, model.llm, alone, (2,), **options))
-        most[chunk] = seen.rows
-    assert most == {0: sum(SAMPLES), 7: 7}
-    assert not differences(results[1], results[0], tolerance=1e-5)
-
-
 def test_a_chunk_without_labels_has_no_loss_and_all_gradients(alone: StageGroups) -> None:
     model = small_model()
-    stage = stage_of(model, model.llm, alone, logit_chunk_tokens=4)
+    stage = stage_of(model, model.llm, alone)
     ids = torch.arange(20)
     loss = stage(None, Pack((20,), (), ids, torch.full((20,), -1)))
     loss.backward()

@@ -20,8 +20,6 @@ from entrain_bench.cli import EXIT_INTERRUPTED, run_command
 from entrain_bench.config.compose import compose
 from entrain_bench.costs.profiled.file import COLLECTIVES, read_profile, write_profile
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.specs.framework import with_labelled_head
-from entrain_bench.specs.layer import LOGIT_CHUNK_TOKENS
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.measuring import Clock
 from entrain_bench.train.profiling import timing as layers
@@ -289,17 +287,6 @@ def test_a_block_runs_with_the_tokens_of_one_context_parallel_rank(bench: Bench,
     # Of 64 tokens, and with sequence parallelism its share of these.
     assert {*seen} == {64 // cp // tp}
     assert [(point.cp, point.lengths) for point in points] == [(cp, (16, 48))] * 2
-
-
-def test_a_head_over_labelled_tokens_is_timed_with_many_and_with_few() -> None:
-    model = with_labelled_head(small_model())
-    device = torch.device("cpu")
-    with one_of_many(model, [(1, 1)], torch.float32, device, logit_chunk=LOGIT_CHUNK_TOKENS) as built:
-        heads = [each for each in targets_of(model.llm, 1) if each.kind == "head"]
-        points = [layers.TargetStages.build(each, built).measure((48, 16), PATIENCE)[0] for each in heads]
-        inputs = [built.inputs(each, (48, 16)).pack.labels for each in heads]
-    assert [point.labelled for point in points] == [64, 4]
-    assert [int((labels >= 0).sum()) for labels in inputs if labels is not None] == [64, 4]
 
 
 def test_a_pack_that_takes_too_long_is_left_out(bench: Bench) -> None:

@@ -38,8 +38,7 @@ from entrain_bench.train.running.data import (
 )
 from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.stages import TrainedStage
-from entrain_bench_workloads.dataset.parquet import ParquetSource
-from entrain_bench_workloads.dataset.tar import TarSource
+from entrain_bench_workloads.dataset.formats import ParquetSource, TarSource
 from support.builders import random_samples
 from support.datasets import picture_bytes, scan_here, sound_bytes, write_finevision, write_tar
 from support.processes import eventually

@@ -36,15 +36,12 @@ SETTINGS = {
     "gathered_late": (*DEGREES["sharded_optimizer"], "overlap_param_gather=false"),
     "sharded_pipeline": (*DEGREES["pp2_dp2"], "distributed_optimizer=true"),
 }
-# How context parallelism cuts, and whether the head has logits of all positions.
+# How context parallelism cuts.
 STAGES = {
     "cp4": ("layout.tp=1", "layout.cp=4"),
     "cp2_pack": (*DEGREES["cp2"], "cp_split=pack"),
     "cp4_pack": ("layout.tp=1", "layout.cp=4", "cp_split=pack"),
     "tp2_cp2_pack": ("layout.tp=2", "layout.cp=2", "cp_split=pack"),
-    "tp2_labelled": (*DEGREES["tp2"], "head_tokens=labelled"),
-    "cp2_labelled": (*DEGREES["cp2"], "head_tokens=labelled"),
-    "tp2_cp2_labelled": ("layout.tp=2", "layout.cp=2", "head_tokens=labelled"),
 }
 SAMPLES = {"single": ("layout.tp=1", "microbatch_size=1")}
 # Two stages of every module on each rank; with one block a replica, both copies of the tied embedding, too.
@@ -79,14 +76,14 @@ WIDTHS = {
     "sliced_whole_tokens": (*SLICED, "sequence_parallel=false"),
     "sliced_recomputed": (*SLICED, "layout.recompute=[vision,llm]"),
     "sliced_sharded_optimizer": (*SLICED, "distributed_optimizer=true"),
-    "sliced_pack_labelled": (*SLICED, "cp_split=pack", "head_tokens=labelled"),
+    "sliced_pack": (*SLICED, "cp_split=pack"),
     "halved": HALVED,
     "halved_whole_tokens": (*HALVED, "sequence_parallel=false"),
     "hybrid_cp": ("strategy=hybrid_cp",),
     "hybrid_cp_tp2": ("strategy=hybrid_cp", "layout.tp=2"),
     "hybrid_cp_pp2": ("strategy=hybrid_cp", "layout.pp=2"),
     "flexsp": ("strategy=flexsp",),
-    "flexsp_recomputed": ("strategy=flexsp", "layout.recompute=[vision,llm]", "head_tokens=labelled"),
+    "flexsp_recomputed": ("strategy=flexsp", "layout.recompute=[vision,llm]"),
 }
 FEW_WIDTHS: list[Case] = [("", name, "") for name in ("sliced", "hybrid_cp_pp2", "flexsp")]
 LAYOUTS = DEGREES | VIRTUAL | WIDE | SETTINGS | STAGES | SAMPLES | SCHEDULES | WIDTHS
@@ -97,7 +94,6 @@ QUICK: list[Case] = [
     ("megatron", "zb_v_recomputed", ""),
     ("hetero_colocated", "sharded_optimizer", ""),
     ("fsdp", "single", ""),
-    ("megatron", "cp2_labelled", ""),
     ("megatron", "cp4_pack", ""),
 ]
 # With make test-wide; the rest is for make test-slow.
@@ -121,7 +117,6 @@ USUAL: dict[str, list[Case]] = {
         ("veomni", "single", ""),
         ("megatron", "cp4", ""),
         ("megatron", "tp2_cp2_pack", ""),
-        ("megatron", "tp2_cp2_labelled", ""),
         *FEW_WIDTHS,
     ],
 }

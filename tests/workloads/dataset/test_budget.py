@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import struct
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -20,14 +19,12 @@ import pytest
 
 from entrain_bench.base.errors import UserError
 from entrain_bench_workloads.budget import Budget
-from entrain_bench_workloads.dataset import records as records_module
-from entrain_bench_workloads.dataset import tar as tar_module
-from entrain_bench_workloads.dataset.decode import VideoFrames, decoded_image, decoded_sound
-from entrain_bench_workloads.dataset.interface import BadRecord, BadSampleError, Limits, Reason
-from entrain_bench_workloads.dataset.records import RecordSource
-from entrain_bench_workloads.dataset.tar import TarSource
+from entrain_bench_workloads.dataset import formats
+from entrain_bench_workloads.dataset.formats import RecordSource, TarSource
+from entrain_bench_workloads.dataset.media import VideoFrames, decoded_image, decoded_sound
+from entrain_bench_workloads.dataset.source import BadSampleError, Limits, Reason
 from entrain_bench_workloads.trace import TraceWorkload
-from support.datasets import video_bytes, wav_bytes, write_repeated, write_tar
+from support.datasets import png_of, video_bytes, wav_bytes, write_repeated, write_tar
 from support.scanned import RULES
 
 GIB = 2**30
@@ -37,7 +34,7 @@ import resource, sys
 from pathlib import Path
 import torch, entrain_bench.commands.trace, entrain_bench.cli as cli
 from entrain_bench_workloads.trace import TraceWorkload
-from entrain_bench_workloads.dataset import scan, parquet
+from entrain_bench_workloads.dataset import scan, formats
 resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + 4 * 2**30, taken + 4 * 2**30))
@@ -138,14 +135,9 @@ def test_fewer_rows_of_a_large_trace_may_be_taken(tmp_path: Path) -> None:
 
 def png(width: int, height: int) -> bytes:
     """A white image of a bit a pixel, in a kilobyte for every ten million pixels."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
     row, packer = bytes(1 + -(-width // 8)), zlib.compressobj(9)
     pixels = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
-    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    return png_of(width, height, pixels, bits=1, colors=0)
 
 
 def test_an_image_bomb_is_not_decoded() -> None:
@@ -172,7 +164,7 @@ def gzipped(path: Path, members: Iterator[tuple[str, int]]) -> TarSource:
 
 def bad(source: TarSource, **limits: int) -> BadSampleError:
     records = list(source.samples(source.shards()[0], Limits(**limits)))
-    (found,) = [record.error for record in records if isinstance(record, BadRecord)]
+    (found,) = [sample for _, sample in records if isinstance(sample, BadSampleError)]
     return found
 
 
@@ -183,21 +175,21 @@ def test_a_member_of_an_archive_beyond_the_limit_is_not_unpacked(tmp_path: Path)
 
 
 def test_members_that_fit_are_refused_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tar_module, "BUDGET", Budget(2**26))
+    monkeypatch.setattr(formats, "BUDGET", Budget(2**26))
     source = gzipped(tmp_path / "a.tar.gz", ((f"a.{number}.jpg", 2**24) for number in range(5)))
     assert "its members would take 0.1 GiB of memory" in str(bad(source))
 
 
 def test_empty_members_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tar_module, "BUDGET", Budget(2**20))
+    monkeypatch.setattr(formats, "BUDGET", Budget(2**20))
     write_tar(tmp_path / "a.tar", [(f"a.x{number}", b"") for number in range(2000)])
     assert "its members would take" in str(bad(TarSource(path=str(tmp_path / "a.tar"))))
 
 
 @pytest.mark.parametrize("start", [b"[", b""])
 def test_a_record_that_is_too_long_is_not_read(start: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert records_module.MAX_RECORD_BYTES == 2**26
-    monkeypatch.setattr(records_module, "MAX_RECORD_BYTES", 2**16)
+    assert formats.MAX_RECORD_BYTES == 2**26
+    monkeypatch.setattr(formats, "MAX_RECORD_BYTES", 2**16)
     (tmp_path / "a.json").write_bytes(start + b'{"text": "' + b"x" * 2**23 + b'"}\n')
     with pytest.raises(UserError, match=r"a.json: "):
         RecordSource(path=str(tmp_path / "a.json"), text=["text"]).shards()

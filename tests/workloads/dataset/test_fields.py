@@ -13,13 +13,18 @@ import pytest
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.trace import TraceKeys, compose_trace
-from entrain_bench_workloads.dataset.fields import AUTO, MEDIA, SECONDS, TEXTS, recognised
-from entrain_bench_workloads.dataset.files import inside
-from entrain_bench_workloads.dataset.hub import HubSource
-from entrain_bench_workloads.dataset.interface import BadSampleError, Reason
-from entrain_bench_workloads.dataset.parquet import ParquetSource
-from entrain_bench_workloads.dataset.records import RecordSource
+from entrain_bench_workloads.dataset.formats import HubSource, ParquetSource, RecordSource
 from entrain_bench_workloads.dataset.scan import ScanReport
+from entrain_bench_workloads.dataset.source import (
+    AUTO,
+    MEDIA,
+    SECONDS,
+    TEXTS,
+    BadSampleError,
+    Reason,
+    inside,
+    recognised,
+)
 from support.datasets import image_bytes, scan_report, video_bytes, wav_bytes, write_finevision, write_jsonl
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/workloads.md").read_text()
@@ -112,7 +117,7 @@ def test_the_columns_of_finevision(tmp_path: Path) -> None:
     everything = dict.fromkeys([*MEDIA, "text", "seconds"], AUTO)
     named = ParquetSource(path=str(tmp_path), text=["texts"], images="images")
     assert recognised(ParquetSource(path=str(tmp_path), **everything)) == named
-    assert recognised(named) is named
+    assert recognised(named) == named
     pytest.importorskip("datasets")
     hub = recognised(HubSource(path=str(tmp_path), **everything))
     assert (hub.text, hub.images, hub.audio, hub.seconds) == (["texts"], "images", None, None)

@@ -1,24 +1,56 @@
-import struct
-import zlib
-from dataclasses import replace
-from pathlib import Path
+"""Sizes by headers, and content that is turned, cut and resampled as published, in bounded memory."""
 
+from __future__ import annotations
+
+import io
+import struct
+import tracemalloc
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image, PngImagePlugin
+from scipy.signal import resample_poly
 
-from entrain_bench_workloads.dataset.interface import BadSampleError, Known, Limits, Reason, Section
-from entrain_bench_workloads.dataset.media import audio_seconds, image_size, video_header
-from support.datasets import image_bytes, video_bytes, wav_bytes
+from entrain_bench.specs.tokens import TileRules
+from entrain_bench.specs.workload import Moved, Pixels
+from entrain_bench_workloads.dataset import media as media_module
+from entrain_bench_workloads.dataset.formats import ParquetSource, RecordSource
+from entrain_bench_workloads.dataset.media import (
+    VideoFrames,
+    audio_seconds,
+    decoded_image,
+    decoded_sound,
+    image_size,
+    image_tiles,
+    steps_between,
+    video_header,
+)
+from entrain_bench_workloads.dataset.source import BadSampleError, Known, Limits, Reason, Section
+from entrain_bench_workloads.trace import TraceWorkload
+from support.datasets import (
+    image_bytes,
+    picture,
+    picture_bytes,
+    png_chunk,
+    png_of,
+    scan_here,
+    sound_bytes,
+    video_bytes,
+    wav_bytes,
+    write_finevision,
+    write_jsonl,
+)
+from support.specs import rules_of
 
 LIMITS = Limits()
-
-
-def png_header(width: int, height: int) -> bytes:
-    """A PNG that states a size, and ends there."""
-    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunk = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
-    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IDAT"
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM"])
@@ -46,10 +78,10 @@ def test_a_file_and_a_part_of_one_say_the_same(tmp_path: Path) -> None:
         (b"<html>not found</html>", Reason.FORMAT),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", Reason.FORMAT),
         (image_bytes(90, 90)[:40], Reason.HEADER),
-        (png_header(2**31 - 1, 2**31 - 1), Reason.LIMIT),
-        (png_header(100_000, 9), Reason.THIN),
-        (png_header(100_001, 1000), Reason.LIMIT),
-        (png_header(0, 5), Reason.FORMAT),
+        (png_of(2**31 - 1, 2**31 - 1), Reason.LIMIT),
+        (png_of(100_000, 9), Reason.THIN),
+        (png_of(100_001, 1000), Reason.LIMIT),
+        (png_of(0, 5), Reason.FORMAT),
     ],
 )
 def test_what_is_no_image_says_why(content: bytes, reason: Reason) -> None:
@@ -59,7 +91,10 @@ def test_what_is_no_image_says_why(content: bytes, reason: Reason) -> None:
 
 
 def test_an_image_that_is_large_but_allowed_is_no_bomb() -> None:
-    assert image_size(png_header(30_000, 30_000), LIMITS) == (30_000, 30_000)
+    assert image_size(png_of(30_000, 30_000), LIMITS) == (30_000, 30_000)
+    # Pillow's own limit still holds for the rest of the process.
+    with pytest.raises(Image.DecompressionBombError):
+        Image.open(io.BytesIO(png_of(30_000, 30_000)))
 
 
 def test_limits_are_what_is_configured() -> None:
@@ -113,3 +148,263 @@ def test_lists_of_other_files_are_no_videos() -> None:
     with pytest.raises(BadSampleError) as error:
         video_header(video_bytes(64, 48, 5)[:300], LIMITS)
     assert error.value.reason is Reason.HEADER
+
+
+# What each orientation asks for, as EXIF 2.32 says where the first row and the first column are shown.
+SHOWN: dict[int, Any] = {
+    1: lambda rows: rows,
+    2: lambda rows: rows[:, ::-1],
+    3: lambda rows: rows[::-1, ::-1],
+    4: lambda rows: rows[::-1],
+    5: lambda rows: rows.swapaxes(0, 1),
+    6: lambda rows: rows[::-1].swapaxes(0, 1),
+    7: lambda rows: rows[::-1, ::-1].swapaxes(0, 1),
+    8: lambda rows: rows[:, ::-1].swapaxes(0, 1),
+}
+PIXELS: NDArray[np.uint8] = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+
+
+def xmp(orientation: int) -> bytes:
+    return f'<x:xmpmeta><rdf:Description tiff:Orientation="{orientation}"/></x:xmpmeta>'.encode()
+
+
+def exif(orientation: int) -> bytes:
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags.tobytes()
+
+
+def saved(kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(PIXELS).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def png_with(key: str, value: str) -> bytes:
+    info = PngImagePlugin.PngInfo()
+    info.add_itxt(key, value)
+    return saved("PNG", pnginfo=info)
+
+
+def raw_profile(orientation: int) -> str:
+    content = exif(orientation)
+    return f"\nexif\n{len(content):8}\n{content.hex()}\n"
+
+
+MADE: dict[str, Any] = {
+    "PNG exif": lambda turned: saved("PNG", exif=exif(turned)),
+    "PNG xmp": lambda turned: png_with("XML:com.adobe.xmp", xmp(turned).decode()),
+    "PNG profile": lambda turned: png_with("Raw profile type exif", raw_profile(turned)),
+    "WEBP exif": lambda turned: saved("WEBP", lossless=True, exif=exif(turned)),
+    "WEBP xmp": lambda turned: saved("WEBP", lossless=True, xmp=xmp(turned)),
+    "TIFF exif": lambda turned: saved("TIFF", exif=exif(turned)),
+    "TIFF xmp": lambda turned: saved("TIFF", tiffinfo={700: xmp(turned)}),
+}
+
+
+def check_shown(content: bytes, orientation: int) -> None:
+    expected = SHOWN[orientation](PIXELS)
+    np.testing.assert_array_equal(np.asarray(decoded_image(content, LIMITS)), expected)
+    assert image_size(content, LIMITS) == expected.shape[1::-1]
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_images_are_shown_as_their_header_asks(made: str) -> None:
+    for orientation in SHOWN if made.startswith("PNG") else (3, 6):
+        check_shown(MADE[made](orientation), orientation)
+
+
+def test_exif_behind_the_pixels_turns_nothing() -> None:
+    content = saved("PNG")
+    end = content.rindex(b"IEND") - 4
+    check_shown(content[:end] + png_chunk(b"eXIf", exif(6).removeprefix(b"Exif\0\0")) + content[end:], 1)
+
+
+def test_an_image_that_is_not_as_large_as_its_header_says_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_module, "image_size", lambda *_: (31, 20))
+    with pytest.raises(BadSampleError) as error:
+        decoded_image(saved("PNG"), LIMITS)
+    assert error.value.reason is Reason.CHANGED
+
+
+# Tiles.
+
+TILES = {"llavaov": rules_of("llavaov"), "internvl": rules_of("internvl_dynamic")}
+PLAIN = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
+
+
+def tile_rules(name: str) -> TileRules:
+    found = TILES[name].tiles
+    assert found is not None
+    return found
+
+
+def pixels(values: Any) -> list[Pixels]:
+    """A processor's output, whose colors are left as they are."""
+    return list(np.rint(values).astype(np.uint8).transpose(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize(("width", "height"), [(500, 333), (120, 900), (384, 384), (1300, 1250)])
+def test_tiles_are_those_of_the_published_processors(width: int, height: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    image = picture(width, height, width * height)
+    llava = transformers.LlavaOnevisionImageProcessorPil(
+        size={"height": 384, "width": 384}, image_mean=[0.5] * 3, **PLAIN
+    )
+    alone = pixels(llava([image])["pixel_values"][0])
+    together = pixels(llava([[image, image]])["pixel_values"][1])
+    assert len(alone) > 1
+    np.testing.assert_array_equal(image_tiles(image, True, tile_rules("llavaov")), alone)
+    np.testing.assert_array_equal(image_tiles(image, False, tile_rules("llavaov")), together)
+    internvl = transformers.GotOcr2ImageProcessorPil(
+        size={"height": 448, "width": 448}, min_patches=1, max_patches=12, crop_to_patches=True, **PLAIN
+    )
+    theirs = pixels(internvl([image])["pixel_values"])
+    np.testing.assert_array_equal(image_tiles(image, True, tile_rules("internvl")), theirs)
+
+
+def opened(source: Any, folder: Path, name: str) -> Any:
+    workload = TraceWorkload(path=str(scan_here(source, folder / "t.parquet")))
+    return workload.samples(TILES[name], 1024, Moved()), workload.source(TILES[name]).shapes
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_items_are_the_tiles_of_their_images(name: str, tmp_path: Path) -> None:
+    sizes = [[(500, 333)], [(500, 333), (90, 700)], []]
+    write_finevision(tmp_path / "d.parquet", [([picture_bytes(*size) for size in row], ["text"]) for row in sizes])
+    source = ParquetSource(path=str(tmp_path / "d.parquet"), text=["texts"], images="images")
+    side = TILES[name].patch_pixels * tile_rules(name).encoder_side
+    samples, shapes = opened(source, tmp_path, name)
+    for sample, row in enumerate(sizes):
+        images = [picture(*size, 0) for size in row]
+        wanted = [tile for image in images for tile in image_tiles(image, len(row) == 1, tile_rules(name))]
+        items = range(*shapes.item_offsets[sample : sample + 2].tolist())
+        for item, tile in zip(items, wanted, strict=True):
+            np.testing.assert_array_equal(samples.picture(shapes, item), tile[None, :side, :side])
+
+
+def test_frames_of_a_video_are_tiles(tmp_path: Path) -> None:
+    (tmp_path / "v.mp4").write_bytes(video_bytes(64, 48, 40, shades=True))
+    write_jsonl(tmp_path / "d.jsonl", [{"text": "a", "video": "v.mp4"}])
+    source = RecordSource(path=str(tmp_path / "d.jsonl"), text=["text"], video="video")
+    samples, shapes = opened(source, tmp_path, "llavaov")
+    found = [samples.picture(shapes, item) for item in range(shapes.num_items)]
+    assert {frames.shape for frames in found} == {(1, 378, 378, 3)}
+    np.testing.assert_allclose([frames.mean() for frames in found], [30, 90, 150, 210], atol=4)
+
+
+# Sounds.
+
+
+@given(rate=st.integers(4_000, 768_000))
+def test_any_rate_takes_small_steps_to_nearly_the_right_one(rate: int) -> None:
+    up, down = steps_between(rate)
+    assert max(up, down) <= 2**14
+    assert abs(Fraction(up, down) / Fraction(16_000, rate) - 1) < Fraction(31, 10**6)
+
+
+@pytest.mark.parametrize("rate", [8_000, 44_100])
+def test_sounds_of_usual_rates_are_what_scipy_makes_of_them(rate: int) -> None:
+    content = sound_bytes(2.5, 440.0, rate)
+    frames = np.frombuffer(content[44:], "<i2").reshape(-1, 2)
+    part = (frames[round(0.5 * rate) : 2 * rate] / np.float32(2**15)).astype(np.float32).mean(axis=1)
+    expected = resample_poly(part, *Fraction(16_000, rate).as_integer_ratio())
+    np.testing.assert_array_equal(decoded_sound(content, LIMITS, 0.5, 2.0), expected)
+
+
+def test_an_awkward_rate_is_heard_as_it_was_within_little_memory() -> None:
+    """The exact filter of 767957 Hz has 15 million taps, 123 MB."""
+    decoded_sound(wav_bytes(0.1, 8_000), LIMITS, 0, 1)
+    content = sound_bytes(0.25, 440.0, 767_957)
+    tracemalloc.start()
+    found = decoded_sound(content, LIMITS, 0, 30)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 * 2**20
+    tone = 0.75 * 20000 / 2**15 * np.sin(2 * np.pi * 440 * np.arange(len(found)) / 16_000)
+    assert abs(len(found) - 4000) <= 1
+    np.testing.assert_allclose(found[100:-100], tone[100:-100], atol=2e-3)
+
+
+@pytest.mark.parametrize("rate", [1, 3_999, 768_001, 400_000_009])
+def test_a_rate_that_no_sound_has_is_refused_wherever_it_is_read(rate: int) -> None:
+    content = bytearray(wav_bytes(0.5))
+    content[24:28] = struct.pack("<I", rate)
+    for read in (lambda: audio_seconds(bytes(content), LIMITS), lambda: decoded_sound(bytes(content), LIMITS, 0, 30)):
+        with pytest.raises(BadSampleError) as error:
+            read()
+        assert error.value.reason is Reason.LIMIT
+
+
+def test_behind_the_end_of_a_sound_there_is_silence_as_long_as_lengths_are_rounded() -> None:
+    content = wav_bytes(1.0, 8_000)
+    assert [len(decoded_sound(content, LIMITS, start, 2.0)) for start in (1.0, 1.1, 0.9)] == [0, 0, 1600]
+    with pytest.raises(BadSampleError, match=r"ends before 1.11 s$"):
+        decoded_sound(content, LIMITS, 1.11, 2.0)
+
+
+# Videos.
+
+CONTENT = video_bytes(64, 48, 40, shades=True)
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with each frame that is decoded."""
+    seen = list[int]()
+    check = media_module.check_frame
+
+    def noting(width: int, height: int) -> None:
+        seen.append(width)
+        check(width, height)
+
+    monkeypatch.setattr(media_module, "check_frame", noting)
+    return seen
+
+
+def reference(count: int) -> np.ndarray:
+    """All frames: 4 s at 10 frames a second, each shown until the next."""
+    with av.open(io.BytesIO(CONTENT)) as video:
+        frames = [frame.to_image() for frame in video.decode(video=0)]
+    places = [int((number + 0.5) * 4.0 / count * 10) for number in range(count)]
+    return np.stack([np.asarray(frames[place].resize((28, 14), Image.Resampling.BICUBIC)) for place in places])
+
+
+@settings(deadline=None, max_examples=20)
+@given(groups=st.lists(st.integers(0, 15), min_size=1, max_size=8))
+def test_frames_are_the_same_in_any_order(groups: list[int]) -> None:
+    expected = reference(32)
+    frames = VideoFrames(CONTENT, LIMITS, 32, 14, 28)
+    for group in groups:
+        np.testing.assert_array_equal(frames.between(2 * group, 2 * group + 2), expected[2 * group : 2 * group + 2])
+
+
+def test_a_video_is_decoded_as_far_as_it_is_asked_for_and_once(decoded: list[int]) -> None:
+    frames = VideoFrames(CONTENT, LIMITS, 8, 14, 28)
+    frames.between(0, 2)
+    # The second is shown from frame 7 on, until frame 8 comes.
+    assert len(decoded) == 9
+    frames.between(2, 4)
+    frames.between(0, 2)
+    assert len(decoded) == 19
+
+
+def test_a_video_without_a_frame_says_so_each_time() -> None:
+    whole = video_bytes(64, 48, 40, kind="avi")
+    frames = VideoFrames(whole[: whole.index(b"movi") + 4], LIMITS, 8, 14, 28)
+    for _ in range(2):
+        with pytest.raises(BadSampleError) as error:
+            frames.between(0, 2)
+        assert error.value.reason is Reason.DECODE
+
+
+def test_frames_that_a_decoder_cannot_keep_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert video_header(Known(8192, 4320, 1.0), LIMITS).width == 8192
+    with pytest.raises(BadSampleError, match=r"frames of 8192x8192 pixels would take 3.8 GiB") as error:
+        video_header(Known(8192, 8192, 1.0), LIMITS)
+    assert error.value.reason is Reason.LIMIT
+    frames = VideoFrames(CONTENT, LIMITS, 8, 14, 28)
+    # FFmpeg itself refuses frames that are larger than the header said.
+    monkeypatch.setattr("entrain_bench_workloads.dataset.media.FRAME_PIXEL_BYTES", 2**20)
+    with pytest.raises(BadSampleError, match="cannot be decoded"):
+        frames.between(0, 1)

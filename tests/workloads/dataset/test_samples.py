@@ -1,7 +1,9 @@
-"""Samples are read by their names as the scan saw them, whatever the order; what is not as it was is one line."""
+"""A scanned trace is opened for training, and its samples are read by their names as the scan saw them."""
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -14,27 +16,24 @@ from PIL import Image
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.workload import Moved
-from entrain_bench.train.features import write_windows
-from entrain_bench_workloads.dataset import decode as decode_module
-from entrain_bench_workloads.dataset import parquet as parquet_module
-from entrain_bench_workloads.dataset.fields import FileSource
-from entrain_bench_workloads.dataset.files import DataFile
-from entrain_bench_workloads.dataset.interface import BadSampleError, Limits, RawSample
-from entrain_bench_workloads.dataset.records import RecordSource
-from entrain_bench_workloads.dataset.tar import TarSource
+from entrain_bench_workloads.dataset import media as media_module
+from entrain_bench_workloads.dataset.formats import FileSource, RecordSource, TarSource
+from entrain_bench_workloads.dataset.source import BadSampleError, Limits, RawSample, Shard
+from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import (
+    picture,
     picture_bytes,
     sound_bytes,
     video_bytes,
     write_jsonl,
     write_tar,
 )
-from support.scanned import RULES, SOURCES, annotations, finevision, opened, scanned
+from support.scanned import RULES, SOURCES, annotations, finevision, opened, scanned, webdataset
 
 LIMITS = Limits()
 
 
-def read(source: FileSource, file: DataFile, number: int, **options: bool) -> RawSample | str:
+def read(source: FileSource, file: Shard, number: int, **options: bool) -> RawSample | str:
     """A sample, or the error that names what is wrong."""
     try:
         return source.record(file, number, LIMITS, **options)
@@ -46,9 +45,9 @@ def read(source: FileSource, file: DataFile, number: int, **options: bool) -> Ra
 def test_records_are_read_in_any_order_as_they_are_scanned(kind: str, tmp_path: Path) -> None:
     source = SOURCES[kind](tmp_path / "data")
     wanted = {
-        (shard.label, number): record if isinstance(record, RawSample) else str(record.error)
+        (shard.label, number): sample if isinstance(sample, RawSample) else str(sample)
         for shard in source.shards()
-        for number, record in enumerate(source.samples(shard, LIMITS), shard.first)
+        for number, (_, sample) in enumerate(source.samples(shard, LIMITS), shard.first)
     }
     files = {file.label: file for file in source.files()}
     places = [*wanted] * 2
@@ -61,25 +60,23 @@ def test_records_are_read_in_any_order_as_they_are_scanned(kind: str, tmp_path: 
             assert isinstance(alone, RawSample)
             assert (alone.texts, alone.images) == (found.texts, [])
     assert len(wanted) >= 6
-    with pytest.raises(BadSampleError, match=r"has no \w+ 100"):
+    with pytest.raises(BadSampleError, match=r"has no sample 99"):
         source.record(source.files()[0], 99, LIMITS)
 
 
 def test_text_alone_does_not_read_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = finevision(tmp_path / "data")
     columns = list[Any]()
-    batches = parquet_module._batches
+    iterate = pq.ParquetFile.iter_batches
 
-    def noting(file: pq.ParquetFile, group: int, names: Any) -> Any:
-        columns.append(names)
-        return batches(file, group, names)
+    def noting(*arguments: Any, **options: Any) -> Any:
+        columns.append(options["columns"])
+        return iterate(*arguments, **options)
 
-    monkeypatch.setattr(parquet_module, "_batches", noting)
-    file = source.files()[0]
-    for number, text_only in ((5, True), (5, False), (4, False)):
-        source.record(file, number, LIMITS, text_only=text_only)
-    # The last one is in a batch that was kept.
-    assert columns == [("texts",), ("texts", "images")]
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", noting)
+    for text_only in (True, False):
+        source.record(source.files()[0], 5, LIMITS, text_only=text_only)
+    assert columns == [["texts"], ["texts", "images"]]
 
 
 def test_what_a_trace_lists_is_read(tmp_path: Path) -> None:
@@ -93,8 +90,7 @@ def test_what_a_trace_lists_is_read(tmp_path: Path) -> None:
         for place, item in enumerate(range(*shapes.item_offsets[sample : sample + 2].tolist())):
             rows, columns = shapes.item_grids[item].tolist()
             width, height = [(60 + 10 * seed, 90), (70, 57)][place]
-            coarse = Image.fromarray(np.random.default_rng(2 * seed + place).integers(0, 256, (5, 7, 3), np.uint8))
-            image = coarse.resize((width, height), Image.Resampling.BICUBIC)
+            image = picture(width, height, 2 * seed + place)
             expected = np.asarray(image.resize((14 * columns, 14 * rows), Image.Resampling.BICUBIC))
             np.testing.assert_array_equal(samples.picture(shapes, item), expected[None])
 
@@ -197,20 +193,6 @@ def test_stated_lengths_may_be_rounded(tmp_path: Path) -> None:
         samples.sound(shapes, 1)
 
 
-def test_a_stated_length_may_begin_a_segment_behind_the_end(tmp_path: Path) -> None:
-    """30 s, stated as 30.05: the second segment is silence."""
-    (tmp_path / "0.wav").write_bytes(sound_bytes(30.0, rate=8000))
-    write_jsonl(tmp_path / "d.jsonl", [{"path": "0.wav", "duration": 30.05, "text": "a"}])
-    source = RecordSource(path=str(tmp_path / "d.jsonl"), text=["text"], audio="path", seconds="duration")
-    samples, shapes = opened(scanned(source, tmp_path / "t.parquet"))
-    assert [len(samples.sound(shapes, item)) for item in range(shapes.num_items)] == [480_000, 0]
-    rows = np.ones((int(shapes.item_encoder_tokens[1]), 2 * 3 * 80), np.float32)
-    write_windows(samples.sound(shapes, 1), rows)
-    silence = np.ones_like(rows)
-    write_windows(np.zeros(800, np.float32), silence)
-    np.testing.assert_array_equal(rows, silence)
-
-
 def test_a_shortened_video_is_decoded_as_far_as_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its groups are those that the whole video has."""
     (tmp_path / "v.mp4").write_bytes(video_bytes(64, 48, 40, shades=True))
@@ -222,13 +204,13 @@ def test_a_shortened_video_is_decoded_as_far_as_it_goes(tmp_path: Path, monkeypa
     shorter = replace(workload, on_overlong="truncate")
     samples, shapes = shorter.samples(rules, 256, Moved()), shorter.source(rules).shapes
     assert (shapes.num_items, all_shapes.num_items) == (1, 4)
-    made, resized = list[int](), decode_module.resized
+    made, resized = list[int](), media_module.resized
 
     def noting(image: Image.Image, height: int, width: int) -> Any:
         made.append(height)
         return resized(image, height, width)
 
-    monkeypatch.setattr(decode_module, "resized", noting)
+    monkeypatch.setattr(media_module, "resized", noting)
     found = samples.picture(shapes, 0)
     assert len(made) == 2
     np.testing.assert_array_equal(found, whole.picture(all_shapes, 0))
@@ -239,3 +221,121 @@ def test_compressed_archives_are_refused(tmp_path: Path) -> None:
     samples, shapes = opened(scanned(TarSource(path=str(tmp_path / "a.tar.gz")), tmp_path / "t.parquet"))
     with pytest.raises(UserError, match=r"^sample a.tar.gz:0: .*a.tar.gz is compressed"):
         samples.tokens(shapes, 0)
+
+
+OTHER_VERSION = r"^workload.path=.*: was made by another version of entrain-bench. Run entrain-bench trace again$"
+
+
+def test_a_data_set_that_has_moved_is_found_by_its_sizes(tmp_path: Path) -> None:
+    workload = scanned(finevision(tmp_path / "data"), tmp_path / "t.parquet")
+    moved = (tmp_path / "data").rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"^harness.data_path=None: the scanned data was not found"):
+        opened(workload)
+    for file in moved.iterdir():
+        os.utime(file, (1, 1))
+    samples, shapes = opened(workload, path=str(moved))
+    assert len(samples.picture(shapes, 0)) == 1
+    (moved / "train-1.parquet").rename(moved / "other-1.parquet")
+    with pytest.raises(UserError, match=r"^harness.data_path=.*: the scanned file train-1.parquet was not found"):
+        opened(workload, path=str(moved))
+
+
+def test_media_that_records_name_may_move(tmp_path: Path) -> None:
+    source = replace(annotations(tmp_path / "data", lines=True), root=str(tmp_path / "data"))
+    workload = scanned(source, tmp_path / "t.parquet")
+    (tmp_path / "media").mkdir()
+    (tmp_path / "data" / "images").rename(tmp_path / "media" / "images")
+    samples, shapes = opened(workload)
+    with pytest.raises(UserError, match=r"^sample data.jsonl:0: a file that does not exist: images/0.jpg$"):
+        samples.picture(shapes, 0)
+    samples, shapes = opened(workload, root=str(tmp_path / "media"))
+    assert len(samples.picture(shapes, 0)) == 1
+    tar = scanned(webdataset(tmp_path / "tar"), tmp_path / "tar.parquet")
+    with pytest.raises(UserError, match=r"^harness.data_root=x: must be null, because TarSource data names no files$"):
+        opened(tar, root="x")
+
+
+def test_a_file_that_was_replaced_is_refused(tmp_path: Path) -> None:
+    workload = scanned(finevision(tmp_path / "data"), tmp_path / "t.parquet")
+    path = tmp_path / "data" / "train-0.parquet"
+    os.utime(path, (1, 1))
+    with pytest.raises(UserError, match=r"train-0.parquet: changed since the scan .*harness.data_path"):
+        opened(workload)
+    path.write_bytes((tmp_path / "data" / "train-1.parquet").read_bytes())
+    with pytest.raises(UserError, match=r"changed since the scan .*: \d+, in the scan \d+"):
+        opened(workload, path=str(tmp_path / "data"))
+
+
+def tokenizer_file(path: Path, words: int = 10) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(words)}, unk_token="w0"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(path))
+    return path
+
+
+def test_tokens_are_those_of_the_scan_s_tokenizer(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "d.jsonl", [{"text": ["w3 w1", "other w9"]}])
+    source = RecordSource(path=str(tmp_path / "d.jsonl"), text=["text"])
+    file = tokenizer_file(tmp_path / "tokenizer.json")
+    workload = scanned(source, tmp_path / "t.parquet", tokenizer=str(file))
+    samples, shapes = opened(workload, 10)
+    assert samples.tokens(shapes, 0).tolist() == [3, 1, 0, 9]
+    with pytest.raises(
+        UserError, match=r"^tokenizer=.*: has ids up to 9. They must be below the model's vocab_size=9$"
+    ):
+        opened(workload, 9)
+    moved = file.rename(tmp_path / "moved.json")
+    with pytest.raises(
+        UserError, match=r"^harness.data_tokenizer=None: the scan's tokenizer .*tokenizer.json was not found"
+    ):
+        opened(workload, 10)
+    assert opened(workload, 10, tokenizer=str(moved))[0].tokens(shapes, 0).tolist() == [3, 1, 0, 9]
+    with pytest.raises(UserError, match=r"differs from the scan's tokenizer"):
+        opened(workload, 100, tokenizer=str(tokenizer_file(tmp_path / "other.json", 11)))
+
+
+def test_traces_without_samples_are_refused(tmp_path: Path) -> None:
+    source = finevision(tmp_path / "data")
+    with pytest.raises(UserError, match=r"^workload.path=.*: counts characters, not tokens. .*tokenizer=bytes"):
+        opened(scanned(source, tmp_path / "chars.parquet", tokenizer=None))
+    workload = scanned(source, tmp_path / "t.parquet")
+    with pytest.raises(
+        UserError, match=r"^tokenizer=bytes: has ids up to 255. They must be below the model's vocab_size=100$"
+    ):
+        opened(workload, 100)
+    with pytest.raises(UserError, match=r"^workload.path=chartqa_test.parquet|lists shapes only"):
+        TraceWorkload(path="chartqa_test.parquet").samples(RULES, 1024, Moved())
+    with pytest.raises(UserError, match=r"^workload.text: must be null with harness.data=files"):
+        replace(workload, text=5).samples(RULES, 1024, Moved())
+    change_scan(workload, ("source", "kind"), "HubSource")
+    with pytest.raises(UserError, match=r"scanned from HubSource, whose records cannot be read one by one"):
+        opened(workload)
+
+
+def change_scan(workload: TraceWorkload, place: tuple[str, ...], value: object) -> None:
+    """Change what a trace says of its scan; None takes it away."""
+    table = pq.read_table(workload.path)
+    scan = json.loads(table.schema.metadata[b"entrain_bench.scan"])
+    within = scan if len(place) == 1 else scan[place[0]]
+    within[place[-1]] = value
+    if value is None:
+        del within[place[-1]]
+    pq.write_table(table.replace_schema_metadata({"entrain_bench.scan": json.dumps(scan)}), workload.path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("limits", "frames"), 5),
+        (("source", "columns"), "x"),
+        *(((name,), None) for name in ("source", "limits", "files", "tokenizer_version")),
+    ],
+)
+def test_traces_of_other_versions_are_refused(place: tuple[str, ...], value: object, tmp_path: Path) -> None:
+    """A setting that is not known, and one that is missing (None)."""
+    workload = scanned(finevision(tmp_path / "data"), tmp_path / "t.parquet")
+    change_scan(workload, place, value)
+    with pytest.raises(UserError, match=OTHER_VERSION):
+        opened(workload)

@@ -1,11 +1,15 @@
-"""Scans: the same bytes whatever happens, deaths and damage cost a sample or a file, and what is finished is kept."""
+"""Scans give the same bytes whatever happens; deaths and damage cost a sample or a file, finished work is kept."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +20,11 @@ import pytest
 from entrain_bench.base.errors import ExecutionError, UserError
 from entrain_bench_workloads.columns import read_columns
 from entrain_bench_workloads.dataset import scan as scan_module
-from entrain_bench_workloads.dataset.interface import BadRecord, Known, Limits, RawSample, Reason, Shard
-from entrain_bench_workloads.dataset.parquet import ParquetSource
-from entrain_bench_workloads.dataset.scan import Scan, read_scan
+from entrain_bench_workloads.dataset.formats import ParquetSource
+from entrain_bench_workloads.dataset.scan import Scan, ScanReport, read_scan
+from entrain_bench_workloads.dataset.source import BadSampleError, Known, Limits, RawSample, Reason, Shard
 from support.datasets import image_bytes, write_finevision
+from support.processes import descendants_of, eventually, runs
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,9 @@ class Numbers:
     only_once: str = ""
 
     def shards(self) -> Sequence[Shard]:
-        return [Shard(f"s{index}", 0, "1", "", (count,)) for index, count in enumerate(self.shards_of)]
+        return [Shard(f"s{index}", "1", "", part=(count,)) for index, count in enumerate(self.shards_of)]
 
-    def samples(self, shard: Shard, limits: Limits) -> Iterator[RawSample | BadRecord]:
+    def samples(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, RawSample]]:
         del limits
         for number in range(shard.part[0]):
             if (shard.label, number) == self.deadly and self.how in ("raise", "network"):
@@ -49,7 +54,7 @@ class Numbers:
             images = [Known(10 + number, 20)]
             if (shard.label, number) == self.deadly and self.how in ("kill", "hang"):
                 images = [Deadly(self.how)]  # type: ignore[list-item]
-            yield RawSample(f"key {number}", ["x" * number], images)
+            yield f"key {number}", RawSample(["x" * number], images)
 
     def _fail(self) -> None:
         if self.how == "raise":
@@ -74,7 +79,7 @@ class Deadly:
         time.sleep(60)
 
 
-def run(source: object, output: Path, **options: object) -> scan_module.ScanReport:
+def run(source: object, output: Path, **options: object) -> ScanReport:
     return Scan(source=source, workers=1, **options).run(output)  # type: ignore[arg-type]
 
 
@@ -131,7 +136,9 @@ def test_a_deadly_sample_costs_its_shard(tmp_path: Path, how: str, what: str) ->
 def test_a_file_that_ends_in_an_error_is_kept_up_to_there(tmp_path: Path) -> None:
     report = run(Numbers(deadly=("s0", 1), how="raise"), tmp_path / "t.parquet")
     assert report.samples == 1 + 2 + 4
-    assert [*report.listed] == [("s0", "after 1 records", f"{Reason.FILE}: RuntimeError: not what was expected")]
+    assert [*map(tuple, report.listed)] == [
+        ("s0", "after 1 records", f"{Reason.FILE}: RuntimeError: not what was expected")
+    ]
 
 
 def test_bad_files_beside_good_ones(tmp_path: Path) -> None:
@@ -171,14 +178,105 @@ def test_many_bad_samples_are_counted_and_the_first_listed(tmp_path: Path) -> No
     assert [name for name, _, _ in report.listed] == [f"a.parquet:{row}" for row in range(20)]
 
 
+SHARDS = 4
+# As many as take seconds.
+NUM, ROWS = 24, 800
+
+
+@dataclass(frozen=True)
+class Meeting(ParquetSource):
+    """Files whose first two readers wait for each other, and leave their process's number.
+
+    Attributes:
+        place: where they leave it.
+    """
+
+    place: str = ""
+
+    def samples(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, RawSample | BadSampleError]]:
+        numbers = Path(self.place)
+        (numbers / str(os.getpid())).touch()
+        assert eventually(lambda: len(list(numbers.iterdir())) > 1), "nobody else reads"
+        yield from super().samples(shard, limits)
+
+
+def write_shards(folder: Path, num: int, rows: int) -> None:
+    folder.mkdir()
+    for part in range(num):
+        good = [([image_bytes(30 + row % 50, 20 + part)], ["x" * row]) for row in range(rows)]
+        write_finevision(folder / f"{part:03}.parquet", [*good, ([b"bad"], [])])
+
+
+@pytest.mark.wide
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+def test_two_workers_of_a_ray_cluster_give_the_same_bytes(tmp_path: Path) -> None:
+    write_shards(tmp_path / "data", SHARDS, 20)
+    (tmp_path / "readers").mkdir()
+    source = Meeting(path=str(tmp_path / "data"), text="texts", images="images", place=str(tmp_path / "readers"))
+    ray, here = (tmp_path / name / "t.parquet" for name in ("ray", "here"))
+    report = Scan(source=source, engine="ray", workers=2, timeout_s=100).run(ray)
+    assert (report.samples, report.shards, sum(report.counts.values())) == (20 * SHARDS, SHARDS, SHARDS)
+    assert len(list((tmp_path / "readers").iterdir())) == 2, "one for each worker"
+    Scan(source=source, workers=1).run(here)
+    assert here.read_bytes() == ray.read_bytes()
+
+
+def start(data: Path, output: Path) -> subprocess.Popen[str]:
+    """The command, in a group of its own, as in a terminal."""
+    command = [sys.executable, "-m", "entrain_bench.cli", "trace", f"source.path={data}", f"output={output}"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen(
+        [*command, "workers=2", "tokenizer=bytes"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+
+
+def blank(file: Path) -> None:
+    """Take all but the footer from a Parquet file, which looks unchanged: reading it again would give nothing."""
+    content, status = file.read_bytes(), file.stat()
+    footer = 8 + int.from_bytes(content[-8:-4], "little")
+    file.write_bytes(bytes(len(content) - footer) + content[-footer:])
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.wide
 @pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ({"engine": "spark"}, "engine=spark: must be processes or ray"),
-        ({"workers": 0}, "workers=0: must be at least 1"),
-        ({"timeout_s": 0.0}, "timeout_s=0.0: must be from 0.1"),
-    ],
+    "how",
+    [signal.SIGINT, *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGTERM, signal.SIGKILL))],
+    ids=lambda how: how.name,
 )
-def test_bad_options_are_one_line(options: dict[str, object], what: str) -> None:
-    with pytest.raises(UserError, match=what):
-        Scan(source=Numbers(), **options)  # type: ignore[arg-type]
+def test_an_interrupted_scan_goes_on_where_it_was(tmp_path: Path, how: signal.Signals) -> None:
+    data, output, whole = tmp_path / "data", tmp_path / "t" / "t.parquet", tmp_path / "whole" / "t.parquet"
+    write_shards(data, NUM, ROWS)
+    scan = Scan(source=ParquetSource(path=str(data), text="texts", images="images"), workers=2, tokenizer="bytes")
+    scan.run(whole)
+    process, parts = start(data, output), output.with_name("t.parquet.parts")
+    assert eventually(lambda: len([*parts.glob("*.parquet")]) > 2)
+    workers = descendants_of(process.pid)
+    # As Ctrl-C does: to all of them. Kills end the command alone.
+    os.kill(-process.pid if how == signal.SIGINT else process.pid, how)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == (130 if how == signal.SIGINT else -how)
+    # loky's tracker of semaphores outlives the command, and names those that it removes.
+    said = [line for line in err.splitlines() if "resource_tracker" not in line and "warnings.warn" not in line]
+    assert said == (["interrupted; what was finished is kept"] if how == signal.SIGINT else [])
+    assert eventually(lambda: not any(map(runs, workers)), 30)
+    assert not output.exists()
+    kept = [*parts.glob("*.parquet")]
+    assert 2 < len(kept) < NUM
+    for part in kept:
+        blank(data / pq.read_table(part, columns=["sample_id"])["sample_id"][0].as_py().rpartition(":")[0])
+    again = start(data, output)
+    out, err = again.communicate(timeout=100)
+    assert again.returncode == 0, err
+    assert f"{NUM * ROWS:,} samples from {NUM} shards" in out
+    assert not parts.exists()
+    assert pq.read_table(output).equals(pq.read_table(whole))
+    found, expected = read_scan(output), read_scan(whole)
+    assert found
+    assert expected
+    assert (found["files"], found["tally"]) == (expected["files"], expected["tally"])

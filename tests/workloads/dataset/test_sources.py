@@ -11,31 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.base.errors import UserError
-from entrain_bench_workloads.dataset import parquet as parquet_module
-from entrain_bench_workloads.dataset import records as records_module
-from entrain_bench_workloads.dataset.hub import HubSource
-from entrain_bench_workloads.dataset.interface import BadRecord, BadSampleError, Limits, RawSample, Source
-from entrain_bench_workloads.dataset.parquet import ParquetSource
-from entrain_bench_workloads.dataset.records import RecordSource
+from entrain_bench_workloads.dataset import formats
+from entrain_bench_workloads.dataset.formats import HubSource, ParquetSource, RecordSource, TarSource
 from entrain_bench_workloads.dataset.scan import Sizes, measure
-from entrain_bench_workloads.dataset.tar import TarSource
+from entrain_bench_workloads.dataset.source import BadSampleError, Limits, RawSample, Source, recognised
 from support.datasets import image_bytes, wav_bytes, write_finevision, write_tar
 
 LIMITS = Limits()
 
 
-def records(source: Source) -> list[tuple[str, RawSample | BadRecord]]:
-    """All records of a source, by the names that samples get."""
+def records(source: Source) -> list[tuple[str, str, RawSample | BadSampleError]]:
+    """All samples of a source, with the names that they get and their keys in the data."""
     return [
-        (f"{shard.label}:{number}", record)
+        (f"{shard.label}:{number}", key, sample)
         for shard in source.shards()
-        for number, record in enumerate(source.samples(shard, LIMITS), shard.first)
+        for number, (key, sample) in enumerate(source.samples(shard, LIMITS), shard.first)
     ]
 
 
 def measured(source: Source) -> list[tuple[RawSample, Sizes]]:
     """All samples and their sizes; none is bad."""
-    samples = [record for _, record in records(source)]
+    samples = [sample for _, _, sample in records(source)]
     assert all(isinstance(sample, RawSample) for sample in samples), samples
     return [(sample, measure(sample, LIMITS)) for sample in samples if isinstance(sample, RawSample)]
 
@@ -46,25 +42,15 @@ def chars(sample: RawSample) -> int:
 
 def bad(source: Source) -> dict[str, str]:
     """Problems by sample."""
-    return {name: str(record.error) for name, record in records(source) if isinstance(record, BadRecord)}
-
-
-def test_finevision(tmp_path: Path) -> None:
-    write_finevision(
-        tmp_path / "a.parquet",
-        [([image_bytes(30, 20), image_bytes(50, 40, "PNG")], ["abc", "de"]), ([], ["only text"])],
-    )
-    (first, size), (second, none) = measured(ParquetSource(path=str(tmp_path), text=["texts"], images="images"))
-    assert (chars(first), size.widths, size.heights) == (5, [30, 50], [20, 40])
-    assert (chars(second), none.widths, none.num_images) == (9, [], 0)
+    return {name: str(sample) for name, _, sample in records(source) if isinstance(sample, BadSampleError)}
 
 
 def test_shards_of_row_groups_have_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_module, "_SHARD_BYTES", 1)
+    monkeypatch.setattr(formats, "_SHARD_ROWS", 1)
     write_finevision(tmp_path / "a.parquet", [([], [str(row)]) for row in range(25)], row_group=10)
     source = ParquetSource(path=str(tmp_path / "*.parquet"), text="texts")
     assert [(shard.first, shard.part) for shard in source.shards()] == [(0, (0, 1)), (10, (1, 2)), (20, (2, 3))]
-    names, found = zip(*records(source), strict=True)
+    names, _, found = zip(*records(source), strict=True)
     assert names == tuple(f"a.parquet:{row}" for row in range(25))
     assert [sample.texts[-1] for sample in found] == [str(row) for row in range(25)]
 
@@ -83,8 +69,8 @@ def test_other_columns(tmp_path: Path) -> None:
 
 def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
     write_finevision(tmp_path / "a.parquet", [([], ["x"])])
-    with pytest.raises(UserError, match="has no column photos; columns: images, texts"):
-        ParquetSource(path=str(tmp_path), images="photos").shards()
+    with pytest.raises(UserError, match="has no field photos; fields: images, texts"):
+        recognised(ParquetSource(path=str(tmp_path), images="photos"))
     with pytest.raises(UserError, match="must be at least one of text"):
         ParquetSource(path=str(tmp_path))
 
@@ -104,10 +90,10 @@ def test_webdataset_samples_are_those_of_its_package(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", members)
     theirs = webdataset.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False)
     found = records(TarSource(path=str(tmp_path)))
-    assert [record.key for _, record in found] == [sample["__key__"] for sample in theirs]
-    texts = [record.texts for _, record in found if isinstance(record, RawSample)]
+    assert [key for _, key, _ in found] == [sample["__key__"] for sample in theirs]
+    texts = [sample.texts for _, _, sample in found if isinstance(sample, RawSample)]
     assert texts == [["one"], [], ["three"], ["again"]]
-    with_json = records(TarSource(path=str(tmp_path), json_fields=["caption"]))[1][1]
+    with_json = records(TarSource(path=str(tmp_path), json_fields=["caption"]))[1][2]
     assert isinstance(with_json, RawSample)
     assert with_json.texts == ["two"]
 
@@ -155,7 +141,7 @@ def test_an_archive_is_read_as_far_as_it_goes(tmp_path: Path, damage: Any, good:
         list(source.samples(source.shards()[0], LIMITS))
     iterator = iter(source.samples(source.shards()[0], LIMITS))
     for _ in range(good - 1):
-        assert isinstance(next(iterator), RawSample)
+        assert isinstance(next(iterator)[1], RawSample)
 
 
 def huge_name_header() -> bytes:
@@ -177,13 +163,13 @@ LLAVA = [
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize("shard_records", [1, 2, 8192])
 def test_llava(tmp_path: Path, indent: int | None, shard_records: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records_module, "_SHARD_RECORDS", shard_records)
-    monkeypatch.setattr(records_module, "_READ_BYTES", 7)
+    monkeypatch.setattr(formats, "_SHARD_ROWS", shard_records)
+    monkeypatch.setattr(formats, "_READ_BYTES", 7)
     (tmp_path / "x.png").write_bytes(image_bytes(30, 20, "PNG"))
     source = llava(tmp_path, json.dumps(LLAVA, indent=indent))
     assert len(source.shards()) == -(-3 // shard_records)
     assert [(chars(sample), size.widths) for sample, size in measured(source)] == [(2, [30]), (19, [30, 30]), (13, [])]
-    assert [record.key for _, record in records(source)] == ["record 1 (a)", "record 2 (b)", "record 3 (c)"]
+    assert [key for _, key, _ in records(source)] == ["record 1 (a)", "record 2 (b)", "record 3 (c)"]
 
 
 @settings(deadline=None, max_examples=60)
@@ -197,12 +183,14 @@ def test_arrays_and_lines_are_split_as_json_reads_them(
     rows: list[Any], indent: int | None, ascii_only: bool, read_bytes: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records_module, "_READ_BYTES", read_bytes)
+        patch.setattr(formats, "_READ_BYTES", read_bytes)
         path = Path(folder) / "a.json"
         lines = "\n\n".join(json.dumps(row, ensure_ascii=ascii_only) for row in rows)
         for text in (json.dumps(rows, indent=indent, ensure_ascii=ascii_only), lines):
             path.write_text("\ufeff" + text, "utf-8")
-            assert list(records_module._records(path, 0, path.stat().st_size)) == rows
+            source = RecordSource(path=str(path), text="x")
+            found = [row for shard in source.shards() for _, row in source.rows(shard, LIMITS)]
+            assert found == rows
 
 
 def llava(folder: Path, text: str) -> RecordSource:
@@ -221,9 +209,9 @@ def llava(folder: Path, text: str) -> RecordSource:
     ],
 )
 def test_bad_records_are_counted(tmp_path: Path, text: str, good: int, what: str) -> None:
-    found = [record for _, record in records(llava(tmp_path, text))]
+    found = [sample for _, _, sample in records(llava(tmp_path, text))]
     assert sum(isinstance(record, RawSample) for record in found) == good
-    (error,) = [str(record.error) for record in found if isinstance(record, BadRecord)]
+    (error,) = [str(sample) for sample in found if isinstance(sample, BadSampleError)]
     assert what in error
 
 
@@ -233,7 +221,7 @@ def test_bad_records_are_counted(tmp_path: Path, text: str, good: int, what: str
         ('[{"conversations": "a"}, {"conver', 23),
         ('[{"conversations": "a"}', 23),
         ('[{"conversations": "a"}, 7, {"conversations": "b"}]', 23),
-        ('[[{"conversations": "a"}], [{"conversations": "b"}]]', 0),
+        ('[[{"conversations": "a"}], [{"conversations": "b"}]]', 25),
         ('[{"conversations": "a"}] {"conversations": "b"}', 24),
         ("[" * 100_000, 0),
         ('[{"a": ' + "[" * 100_000, 0),
