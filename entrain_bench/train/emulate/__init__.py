@@ -20,7 +20,7 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.simulate.executor import Simulator, make_timeline
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.parse import Count, OneOf, at_least
-from entrain_bench.train.settings import DEVICES, DTYPES, quiet, refuse_generators
+from entrain_bench.train.settings import DEVICES, quiet, refuse_generators
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +73,20 @@ def stage_shapes(module: ModuleSpec, placed: ModuleLayout) -> list[StageShape]:
 
 @dataclass(frozen=True, slots=True)
 class LaneOrder:
-    """The passes of a lane, the idle seconds before each, and the first rank that runs them."""
+    """The passes of a lane, the idle seconds before each, and the ranks that run them together."""
 
     actions: IntArray
     waits_s: FloatArray
     first_rank: int
+    num_ranks: int
 
 
 def lane_orders(program: Program, timeline: Timeline | None = None) -> list[LaneOrder]:
     """The passes of every lane that has any, with the waits of a timeline of the program, or none."""
     orders = []
     lanes = np.split(program.lane_actions, program.lane_offsets[1:-1])
-    for actions, rank in zip(lanes, program.layout.lane_first_rank.tolist(), strict=True):
+    widths = zip(program.layout.lane_first_rank.tolist(), program.layout.lane_width.tolist(), strict=True)
+    for actions, ranks in zip(lanes, widths, strict=True):
         passes = actions[program.is_pass[actions]]
         if not len(passes):
             continue
@@ -92,7 +94,7 @@ def lane_orders(program: Program, timeline: Timeline | None = None) -> list[Lane
         if timeline is not None:
             before_s = np.concatenate([[0.0], timeline.end_s[passes[:-1]]])
             waits_s = np.maximum(timeline.start_s[passes] - before_s, 0.0)
-        orders.append(LaneOrder(passes, waits_s, rank))
+        orders.append(LaneOrder(passes, waits_s, *ranks))
     return orders
 
 
@@ -120,6 +122,9 @@ def works_of(program: Program) -> dict[int, StageWork]:
                 work = StageWork(stage, lengths, made, 0 if place else projected, splits, *how)
                 works |= {int(actions[chunk, place]): work for actions in passes}
     return works
+
+
+DTYPES = ("float32", "bfloat16")  # by torch's names
 
 
 @dataclass(slots=True)

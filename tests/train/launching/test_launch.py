@@ -163,11 +163,11 @@ SLEEPING = (
     [
         (signal.SIGKILL, False, 0, -signal.SIGKILL, ""),
         (signal.SIGKILL, False, 3, -signal.SIGKILL, ""),
-        # The command, the server its ranks fork from, the tracker of both; two ranks, and two workers.
+        # The command, the server its ranks fork from, the tracker of both; and the ranks.
         (signal.SIGINT, True, 3, 130, "interrupted; what was finished is kept\n"),
-        (signal.SIGINT, True, 7, 130, "interrupted; what was finished is kept\n"),
-        (signal.SIGTERM, False, 7, 143, ""),
-        (signal.SIGKILL, False, 7, -signal.SIGKILL, ""),
+        (signal.SIGINT, True, 5, 130, "interrupted; what was finished is kept\n"),
+        (signal.SIGTERM, True, 5, 143, ""),
+        (signal.SIGKILL, False, 5, -signal.SIGKILL, ""),
     ],
 )
 def test_a_signal_to_the_command_leaves_nothing(
@@ -181,15 +181,14 @@ def test_a_signal_to_the_command_leaves_nothing(
 ) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    workers = ["harness.preprocessing=processes", "harness.preprocessing_processes=1", "iterations=500"]
-    options = [*TWO_RANKS, *workers, f"results_dir={tmp_path}", "mlflow=false"]
+    options = [*TWO_RANKS, *SLEEPING, f"results_dir={tmp_path}", "mlflow=false"]
     command = start("-m", "entrain_bench.cli", *options, TMPDIR=str(temporary))
     # Nothing of a test that fails, either.
     request.addfinalizer(lambda: kill_session(command.pid))
     while processes_of_session(command.pid) < num_processes or not list(temporary.glob("entrain-bench-*")):
         assert command.poll() is None
         time.sleep(0.01)
-    # Until the server imports, or ranks train; or at once, when there is no more than the folder.
+    # Until the server imports, or ranks wait for each other; or at once, when there is no more than the folder.
     time.sleep(2 if num_processes else 0)
     (os.killpg if to_all else os.kill)(command.pid, number)
     assert command.communicate()[1] == printed

@@ -23,7 +23,7 @@ from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.train.running.data import num_workers
 from entrain_bench.train.settings import PREPROCESSING, TrainSettings
 from support.processes import descendants_of
-from support.train.launched import TWO_RANKS, nothing_left, ranks_started
+from support.train.launched import TWO_RANKS, nothing_left, processes_of_session, ranks_started, start
 from support.train.ranks import start_server
 from support.train.runs import DISJOINT, SETTING
 
@@ -89,6 +89,27 @@ def test_losses_are_the_same_whoever_makes_inputs(tmp_path: Path, layout: list[s
         assert (stalls > 0).all()
     assert len(set(found[0])) == 3
     assert found == [found[0]] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("number", "to_all"), [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGKILL, False)]
+)
+def test_a_signal_to_the_command_leaves_no_worker(tmp_path: Path, number: signal.Signals, to_all: bool) -> None:
+    run = ["model=tiny", APART, "harness.preprocessing_processes=1", "iterations=500"]
+    command = start("-m", "entrain_bench.cli", *TWO_RANKS, *run, f"results_dir={tmp_path}", "mlflow=false")
+    # The command, the server that ranks fork from, the tracker of both, two ranks, two workers.
+    while processes_of_session(command.pid) < 7:
+        assert command.poll() is None
+        time.sleep(0.1)
+    time.sleep(5)
+    (os.killpg if to_all else os.kill)(command.pid, number)
+    command.communicate()
+    deadline = time.monotonic() + 60
+    while processes_of_session(command.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes_of_session(command.pid) == 0
 
 
 # State of a socket in /proc/net/tcp.
