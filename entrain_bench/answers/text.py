@@ -40,8 +40,8 @@ SHORT_TIME_WORDS = TIME_WORDS | {
     "time_microbatches_share": "unequal microbatches and order",
     "time_step_share": "step",
 }
-# Characters of Markdown's markup, without the bar, which tables escape themselves.
-MARKUP = re.compile(r"[\\`*_\[\]~$]")
+# Markdown's markup, without the bar, which tables escape themselves.
+MARKUP = re.compile(r"[\\`*_\[\]~$]|^#")
 # Characters that begin a person or an issue on GitHub.
 REFERENCES = re.compile(r"@(?=\w)|#(?=\d)")
 

@@ -143,7 +143,9 @@ def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_di
     """
     content = _yaml(experiment, config_dir)
     rows = rows_of(experiment, config_dir)
-    params = {str(key): str(value) for key, value in content["hydra"]["sweeper"]["params"].items()}
+    # A file without options of the drawing is of the package ``hydra.sweeper.params``.
+    stated = content["hydra"]["sweeper"]["params"] if "hydra" in content else content
+    params = {str(key): str(value) for key, value in stated.items()}
     # Has ``glob(*)`` find the strategies that it finds for the figure.
     shown = f"+{SHOWN}=[{','.join((content.get('figure') or {}).get('strategies', IN_FIGURES[:1]))}]"
     compared = {key: value for key, value in params.items() if any(swept_keys([f"{key}={value}"]).values())}

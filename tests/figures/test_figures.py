@@ -45,7 +45,8 @@ GLOB = re.compile(r"glob\(\*(?:,exclude=\[(.*)\])?\)")
 
 
 def sweep_of(experiment: str) -> dict[str, Any]:
-    params = content(f"figure/{experiment}")["hydra"]["sweeper"]["params"]
+    stated = content(f"figure/{experiment}")
+    params = stated["hydra"]["sweeper"]["params"] if "hydra" in stated else stated
     return {key: str(values) for key, values in params.items()}
 
 

@@ -44,6 +44,14 @@ WAY_UP = "../../"
 # Column of the key that numbers are spread over, and the usual key.
 OVER = "over"
 SEED = "seed"
+# What a table may leave out.
+USUAL = {
+    "corner": "workload",
+    "columns": {"": []},
+    "rivals": {"": []},
+    "over": SEED,
+    "show": "{iteration_time_s:.3f} ± {iteration_time_s.margin:.3f}",
+}
 # In the text of a layout: a module's layers, too long for a cell, and the name of a module that recomputes.
 LAYERS = r" layers [\d/]+"
 RECOMPUTING = r"(\S+) tp[^;]* recompute"
@@ -182,17 +190,16 @@ def fields_of(text: str) -> set[str]:
 def parse_table(name: str, values: Mapping[str, Any], families: Mapping[str, Sequence[str]]) -> Table | Lead:
     """A table from plain values; with ``leader`` it is a lead.
 
-    ``columns``, ``over`` and ``rivals`` may be left out, ``show`` may be one text, and ``strategies`` is a list of
-    names, one of the families, or ``all`` but the leader.
+    What is in ``USUAL`` may be left out, ``show`` may be one text, and ``strategies`` is a list of names, one of the
+    families, or ``all`` but the leader.
 
     Raises:
         UserError: for an unknown or missing key, an unknown family, and a text that cannot be shown.
     """
     is_lead = "leader" in values
     kind = Lead if is_lead else Table
-    given = {"rivals": {"": []}} if is_lead else {"columns": {"": []}, "over": SEED}
-    stated = {**given, **values}
     names = [field.name for field in fields(kind) if field.name not in ("name", "file")]
+    stated = {**{key: value for key, value in USUAL.items() if key in names}, **values}
     check_keys(stated, names, names)
     for key in ("rows", "rivals" if is_lead else "columns"):
         stated[key] = _labelled(stated[key])

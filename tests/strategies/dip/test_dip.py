@@ -12,12 +12,11 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.interface import Scheduler, Strategy
-from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.program.assignment import Assignment, same_microbatches
+from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator
@@ -39,7 +38,6 @@ from entrain_bench_strategies.dip.scheduler import (
 from entrain_bench_strategies.optimus import OptimusScheduler
 from support.braid import scheduled as scheduled_actions
 from support.builders import (
-    chain_layout,
     labels,
     placed,
     profile_of,
@@ -120,23 +118,6 @@ def test_the_search_finds_the_best_order_of_few_microbatches(seed: int, stages: 
 
 
 # ---- scheduler
-
-
-@pytest.mark.wide
-@settings(max_examples=40, deadline=None)
-@given(seeds, st.integers(1, 2), st.integers(1, 6))
-def test_memory_is_never_exceeded_where_1f1b_fits(seed: int, dp: int, count: int) -> None:
-    layout = chain_layout(MODEL, 2, 2, count, dp)
-    shapes, _ = random_cuts(np.random.default_rng(seed), dp, count, 1)
-    group = np.arange(len(shapes)) // 2
-    whole = same_microbatches(MODEL, shapes, group % dp, group // dp, group // dp)
-    plain = chain_program(MODEL, shapes, layout, whole, stages_behind(layout))
-    # Room for what any order may hand on, and for the largest action at any time.
-    besides = MEMORY.handed_bytes(plain)[1] + MEMORY.action_bytes(plain)[1].max()
-    # Sizes are rounded up to whole bytes, an action each.
-    budget = float((MEMORY.peak_bytes(plain) + besides).max()) + 4 * len(shapes)
-    program = program_of(layout, shapes, whole, budget_bytes=budget)
-    assert MEMORY.peak_bytes(program).max() <= budget
 
 
 def test_chunks_shorten_fill_and_drain() -> None:
