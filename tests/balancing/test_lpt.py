@@ -42,29 +42,29 @@ def test_lpt_by_hand_and_samples_without_work_are_dealt_out() -> None:
     # 9 -> 0, 7 -> 1, 6 -> 1 (full at two), 1 -> 0.
     assert balanced_groups(np.array([1.0, 6.0, 9.0, 7.0]), 2).tolist() == [0, 1, 0, 1]
     assert balanced_groups(np.zeros(4), 2).tolist() == [0, 1, 0, 1]
-
-
-def test_equal_loads_go_to_the_first_group_with_room_if_so_asked() -> None:
+    # If so asked equal loads go to the first group with room.
     assert balanced_groups(np.zeros(4), 2, fewest_first=False).tolist() == [0, 0, 1, 1]
     # 9 -> 0, 7 -> 1, then two without work to the lighter one, which is full at two.
     assert balanced_groups(np.array([9.0, 7.0, 0.0, 0.0]), 2, fewest_first=False).tolist() == [0, 1, 1, 0]
-
-
-def test_what_groups_have_already_counts() -> None:
+    # What groups have already counts.
     assert balanced_groups(np.array([1.0, 2.0]), 2, np.array([5.0, 0.0])).tolist() == [0, 1]
     assert balanced_groups(np.array([1.0, 2.0]), 2).tolist() == [1, 0]
 
 
-def loads(cost: np.ndarray, bins: np.ndarray, count: int) -> np.ndarray:
-    return np.bincount(bins, weights=cost, minlength=count)
+def sums(weight: list[int], part: IntArray, num_parts: int) -> list[int]:
+    return [int(total) for total in np.bincount(part, weights=weight, minlength=num_parts)]
+
+
+def least(weight: list[int], num_parts: int) -> int:
+    """The largest part of the best of all partitions."""
+    every = product(range(num_parts), repeat=len(weight))
+    return min(max(sums(weight, np.array(parts), num_parts)) for parts in every)
 
 
 def test_a_row_by_hand() -> None:
     # 7 and 6 open the bins; 5 joins 6, 4 joins 7, and 3, as they are equal, the first.
     assert longest_first_by_row(np.array([3.0, 7, 5, 4, 6]), np.zeros(5, np.int64), 2).tolist() == [0, 0, 1, 0, 1]
-
-
-def test_rows_are_dealt_out_apart_and_ties_go_by_index() -> None:
+    # Rows are dealt out apart, and ties go by index.
     bins = longest_first_by_row(np.ones(7), as_ints([1, 0, 1, 0, 1, 0, 1]), 3)
     assert bins.tolist() == [0, 0, 1, 1, 2, 2, 0]
 
@@ -72,13 +72,9 @@ def test_rows_are_dealt_out_apart_and_ties_go_by_index() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=7), st.integers(1, 3))
 def test_the_fullest_bin_is_within_grahams_bound_of_the_best(cost: list[int], count: int) -> None:
-    found = loads(
-        np.array(cost, float), longest_first_by_row(np.array(cost, float), np.zeros(len(cost), np.int64), count), count
-    )
-    best = min(
-        max(loads(np.array(cost, float), np.array(each), count)) for each in product(range(count), repeat=len(cost))
-    )
-    assert best <= found.max() <= (4 / 3 - 1 / (3 * count)) * best + 1e-9
+    bins = longest_first_by_row(np.array(cost, float), np.zeros(len(cost), np.int64), count)
+    best = least(cost, count)
+    assert best <= max(sums(cost, bins, count)) <= (4 / 3 - 1 / (3 * count)) * best + 1e-9
 
 
 def test_microbatches_of_arrival_go_round_the_replicas() -> None:
@@ -87,10 +83,6 @@ def test_microbatches_of_arrival_go_round_the_replicas() -> None:
     assert microbatch.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     # Four replicas with a sample each, where two would have two.
     assert arrival_places(4, 2, 4)[0].tolist() == [0, 1, 2, 3]
-
-
-def sums(weight: list[int], part: IntArray, num_parts: int) -> list[int]:
-    return [int(total) for total in np.bincount(part, weights=weight, minlength=num_parts)]
 
 
 def by_definition(weight: list[int], num_parts: int) -> list[int]:
@@ -108,14 +100,9 @@ def test_two_parts_by_hand() -> None:
     # 8 and 7 differ by 1, 6 and 5 by 1; 4 and 1 by 3, and 1 from that leaves 2: 7 + 5 + 4 against 8 + 6.
     part = largest_differencing(np.array([8, 7, 6, 5, 4]), 2)
     assert part.tolist() == [1, 0, 1, 0, 0]
-
-
-def test_parts_are_numbered_by_falling_sum() -> None:
+    # Parts are numbered by falling sum.
     assert sums([9, 1, 1], largest_differencing(np.array([1, 1, 9]), 3)[::-1], 3) == [9, 1, 1]
-
-
-def test_equal_counts_by_hand() -> None:
-    # Neighbours start in different parts: (9, 8) and (2, 1); 9 with 1 and 8 with 2.
+    # With equal counts neighbours start in different parts: (9, 8) and (2, 1); 9 with 1 and 8 with 2.
     assert largest_differencing(np.array([9, 8, 2, 1]), 2, equal_count=True).tolist() == [0, 1, 1, 0]
 
 
@@ -132,7 +119,7 @@ def test_it_is_the_method_as_stated(weight: list[int], num_parts: int) -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=7), st.integers(2, 3))
 def test_it_is_near_the_best_of_all_partitions(weight: list[int], num_parts: int) -> None:
-    best = min(max(sums(weight, np.array(each), num_parts)) for each in product(range(num_parts), repeat=len(weight)))
+    best = least(weight, num_parts)
     found = max(sums(weight, largest_differencing(np.array(weight), num_parts), num_parts))
     # Michiels et al. (2007): at most 4/3 - 1/(3 k) times the best.
     assert best <= found <= best * (4 / 3 - 1 / (3 * num_parts)) + 1e-9

@@ -52,7 +52,7 @@ def test_from_files_to_a_run(data: Path, capsys: pytest.CaptureFixture[str]) -> 
         ("source.path=data output=x.csv", "output=x.csv: must end with .parquet"),
         ("source.path=data engine=spark", "engine=spark: must be processes or ray"),
         ("source.path=data strategy=entrain", "strategy=entrain: unknown key; choices: cluster"),
-        ("source.path=data source.images=photo", "has no column photo; columns: images, texts"),
+        ("source.path=data source.images=photo", "has no field photo; fields: images, texts"),
         ("source.path=data tokenizer=none.json", "tokenizer=none.json: does not exist"),
         ("source.path=data tokenizer=data/a.parquet", "tokenizer=data/a.parquet: no tokenizer.json"),
     ],

@@ -23,12 +23,10 @@ from support.builders import (
     uniform_batch,
 )
 
-F, B = Pass.FORWARD, Pass.BACKWARD
+F = Pass.FORWARD
 
 # Deferral and split backward by hand. Samples a, b, c, d have one item each, so item and sample numbers agree; a and b
 # form encoder microbatch 0, and b's LLM work is deferred to LLM microbatch 1.
-
-a, b, c, d = range(4)
 
 
 def deferred_program(encoder_stages: int, llm_stages: int, count: int, split: bool) -> Program:
@@ -43,21 +41,24 @@ def deferred_program(encoder_stages: int, llm_stages: int, count: int, split: bo
     return program
 
 
-def starts(program: Program, seconds: dict[str, float], delay: float = 0.0) -> dict[str, float]:
-    """Start of every pass as ``vision0 F ab``: module and stage, pass, units; durations keyed ``vision F ab``."""
+def drawn(program: Program, seconds: dict[str, float]) -> list[str]:
+    """What every lane does in each second: a chunk's first unit, large in its forward; durations ``vision F ab``."""
 
     def name(view: ActionView) -> str:
         return "".join("abcd"[unit] for unit in view.members)
 
-    def duration(view: ActionView) -> float:
-        return seconds[f"{view.module} {'FB'[view.kind]} {name(view)}"]
-
-    took = durations(program, duration)
-    delays = np.where(program.dep_bytes > 0, delay, 0.0)
-    start, end, _ = place_actions(program, took, delays)
-    views = [program.view(action) for action in range(program.num_actions)]
+    took = durations(program, lambda view: seconds[f"{view.module} {'FB'[view.kind]} {name(view)}"])
+    start, end, _ = place_actions(program, took, no_delay(program))
     assert np.all(end - start == took)
-    return {f"{v.module}{v.stage} {'FB'[v.kind]} {name(v)}": float(start[v.index]) for v in views if v.kind in (F, B)}
+    lines = []
+    for lane in range(program.layout.num_lanes):
+        line = ["."] * int(end.max())
+        for view in program.lane(lane):
+            letter = name(view)[:1]
+            span = slice(int(start[view.index]), int(end[view.index]))
+            line[span] = (letter.upper() if view.kind is F else letter) * int(took[view.index])
+        lines.append("".join(line).rstrip("."))
+    return lines
 
 
 TWO_STAGE_S = {
@@ -77,76 +78,31 @@ TWO_STAGE_S = {
 
 
 def test_two_stages_split_backward_runs_the_kept_chunk_at_once() -> None:
-    #        0         1         2
-    #        012345678901234567890123456
-    # vision AABCCC....aaaa......bbccccc     A, B, C forward; a, b, c backward
-    # llm    ..AAAaaaaaBBBBbbbbbb            A = {a}, B = {b, c}
-    program = deferred_program(1, 1, 2, split=True)
-    assert starts(program, TWO_STAGE_S) == {
-        "vision0 F a": 0.0,
-        "vision0 F b": 2.0,
-        "vision0 F c": 3.0,
-        "llm0 F a": 2.0,  # needs only the kept chunk of encoder microbatch 0
-        "llm0 B a": 5.0,
-        "vision0 B a": 10.0,  # the kept chunk, as soon as its gradient is there
-        "llm0 F bc": 10.0,
-        "llm0 B bc": 14.0,
-        "vision0 B b": 20.0,  # the deferred chunk, in its partner's slot and before the partner
-        "vision0 B c": 22.0,
-    }
+    # The LLM's A = {a} needs only the kept chunk of encoder microbatch 0, whose backward runs as soon as it can; B is
+    # {b, c}. The deferred chunk's backward is in its partner's slot and before the partner.
+    assert drawn(deferred_program(1, 1, 2, split=True), TWO_STAGE_S) == [
+        "AABCCC....aaaa......bbccccc",
+        "..AAAaaaaaBBBBbbbbbb",
+    ]
 
 
 def test_two_stages_unsplit_backward_waits_for_the_deferred_sample() -> None:
-    #        0         1         2         3
-    #        01234567890123456789012345678901
-    # vision AAACCC...............aaaaaaccccc     A = {a, b}
-    # llm    ...AAAaaaaaBBBBbbbbbb                A = {a}, B = {b, c}
-    program = deferred_program(1, 1, 2, split=False)
-    assert starts(program, TWO_STAGE_S) == {
-        "vision0 F ab": 0.0,
-        "vision0 F c": 3.0,
-        "llm0 F a": 3.0,
-        "llm0 B a": 6.0,
-        "llm0 F bc": 11.0,
-        "llm0 B bc": 15.0,
-        "vision0 B ab": 21.0,
-        "vision0 B c": 27.0,
-    }
+    # On the encoder A = {a, b}; on the LLM A = {a}, B = {b, c}.
+    assert drawn(deferred_program(1, 1, 2, split=False), TWO_STAGE_S) == [
+        "AAACCC...............aaaaaaccccc",
+        "...AAAaaaaaBBBBbbbbbb",
+    ]
 
 
 def test_two_encoder_stages_with_an_unpaired_last_microbatch() -> None:
-    #          0         1         2
-    #          0123456789012345678901234
-    # vision 0 AABCCDD.....aaa.bb.cccddd
-    # vision 1 ..AABCC..aaaDDbbcccddd
-    # llm      ....AAaaaBBbbbDDddd             A = {a}, B = {b, c}, D = {d}
-    program = deferred_program(2, 1, 3, split=True)
     seconds = {f"vision {p} {u}": (2.0, 3.0)[p == "B"] - (u == "b") for p in "FB" for u in "abcd"}
     seconds |= {f"llm {p} {u}": (2.0, 3.0)[p == "B"] for p in "FB" for u in ("a", "bc", "d")}
-    assert starts(program, seconds) == {
-        "vision0 F a": 0.0,
-        "vision0 F b": 2.0,
-        "vision0 F c": 3.0,
-        "vision0 F d": 5.0,
-        "vision1 F a": 2.0,
-        "vision1 F b": 4.0,
-        "vision1 F c": 5.0,
-        "vision1 F d": 12.0,
-        "llm0 F a": 4.0,
-        "llm0 B a": 6.0,
-        "llm0 F bc": 9.0,
-        "llm0 B bc": 11.0,
-        "llm0 F d": 14.0,
-        "llm0 B d": 16.0,
-        "vision1 B a": 9.0,
-        "vision1 B b": 14.0,
-        "vision1 B c": 16.0,
-        "vision1 B d": 19.0,
-        "vision0 B a": 12.0,
-        "vision0 B b": 16.0,
-        "vision0 B c": 19.0,
-        "vision0 B d": 22.0,
-    }
+    # On the LLM A = {a}, B = {b, c}, D = {d}.
+    assert drawn(deferred_program(2, 1, 3, split=True), seconds) == [
+        "AABCCDD.....aaa.bb.cccddd",
+        "..AABCC..aaaDDbbcccddd",
+        "....AAaaaBBbbbDDddd",
+    ]
 
 
 def test_without_deferral_split_backward_changes_nothing() -> None:

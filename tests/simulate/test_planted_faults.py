@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.costs import loads, roofline, sharding, steps, truth
+from entrain_bench.costs import layer_times, loads, roofline, sharding, steps, truth
 from entrain_bench.costs.edges import LinkTransfers
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -133,12 +133,12 @@ def all_groups_run_as_the_narrowest(patch: pytest.MonkeyPatch) -> None:
 
 
 def chunks_recompute_a_block_less(patch: pytest.MonkeyPatch) -> None:
-    remade = truth.remade_kinds
+    remade = layer_times.remade_kinds
 
     def one_less(module: ModuleSpec, layers: Sequence[int], counts: IntArray) -> FloatArray:
         return remade(module, layers, np.maximum(counts - 1, 0))
 
-    patch.setattr(truth, "remade_kinds", one_less)
+    patch.setattr(layer_times, "remade_kinds", one_less)
 
 
 ZB_H1 = (*SMALL, "strategy.planner.schedules=[zb_h1]")
