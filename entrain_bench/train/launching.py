@@ -291,18 +291,12 @@ def write_failure(work: Path, rank: int, error: Exception) -> None:
     write_atomically(work / f"failure{rank}.json", json.dumps(asdict(failure)).encode())
 
 
-def read_failures(work: Path) -> dict[int, Failure]:
-    """Return the failures that ranks left, by rank, the earliest first."""
-    named = {
+def first_cause(work: Path, exit_codes: Mapping[int, int], nccl_timeout_s: float | None) -> Exception:
+    """Return the failure that came first; ``exit_codes`` are those of ranks that died, negative for a signal."""
+    failures = {
         int(path.stem.removeprefix("failure")): Failure(**json.loads(path.read_text()))
         for path in work.glob("failure*.json")
     }
-    return dict(sorted(named.items(), key=lambda item: item[1].time_s))
-
-
-def first_cause(work: Path, exit_codes: Mapping[int, int], nccl_timeout_s: float | None) -> Exception:
-    """Return the failure that came first; ``exit_codes`` are those of ranks that died, negative for a signal."""
-    failures = read_failures(work)
     for rank, code in exit_codes.items():
         # Dead without a failure of its own: other ranks say only that they lost it.
         if rank not in failures:
@@ -312,7 +306,7 @@ def first_cause(work: Path, exit_codes: Mapping[int, int], nccl_timeout_s: float
             printed = "".join(path.read_text(errors="replace") for path in logs)[-OUTPUT_CHARS:]
             error.__cause__ = ExecutionError(f"last output of rank {rank}:\n{printed}")
             return error
-    return next(iter(failures.values())).as_error()
+    return min(failures.values(), key=lambda failure: failure.time_s).as_error()
 
 
 def _how_it_ended(code: int, nccl_timeout_s: float | None) -> str:

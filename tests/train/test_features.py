@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 from torch.nn import functional
+from transformers.models.whisper import feature_extraction_whisper
 
 from entrain_bench.specs.workload import SOUND_HZ
 from entrain_bench.train.features import HOP, PatchRules, log_mel, write_patches, write_windows
@@ -32,7 +32,6 @@ def patches(pixels: np.ndarray, rules: PatchRules) -> np.ndarray:
 
 @pytest.mark.parametrize(("width", "height"), [(84, 56), (97, 333), (640, 17), (30, 31)])
 def test_patches_are_those_of_qwen2_vl_s_processor(width: int, height: int) -> None:
-    transformers = pytest.importorskip("transformers")
     processor = transformers.Qwen2VLImageProcessorPil(size={"shortest_edge": 4 * 28**2, "longest_edge": 16384 * 28**2})
     image = photograph(width, height)
     theirs = processor(images=[image], return_tensors="np")
@@ -42,7 +41,6 @@ def test_patches_are_those_of_qwen2_vl_s_processor(width: int, height: int) -> N
 
 
 def test_patches_of_one_frame_are_what_siglip_s_convolution_sees() -> None:
-    transformers = pytest.importorskip("transformers")
     processor = transformers.SiglipImageProcessorPil(size={"height": 56, "width": 84}, resample=3)
     image = photograph(120, 90)
     theirs = torch.from_numpy(processor(images=[image], return_tensors="np")["pixel_values"])
@@ -58,8 +56,6 @@ def test_patches_of_one_frame_are_what_siglip_s_convolution_sees() -> None:
 def test_log_mel_frames_are_those_of_whisper_s_extractor(
     num_samples: int, mels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transformers = pytest.importorskip("transformers")
-    feature_extraction_whisper = importlib.import_module("transformers.models.whisper.feature_extraction_whisper")
     rng = np.random.default_rng(num_samples)
     time = np.arange(num_samples) / SOUND_HZ
     wave = (0.4 * np.sin(2 * np.pi * 440 * time * (1 + time)) + 0.05 * rng.normal(size=num_samples)).astype(np.float32)

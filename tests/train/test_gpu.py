@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,10 +17,8 @@ from entrain_bench.records.run_result import RunResult
 from entrain_bench.train.modules import StageGroups
 from entrain_bench.train.modules.blocks import AttentionKernel, packed_attention
 from entrain_bench.train.modules.packing import Segments, make_segments
-from entrain_bench.train.running import loop
-from entrain_bench.train.running.data import made_up_features, row_keys
 from support.train.modules import batch_of, groups_of_one, normal, relative_errors, run_module, small_model, stage_of
-from support.train.runs import ONE_RANK, config_from_json, configuration
+from support.train.runs import ONE_RANK, configuration, run_here
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICE = torch.device("cuda", 0)
@@ -42,12 +38,6 @@ def test_bf16_attention_is_near_fp32_on_the_cpu(causal: bool, kernel: AttentionK
     actual = packed_attention(*on_gpu, segments_on("cuda"), causal=causal, kernel=kernel).float().cpu()
     error = torch.linalg.vector_norm(actual - expected) / torch.linalg.vector_norm(expected)
     assert error < 0.02
-
-
-def test_features_made_on_the_gpu_are_the_cpus_bit_by_bit() -> None:
-    keys = torch.from_numpy(row_keys(3, np.arange(40), np.arange(40) % 3, np.full(40, 125)))
-    expected = made_up_features(keys, 1176)
-    assert torch.equal(made_up_features(keys.to(DEVICE), 1176).cpu(), expected)
 
 
 @pytest.fixture
@@ -97,8 +87,7 @@ def trained(*overrides: str) -> RunResult:
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=DEVICE)
     try:
         config = configuration(*ONE_RANK, "iterations=2", "harness.device=cuda", *overrides)
-        with patch.object(loop, "process_group", lambda *_: nullcontext(dist.new_group(backend="gloo"))):
-            outcome = loop.train(config_from_json(config), lambda _: None)
+        outcome = run_here(config, dist.new_group(backend="gloo"))
     finally:
         dist.destroy_process_group()
     assert outcome is not None

@@ -81,13 +81,6 @@ def test_a_model_with_a_generator_is_only_simulated(harness: str) -> None:
         prepare(cell.config)
 
 
-@pytest.mark.wide
-def test_a_cluster_of_another_size_is_named() -> None:
-    (cell,) = compose_cells(["harness=train", "model=tiny", "cluster=a40x64"])
-    with pytest.raises(UserError, match=r"^harness.num_ranks=4: must be 64, the ranks of cluster=a40x64$"):
-        prepare(cell.config)
-
-
 def trainer(device: str) -> DistributedTrainer:
     executor = prepare(config_from_json(configuration("model=tiny", f"harness.device={device}"))).executor
     assert isinstance(executor, DistributedTrainer)
@@ -131,18 +124,6 @@ def test_ranks_with_a_gpu_have_all_queues(monkeypatch: pytest.MonkeyPatch) -> No
     assert VARIABLE not in os.environ
 
 
-def _redirect_twice() -> None:
-    plain = torch.zeros(1).type()
-    prepare_platform()
-    modules = [importlib.import_module(name) for name in MODULES]
-    first = [module.torch for module in modules]
-    prepare_platform()
-    assert all(module.torch is seen for module, seen in zip(modules, first, strict=True))
-    # Everyone else sees torch as it is.
-    assert plain == torch.zeros(1).type() == "torch.FloatTensor"
-    assert torch.zeros(1).type(torch.float64).dtype is torch.float64
-
-
 class _OtherAdam(torch.optim.SGD):
     """Another package's, which counts its steps elsewhere."""
 
@@ -152,7 +133,15 @@ def _check_platform(_: int) -> None:
     shards = importlib.import_module("megatron.core.optimizer.distrib_optimizer")
     optimizers.USING_PYTORCH_OPTIMIZER, optimizers.Adam = False, _OtherAdam  # type: ignore[attr-defined]
     shards.USING_TE_OPTIMIZER, shards.Adam = True, _OtherAdam  # type: ignore[attr-defined]
-    _redirect_twice()
+    plain = torch.zeros(1).type()
+    prepare_platform()
+    modules = [importlib.import_module(name) for name in MODULES]
+    first = [module.torch for module in modules]
+    prepare_platform()
+    assert all(module.torch is seen for module, seen in zip(modules, first, strict=True))
+    # Everyone else sees torch as it is.
+    assert plain == torch.zeros(1).type() == "torch.FloatTensor"
+    assert torch.zeros(1).type(torch.float64).dtype is torch.float64
     assert not shards.USING_TE_OPTIMIZER
 
 
@@ -161,13 +150,11 @@ def test_redirections_are_seen_by_megatron_alone() -> None:
     run_ranks(_check_platform, 1, stay=False)
 
 
-def test_settings_are_checked_without_torch() -> None:
-    check = "import sys, entrain_bench.train.trainer; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", check], check=True)
-
-
 @pytest.mark.wide
-def test_samples_are_read_and_preprocessed_without_torch() -> None:
-    modules = "entrain_bench.train.features, entrain_bench_workloads.dataset.samples"
+@pytest.mark.parametrize(
+    "modules",
+    ["entrain_bench.train.trainer", "entrain_bench.train.features, entrain_bench_workloads.dataset.samples"],
+)
+def test_settings_are_checked_and_samples_preprocessed_without_torch(modules: str) -> None:
     check = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)

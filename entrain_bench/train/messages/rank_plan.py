@@ -207,6 +207,8 @@ class _RankMessages:
         self.incoming: dict[int, list[Message]] = defaultdict(list)
         self.outgoing: dict[int, list[Message]] = defaultdict(list)
         self._rows: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+        columns = (program.module, program.stage, program.replica, program.chunk)
+        self._labels = np.stack(columns, axis=1)
         mine = np.zeros(program.num_actions, bool)
         mine[self.actions] = True
         mine &= program.chunk >= 0
@@ -267,23 +269,16 @@ class _RankMessages:
                     starts[self.actions[index]].append(Start(place, module, stage, sums))
         return closing, starts
 
-    def _labels(self, action: int) -> tuple[int, int, int, int]:
-        """Module, stage, replica and chunk of an action."""
-        program = self.program
-        columns = (program.module, program.stage, program.replica, program.chunk)
-        module, stage, replica, chunk = (int(column[action]) for column in columns)
-        return module, stage, replica, chunk
-
     def _place(self, action: int) -> Place:
-        module, stage, replica, _ = self._labels(action)
+        module, stage, replica, _ = self._labels[action].tolist()
         if replica >= 0:
             return self.places[module, replica, stage]
         return next(place for place in self.places.values() if (place.module, place.stage) == (module, stage))
 
     def _messages(self, source: int, target: int) -> Iterable[Message]:
-        module = self._labels(source)[0]
+        module = int(self.program.module[source])
         senders, receivers = map(self._block, (source, target))
-        if module == self._labels(target)[0]:
+        if module == self.program.module[target]:
             rows: tuple[int, Rows, Rows] = (self._local_tokens(target), None, None)
             width = self.program.model.modules[module].config.hidden_size
         else:
@@ -295,11 +290,11 @@ class _RankMessages:
             yield Message(source, target, sender, receiver, num_rows, width, of_source, of_target)
 
     def _block(self, action: int) -> list[int]:
-        module, stage, replica, _ = self._labels(action)
+        module, stage, replica, _ = self._labels[action].tolist()
         return block_of(self.program.layout, module, replica, stage)
 
     def _local_tokens(self, action: int) -> int:
-        module, _, replica, chunk = self._labels(action)
+        module, _, replica, chunk = self._labels[action].tolist()
         spec = self.program.model.modules[module]
         placed = self.program.layout.modules[module]
         tp, cp = placed.degrees[placed.degree_of_copy[replica]]
@@ -320,7 +315,7 @@ class _RankMessages:
 
     def _item_rows(self, action: int) -> dict[int, tuple[int, int]]:
         """First and last row of every item's projected tokens at the module boundary of a chunk."""
-        module, *_, chunk = self._labels(action)
+        module, *_, chunk = self._labels[action].tolist()
         if (module, chunk) not in self._rows:
             shapes = self.program.shapes
             items = self.program.chunks[module].units(chunk)

@@ -125,14 +125,13 @@ class Shares:
     products: Share
     hidden: Share
     cp: dist.ProcessGroup
-    tp: dist.ProcessGroup
 
 
 def shares_of(lengths: tuple[int, ...], groups: StageGroups) -> Shares:
     """This rank's tokens of a chunk of sequences; context parallel ranks cut each, or the pack (``cp_split``)."""
     parts = groups.tp.size() if groups.splits_tokens else 1
     share = _share_of_pieces(lengths, groups.cp.size(), groups.cp.rank(), groups.cp_split == PACK, parts)
-    return Shares(share, share.part(groups.tp.rank(), parts) if parts > 1 else share, groups.cp, groups.tp)
+    return Shares(share, share.part(groups.tp.rank(), parts) if parts > 1 else share, groups.cp)
 
 
 @lru_cache(maxsize=64)

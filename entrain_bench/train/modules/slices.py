@@ -1,22 +1,17 @@
 """A stage computed with more tensor parallel ranks than its weights are split over: by slices of each rank's weights.
 
-Weights that FSDP gathers are sliced as each layer begins, others once an iteration. Gradients of all ranks are summed
-once; parameters that every rank uses whole count once, not once a rank.
+Gradients of all ranks are summed once; parameters that every rank uses whole count once, not once a rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from entrain_bench.train.modules.blocks import Block
-from entrain_bench.train.modules.ends import LanguageHead
 from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.stage import NamedParameter, Stage, named_parameters
 
@@ -47,23 +42,12 @@ class SlicedStage:
     """A stage whose parameters are slices of another's, taken once an iteration."""
 
     stage: Stage
-    slices: Mapping[str, tuple[Slice, ...]]
+    slices: tuple[Slice, ...]
     is_fresh: bool = False
-
-    def run(self, index: str, holder: torch.nn.Module, *inputs: Any, **options: Any) -> Any:
-        """Run a layer with slices of the weights that the same layer of another stage, ``holder``, has now."""
-        for piece in self.slices[index]:
-            piece.take()
-        layer = self.stage.layers[index]
-        if isinstance(layer, Block):
-            layer.remakes_mlp = holder.remakes_mlp  # type: ignore[assignment]
-        if isinstance(layer, LanguageHead) and inputs[-1] is not None:
-            inputs = (*inputs[:-1], self.stage.tied_embedding())
-        return layer(*inputs, **options)
 
     def take(self) -> Stage:
         """The stage with slices of the weights as they were at the first call since ``forget``."""
-        for piece in () if self.is_fresh else chain(*self.slices.values()):
+        for piece in () if self.is_fresh else self.slices:
             piece.take()
         self.is_fresh = True
         return self.stage
@@ -90,39 +74,19 @@ def slice_stage(whole: Stage, groups: StageGroups) -> SlicedStage:
     named = {id(shard.parameter): shard for shard in every}
     holders = dict(whole.named_modules())
     parts = dict(stage.named_modules())
-    slices: dict[str, tuple[Slice, ...]] = dict.fromkeys(stage.layers, ())
+    slices = []
     for path, parameter in stage.named_parameters():
         owner, _, name = path.rpartition(".")
         partial = named[id(parameter)].dim >= 0 or getattr(parameter, "sequence_parallel", False)
         copies = 1 if partial else groups.slices
-        _, index, *_ = path.split(".")
-        slices[index] += (Slice(parts[owner], name, named[id(parameter)], holders[owner], copies),)
-    return SlicedStage(stage, slices)
+        slices.append(Slice(parts[owner], name, named[id(parameter)], holders[owner], copies))
+    return SlicedStage(stage, tuple(slices))
 
 
 def slice_stages(whole: Stage, widths: Mapping[int, StageGroups]) -> dict[int, SlicedStage]:
     """The stages of groups with a wider TP, by TP."""
     wider = {groups.tp.size(): groups for groups in widths.values() if groups.tp.size() != whole.groups.tp.size()}
     return {tp: slice_stage(whole, groups) for tp, groups in wider.items()}
-
-
-def slice_layers(whole: Stage, sliced: Mapping[int, SlicedStage]) -> None:
-    """Have each layer of a stage run as a sliced stage's, by TP, where more ranks share a chunk than hold weights."""
-    for index, layer in whole.layers.items():
-        layer.forward = partial(_as_shared, layer, layer.forward, index, sliced)
-
-
-def _as_shared(
-    layer: torch.nn.Module,
-    own: Callable[..., Any],
-    index: str,
-    sliced: Mapping[int, SlicedStage],
-    *inputs: Any,
-    **options: Any,
-) -> Any:
-    shares = options["attention_mask"].shares if options else inputs[2]
-    other = sliced.get(shares.tp.size())
-    return other.run(index, layer, *inputs, **options) if other else own(*inputs, **options)
 
 
 class _CountedOnce(torch.autograd.Function):

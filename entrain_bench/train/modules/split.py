@@ -116,14 +116,13 @@ class RowProduct(_Product, RowParallelLinear):  # type: ignore[misc]
 
 
 def _part_of_product(weight: Parameter, gathered: dist.ProcessGroup | None, gradient: Tensor, rows: Tensor) -> Part:
-    every, arrival = (rows, None) if gathered is None else _gather(rows, gathered)
-    return get_gradient_edge(weight), partial(_gradient_of_product, gradient, every, arrival)
-
-
-def _gather(rows: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, dist.Work]:
-    """All ranks' rows, sent while the gradient of the input is computed."""
-    every = rows.new_empty(group.size() * len(rows), *rows.shape[1:])
-    return every, dist.all_gather_single(every, rows.contiguous(), group=group, async_op=True)
+    arrival = None
+    if gathered is not None:
+        # All ranks' rows, sent while the gradient of the input is computed.
+        every = rows.new_empty(gathered.size() * len(rows), *rows.shape[1:])
+        arrival = dist.all_gather_single(every, rows.contiguous(), group=gathered, async_op=True)
+        rows = every
+    return get_gradient_edge(weight), partial(_gradient_of_product, gradient, rows, arrival)
 
 
 def _gradient_of_product(gradient: Tensor, rows: Tensor, arrival: dist.Work | None) -> Tensor:

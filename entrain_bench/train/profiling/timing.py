@@ -1,7 +1,4 @@
-"""Seconds of stages of one kind of layer, of optimizer steps and of communication, repeated until they are known.
-
-Stages run as on one of several tensor- and context-parallel ranks; communication on ranks of this machine.
-"""
+"""Seconds of stages of one kind of layer, of optimizer steps and of communication, repeated until they are known."""
 
 from __future__ import annotations
 
@@ -123,21 +120,16 @@ def packs_of(target: Target, tokens: int) -> Iterator[tuple[int, ...]]:
     """Packs of ``tokens`` in all: one sequence, for blocks also a few and many; none if the context is too short."""
     longest = target.module.config.context_tokens or tokens
     most = isqrt(tokens)
-    allowed = [number for number in range(1, most + 1) if longest_of(tokens, number) <= longest]
+    allowed = [number for number in range(1, most + 1) if split_tokens(tokens, number)[-1] <= longest]
     wanted = {1, isqrt(most), most} if len(target.depths) > 1 else {1}
     for number in sorted({max(count, *allowed[:1]) for count in wanted if allowed}):
         yield split_tokens(tokens, number)
 
 
 def split_tokens(tokens: int, number: int) -> tuple[int, ...]:
-    """Lengths in proportion 1 : 3 : 5 ..., as whole tokens allow; ``number`` squared is at most ``tokens``."""
+    """Rising lengths, 1 : 3 : 5 ... as whole tokens allow; ``number`` squared is at most ``tokens``."""
     ends = [tokens * index * index // (number * number) for index in range(number + 1)]
     return tuple(end - start for start, end in pairwise(ends))
-
-
-def longest_of(tokens: int, number: int) -> int:
-    """The last and longest of these lengths."""
-    return tokens - tokens * (number - 1) ** 2 // number**2
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from entrain_bench.train.modules import NamedParameter, named_parameters
 from entrain_bench.train.running.stages import Part, ShardedStage, TrainedStage, local_part
 
 META = "meta.json"
-FORMAT = "entrain-bench checkpoint 4"
+FORMAT = "entrain-bench checkpoint 5"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"
 # Files with these names are a checkpoint's own; other files stay.
@@ -69,10 +70,11 @@ class Checkpoints:
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged(path) from error
         for name, value in self.identity.items():
-            if stored.get(name) != value:
+            if (other := stored.get(name)) != value:
+                other, here = (shorten(str(text), 120, placeholder="...") for text in (other, value))
                 raise UserError(
-                    f"harness.checkpoint_dir={self.folder}: its checkpoint has another {name} "
-                    f"({_short(stored.get(name))}; this run has {_short(value)}). Choose another folder"
+                    f"harness.checkpoint_dir={self.folder}: its checkpoint has another {name} ({other}; this run has "
+                    f"{here}). Choose another folder"
                 )
         require(iterations >= len(history), "iterations", iterations, f"at least the {len(history)} of the checkpoint")
         try:
@@ -230,8 +232,3 @@ def _moment(part: Part, name: str) -> Tensor:
 
 def _step(states: dict[str, Tensor]) -> Tensor:
     return states.setdefault(STEP, torch.zeros((), dtype=torch.float32))
-
-
-def _short(text: str | None, most: int = 120) -> str:
-    text = str(text)
-    return text if len(text) <= most else text[: most - 3] + "..."

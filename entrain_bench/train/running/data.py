@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, groupby
 from math import isqrt, sqrt
-from queue import Queue, SimpleQueue
-from threading import Thread
+from threading import Lock
 from typing import Any
 from weakref import finalize
 
@@ -33,37 +34,20 @@ from entrain_bench.train.modules import Pack, in_stage_order, input_width
 from entrain_bench.train.modules.packing import Picture, multimodal_positions
 from entrain_bench.train.settings import FILES, MADE_UP, TrainSettings
 
-# Multipliers of a mixing function of 32 bits with little bias ("lowbias32", C. Wellons, Prospecting for Hash Functions,
-# 2018), as signed numbers.
-_FIRST = 0x7FEB352D
-_SECOND = 0x846CA68B - 2**32
-# A step through 32 bits that visits all of them: 2^32 over the golden ratio, odd.
-_STEP = 0x9E3779B9 - 2**32
-_UPPER_16 = 0xFFFF
-_UPPER_17 = 0x1FFFF
-# Odd numbers of 24 bits and a sign, exact in float32 and symmetric, scaled to a variance of 1.
-_NUM_BITS = 24
-_SCALE = sqrt(3) / 2 ** (_NUM_BITS - 1)
-# Numbers that a CPU makes at a time, for its caches.
-_NUM_ON_CPU = 2**17
-
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Inputs of a forward, on the CPU; an encoder's first stage has ``features [tokens, width]`` or ``row_keys``."""
+    """Inputs of a forward, on the CPU; an encoder's first stage has ``features [tokens, width]``."""
 
     pack: Pack
     features: Tensor | None = None
-    row_keys: Tensor | None = None
 
     def pin_memory(self) -> Inputs:
         """Return the inputs with features in memory that a GPU can copy from by itself."""
         return self if self.features is None else replace(self, features=self.features.pin_memory())
 
-    def features_on(self, device: torch.device, module: ModuleSpec) -> Tensor | None:
+    def features_on(self, device: torch.device) -> Tensor | None:
         """Return the features of an encoder's first stage on the computing device; None for other stages."""
-        if self.row_keys is not None:
-            return made_up_features(to_device(self.row_keys, device), input_width(module))
         return None if self.features is None else to_device(self.features, device)
 
 
@@ -90,9 +74,6 @@ class SampleData:
         pack = replace(pack, remade=remade, splits_backward=splits_backward)
         if not module.is_encoder or stage:
             return Inputs(pack)
-        if isinstance(self.content, MadeUp):
-            keys = torch.from_numpy(self.content.row_keys(self.shapes, members))
-            return Inputs(pack, row_keys=in_stage_order(module, self.encoder_pack(members), keys))
         size = int(self.shapes.item_encoder_tokens[members].sum()), input_width(module)
         features = torch.empty(size, dtype=torch.float32, pin_memory=self.pinned)
         self.content.features(module, self.shapes, members, features.numpy())
@@ -157,53 +138,26 @@ class SampleData:
         return name, Picture(-(-tokens // columns), columns, frame_step=frame_step, tokens=tokens)
 
 
-def made_up_features(keys: Tensor, width: int) -> Tensor:
-    """Independent uniform float32 of mean 0, variance 1 ``[rows, width]`` for keys ``[rows, 2]``, on their device."""
-    device = keys.device
-    columns = _columns(width, device)
-    features = torch.empty(len(keys), width, device=device)
-    at_once = max(1, _NUM_ON_CPU // width if device.type == "cpu" else len(keys))
-    for some, rows in zip(torch.split(keys, at_once), torch.split(features, at_once), strict=True):
-        _fill(rows, some, columns)
-    return features
-
-
-def _columns(width: int, device: torch.device) -> Tensor:
-    """A word for each column ``[width]``."""
-    words = torch.arange(width, dtype=torch.int32, device=device) * _STEP
-    for multiplier in (_FIRST, _SECOND):
-        words = (words ^ ((words >> 16) & _UPPER_16)) * multiplier
-    return words ^ ((words >> 16) & _UPPER_16)
-
-
-def _fill(features: Tensor, keys: Tensor, columns: Tensor) -> None:
-    """Make rows ``[rows, width]`` out of their keys; shifts bring in zeros, where torch's bring in the sign."""
-    words = torch.add(keys[:, :1], columns)
-    shifted = features.view(torch.int32)
-    torch.bitwise_right_shift(words, 16, out=shifted).bitwise_and_(_UPPER_16)
-    words.bitwise_xor_(shifted).mul_(_FIRST).bitwise_xor_(keys[:, 1:])
-    torch.bitwise_right_shift(words, 15, out=shifted).bitwise_and_(_UPPER_17)
-    words.bitwise_xor_(shifted).mul_(_SECOND)
-    # The upper bits depend on all others; with their lowest set they are odd, so that none is the mean.
-    words.bitwise_right_shift_(32 - _NUM_BITS).bitwise_or_(1)
-    features.copy_(words).mul_(_SCALE)
-
-
 type Features = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class MadeUp:
-    """Content made up from the seed and the sample's identity: uniform tokens, and keys of rows of features."""
+    """Content made up from the seed and the sample's identity: uniform tokens and features."""
 
     seed: int
     vocab_size: int
 
-    def row_keys(self, shapes: SampleShapes, items: IntArray) -> NDArray[np.int32]:
-        """Keys of the rows of some items, one after the other, each in its natural order ``[encoder tokens, 2]``."""
+    def features(self, _: ModuleSpec, shapes: SampleShapes, items: IntArray, out: Features) -> None:
+        """Write numbers of mean 0 and variance 1 for some items ``[sum of encoder tokens, input width]``."""
         samples = shapes.item_sample[items]
-        numbers = items - shapes.item_offsets[samples]
-        return row_keys(self.seed, shapes.sample_ids[samples], numbers, shapes.item_encoder_tokens[items])
+        numbers = 1 + items - shapes.item_offsets[samples]
+        ends = np.cumsum(shapes.item_encoder_tokens[items])
+        rows = np.split(out, ends[:-1])
+        for sample, number, own in zip(shapes.sample_ids[samples].tolist(), numbers.tolist(), rows, strict=True):
+            _noise(self.seed, sample, number).random(dtype=np.float32, out=own)
+        out -= 0.5
+        out *= sqrt(12)
 
     def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
         """Uniform tokens."""
@@ -283,13 +237,6 @@ def check_input(module: ModuleSpec, rules: TokenRules) -> None:
         )
 
 
-def row_keys(seed: int, samples: IntArray, numbers: IntArray, lengths: IntArray) -> NDArray[np.int32]:
-    """Keys of rows ``[sum(lengths), 2]`` for items ``numbers`` of ``samples``, with ``lengths`` rows ``[items]``."""
-    items = zip(samples.tolist(), numbers.tolist(), lengths.tolist(), strict=True)
-    keys = [_noise(seed, one, 1 + number).integers(-(2**31), 2**31, (rows, 2), np.int32) for one, number, rows in items]
-    return np.concatenate([np.zeros((0, 2), np.int32), *keys])
-
-
 def _noise(seed: int, sample: int, stream: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[seed << 32 | stream, sample]))
 
@@ -319,34 +266,31 @@ class ThreadLoader:
 
     def __init__(self, device: torch.device, ahead: int = LOAD_AHEAD) -> None:
         self.pins = device.type == "cuda"
-        self._asked = SimpleQueue[Callable[[], Inputs] | None]()
-        # One more is in the thread's hands.
-        self._made = Queue[Inputs | Exception](max(1, ahead - 1))
-        Thread(target=_make, args=(self._asked, self._made, device), name="load", daemon=True).start()
-        finalize(self, self._asked.put, None)
+        # A thread computes on the first GPU until it chooses; pinning memory would leave a context there.
+        choose = partial(torch.cuda.set_device, device) if self.pins else None
+        self._thread = ThreadPoolExecutor(1, "load", choose)
+        self._ahead = ahead
+        self._asked = deque[Callable[[], Inputs]]()
+        self._begun = deque[Future[Inputs]]()
+        self._turn = Lock()
 
     def load(self, data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
         """Yield the inputs of chunks in order; they are made as soon as earlier calls leave room."""
-        for request in requests:
-            self._asked.put(partial(data.inputs, *request))
+        with self._turn:
+            self._asked += [partial(data.inputs, *request) for request in requests]
+            self._begin()
         return (self._take() for _ in requests)
 
     def _take(self) -> Inputs:
-        made = self._made.get()
-        if isinstance(made, Exception):
-            raise made
+        made = self._begun[0].result()
+        with self._turn:
+            self._begun.popleft()
+            self._begin()
         return made
 
-
-def _make(asked: SimpleQueue[Any], made: Queue[Inputs | Exception], device: torch.device) -> None:
-    # A thread computes on the first GPU until it chooses; pinning memory would leave a context there.
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    while (make := asked.get()) is not None:
-        try:
-            made.put(make())
-        except Exception as error:
-            made.put(error)
+    def _begin(self) -> None:
+        while self._asked and len(self._begun) < self._ahead:
+            self._begun.append(self._thread.submit(self._asked.popleft()))
 
 
 class _Requests(IterableDataset[Inputs | Failure]):

@@ -328,7 +328,7 @@ class Iteration:
     def _start(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
         """Inputs of a forward: features, received hidden states, or projected tokens from several encoders."""
         trained = self._stage(step)
-        features = inputs.features_on(self.runtime.device, trained.stage.module)
+        features = inputs.features_on(self.runtime.device)
         if features is not None:
             return features
         wants_gradient = trained.stage.passes_gradients
@@ -398,10 +398,10 @@ def build_runtime(
     for module, given in zip(model.modules, layout.modules, strict=True):
         for tp, cp in given.degrees:
             framework.check_executable(module, cp, "train")
-            if module.is_encoder and given.tp not in (1, tp):
+            if tp != given.tp and (given.sharded or (module.is_encoder and given.tp > 1)):
                 raise IncompatibleError(
-                    f"layout.{given.module}.widths: harness=train cannot slice an encoder's weights split over TP "
-                    f"{given.tp} for groups of TP {tp}. Use harness=simulate, or groups of one TP"
+                    f"layout.{given.module}.widths: harness=train slices no sharded weights, nor an encoder's of "
+                    f"TP {given.tp} for groups of TP {tp}. Use harness=simulate, or groups of one TP"
                 )
         if given.offload:
             raise IncompatibleError(

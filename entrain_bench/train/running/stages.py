@@ -29,7 +29,7 @@ from torch.nn import Parameter
 
 from entrain_bench.specs.framework import BF16, FP32, FrameworkOptions
 from entrain_bench.train.modules import Pack, Stage, StageGroups, input_width, merge_tokens
-from entrain_bench.train.modules.slices import SlicedStage, slice_layers, slice_stages
+from entrain_bench.train.modules.slices import SlicedStage, slice_stages
 from entrain_bench.train.modules.split import WeightPass
 
 # What megatron-core notes at parameters; sharded ones are other objects.
@@ -378,7 +378,6 @@ def shard_stage(
         betas=settings.betas,
         eps=settings.epsilon,
     )
-    slice_layers(stage, slice_stages(stage, widths or {}))
     return ShardedStage(stage, adam, groups, widths or {})
 
 

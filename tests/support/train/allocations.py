@@ -1,9 +1,9 @@
-"""Bytes that torch's CPU allocator hands out, counted by its profiler."""
+"""Bytes of a call on the CPU: most at a time, by torch's profiler, and what it saves for backward."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -11,31 +11,22 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 
-@dataclass(frozen=True, slots=True)
-class Allocated:
-    """What a call allocates on the CPU."""
-
-    result: Any  # of the call
-    left_bytes: int  # allocated and not freed when it ends
-    peak_bytes: int  # most at any time
-
-
-def allocated(call: Callable[[], Any]) -> Allocated:
-    """Run a call and count what tensors it allocates, and frees of that."""
+def peak_bytes(call: Callable[[], Any]) -> int:
+    """Most bytes that tensors of a call have at any time, its result included."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         result = call()
     assert trace.profiler is not None
     held: dict[int, int] = {}
-    peak = total = 0
-    for event in sorted(_allocations(trace.profiler.kineto_results.experimental_event_tree()), key=_start):
+    peak = 0
+    events = _allocations(trace.profiler.kineto_results.experimental_event_tree())
+    for event in sorted(events, key=attrgetter("start_time_ns")):
         fields = event.extra_fields
+        held.pop(fields.ptr, None)
         if fields.alloc_size > 0:
             held[fields.ptr] = fields.alloc_size
-            total += fields.alloc_size
-        else:
-            total -= held.pop(fields.ptr, 0)
-        peak = max(peak, total)
-    return Allocated(result, total, peak)
+            peak = max(peak, sum(held.values()))
+    del result
+    return peak
 
 
 def _allocations(events: Iterable[Any]) -> Iterator[Any]:
@@ -43,10 +34,6 @@ def _allocations(events: Iterable[Any]) -> Iterator[Any]:
         if event.tag == _EventType.Allocation:
             yield event
         yield from _allocations(event.children)
-
-
-def _start(event: Any) -> int:
-    return int(event.start_time_ns)
 
 
 def saved_bytes(call: Callable[[], Any], *others: torch.Tensor | None) -> int:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from entrain_bench.base.arrays import IntArray
 from entrain_bench.program import Program
-from entrain_bench.specs.framework import FrameworkOptions
-from entrain_bench.train.messages.rank_plan import DEFAULTS, Message, RankPlan, plan_rank
+from entrain_bench.train.messages.rank_plan import Message, RankPlan, plan_rank
 from entrain_bench.train.modules import Pack, split
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.running.data import SampleData
 from entrain_bench.train.running.stages import TrainedStage
 
 
-def reverse_rows(
-    program: Program, rank: int, framework: FrameworkOptions = DEFAULTS, order: IntArray | None = None
-) -> RankPlan:
+def reverse_rows(program: Program, *given: Any) -> RankPlan:
     """Rows of every tensor that crosses modules in reverse: all shapes are right."""
-    plan = plan_rank(program, rank, framework, order)
+    plan = plan_rank(program, *given)
     steps = [replace(step, receives=tuple(_reversed(m, program) for m in step.receives)) for step in plan.steps]
     return replace(plan, steps=tuple(steps))
 
@@ -38,37 +35,23 @@ def _reversed(message: Message, program: Program) -> Message:
 def drop_sample(data: SampleData, samples: np.ndarray, original: Callable[..., Pack] = SampleData.llm_pack) -> Pack:
     """The first sample of the batch predicts nothing."""
     pack = original(data, samples)
-    labels = pack.labels.split(list(pack.lengths))
-    return replace(
-        pack,
-        labels=torch.cat([torch.full_like(own, -1) if s == 0 else own for s, own in zip(samples, labels, strict=True)]),
-    )
+    sample = np.repeat(samples, pack.lengths)
+    return replace(pack, labels=torch.where(torch.from_numpy(sample == 0), -1, pack.labels))
 
 
-def skip_weights(
-    trained: TrainedStage,
-    left: WeightPass,
-    *,
-    last: bool,
-    closes: bool,
-    original: Callable[..., None] = TrainedStage.backward_weights,
-) -> None:
+_backward_weights: Callable[..., None] = TrainedStage.backward_weights
+
+
+def skip_weights(trained: TrainedStage, left: WeightPass, **which: bool) -> None:
     """Only the last weight pass of a stage runs."""
-    if last:
-        original(trained, left, last=last, closes=closes)
+    if which["last"]:
+        _backward_weights(trained, left, **which)
 
 
-def repeat_weights(
-    trained: TrainedStage,
-    left: WeightPass,
-    *,
-    last: bool,
-    closes: bool,
-    original: Callable[..., None] = TrainedStage.backward_weights,
-) -> None:
+def repeat_weights(trained: TrainedStage, left: WeightPass, **which: bool) -> None:
     """Weight passes count twice."""
     twice = WeightPass({parameter: 2 * parts for parameter, parts in left.left.items()})
-    original(trained, twice, last=last, closes=closes)
+    _backward_weights(trained, twice, **which)
 
 
 class OtherInputs:

@@ -127,21 +127,14 @@ class Replicas:
                 wait()
 
 
-def unfinished(
-    devices: Sequence[Device], queue_of: Callable[[int, Hashable], Hashable] = lambda _, stream: stream
-) -> set[Name]:
-    """What never runs.
-
-    Args:
-        devices: of all ranks.
-        queue_of: the hardware queue of a rank's stream; without it every stream has one of its own.
-    """
+def unfinished(devices: Sequence[Device], *, one_queue: bool = False) -> set[Name]:
+    """What never runs, on the devices of all ranks; each stream has a queue of its own, or all share one."""
     sorter = TopologicalSorter[Name]()
     names = set[Name]()
     for device in devices:
         last: dict[tuple[str, Hashable], Name] = {}
         for operation in device.operations:
-            slots = (("stream", operation.stream), ("queue", queue_of(device.rank, operation.stream)))
+            slots = (("stream", operation.stream), *([("queue", 0)] if one_queue else []))
             before = {last[slot] for slot in slots if slot in last}
             if operation.event >= 0:
                 before.add(device.operations[operation.event].name)

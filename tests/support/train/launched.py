@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -42,25 +43,13 @@ def start(*command: str, **variables: str) -> subprocess.Popen[str]:
 
 def processes_of_session(leader: int) -> int:
     """How many processes of a session are left."""
-    found = 0
+    left = 0
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            found += (entry / "stat").read_text().rsplit(")", 1)[1].split()[3] == str(leader)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
+        with suppress(ProcessLookupError):
+            left += os.getsid(int(entry.name)) == leader
+    return left
 
 
-def torchrun(folder: Path, num_nodes: int, num_local: int, port: int, *overrides: str) -> subprocess.Popen[str]:
-    """One of ``num_nodes`` agents, all on this machine."""
-    agents = [f"--nnodes={num_nodes}", f"--nproc-per-node={num_local}", "--rdzv-backend=c10d", "--rdzv-id=test"]
-    run = ("-m", "entrain_bench.cli", *TWO_RANKS, *overrides, "iterations=1", f"results_dir={folder}", "mlflow=false")
-    return start("-m", "torch.distributed.run", *agents, f"--rdzv-endpoint=127.0.0.1:{port}", *run)
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
+def kill_session(leader: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)

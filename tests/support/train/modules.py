@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from omegaconf import OmegaConf
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from entrain_bench.config.tree import config_tree
+from entrain_bench.config.compose import compose
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.modules import (
@@ -32,8 +30,6 @@ from entrain_bench.train.modules import (
 )
 from support.builders import TOKENS
 
-MODULES = config_tree() / "model" / "module"
-FAMILIES = config_tree() / "model_family"
 CPU = torch.device("cpu")
 # Items with fewer tokens than their outputs merge, with more, and with as many.
 ITEMS = Pack((23, 8, 5, 40), (6, 2, 2, 9))
@@ -55,20 +51,11 @@ def normal(rng: np.random.Generator, *shape: int) -> Tensor:
     return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
 
 
-def loaded(path: Path) -> Any:
-    """A module's file on top of its defaults: of its family, or next to it."""
-    config = OmegaConf.load(path)
-    layers = []
-    for base in config.pop("defaults", []):
-        folder, name = (path.parent, base) if isinstance(base, str) else (FAMILIES, *base.values())
-        layers.append(loaded(folder / f"{name}.yaml"))
-    return OmegaConf.merge(*layers, config)
-
-
 def module_config(name: str, llm_width: int = 128, **changes: Any) -> dict[str, Any]:
-    config = OmegaConf.create({"model": {"modules": {"llm": {"hidden_size": llm_width}, name: {}}}})
-    config.model.modules[name] = loaded(MODULES / f"{name}.yaml")
-    return OmegaConf.to_container(config.model.modules[name], resolve=True) | changes
+    """The values of a module's file, beside an LLM of that width."""
+    place = "llm" if "llm" in name or "llama" in name else "vision"
+    width = [] if place == "llm" else [f"model.modules.llm.hidden_size={llm_width}"]
+    return compose("model=tiny", f"model/module@model.modules.{place}={name}", *width).model["modules"][place] | changes
 
 
 def small_model(**llm_changes: Any) -> ModelSpec:
@@ -123,15 +110,41 @@ def run_module(
     splits_backward: bool = False,
     **options: Any,
 ) -> Grads:
-    """Output, gradient of the input and full gradients of a module cut into stages, put together over all ranks.
-
-    With a split backward the weight passes of all stages come after their backwards.
-    """
+    """Output, gradient of the input and full gradients of a module cut into stages, put together over all ranks."""
     ends = [0, *cuts, len(module.layers)]
     stages = [stage_of(model, module, groups, range(lo, hi), **options) for lo, hi in pairwise(ends)]
     first, pack = batch_of(module, short)
     pack = replace(pack, splits_backward=splits_backward)
     return run_stages(stages, first.to(options.get("device", CPU)), pack)
+
+
+def pass_through(
+    stages: Sequence[Stage], first: Tensor | None, pack: Pack, gradient_of: Callable[[Tensor], Tensor] = torch.ones_like
+) -> Tensor:
+    """Forward and backward, in one pass or two, of consecutive stages; inputs keep their gradients. Returns the output.
+
+    With a split backward the weight passes of all stages come after their backwards.
+    """
+    runs = []
+    leaf = first
+    for stage in stages:
+        output = stage(leaf, pack)
+        runs.append((stage, leaf if leaf is not None and leaf.requires_grad else None, output))
+        leaf = output.detach().requires_grad_()
+    gradient = gradient_of(output)
+    left = []
+    for stage, leaf, sent in reversed(runs):
+        if pack.splits_backward:
+            given, weights = stage.backward_inputs(get_gradient_edge(sent), gradient, leaf)
+            left.append(weights)
+            if leaf is not None:
+                leaf.grad = given
+        else:
+            sent.backward(gradient)
+        gradient = None if leaf is None else leaf.grad
+    for weights in left:
+        weights.run()
+    return output.detach()
 
 
 def run_stages(stages: Sequence[Stage], first: Tensor | None, pack: Pack, gradient: Tensor | None = None) -> Grads:
@@ -146,48 +159,33 @@ def run_stages(stages: Sequence[Stage], first: Tensor | None, pack: Pack, gradie
     module, groups = stages[0].module, stages[0].groups
     if module.is_encoder:
         first = in_stage_order(module, pack, first)
-    inputs, output = [], first
-    outputs = []
-    for stage in stages:
-        inputs.append(None if output is None else output.detach().requires_grad_())
-        outputs.append(output := stage(inputs[-1], pack))
-    if gradient is None:
-        gradient = torch.ones_like(output)
-        if module.is_encoder:
-            gradient = normal(np.random.default_rng(6), *output.shape).to(output.device)
-    left = []
-    for stage, received, sent in zip(reversed(stages), reversed(inputs), reversed(outputs), strict=True):
-        if pack.splits_backward:
-            received.grad, weights = stage.backward_inputs(get_gradient_edge(sent), gradient, received)
-            left.append(weights)
-        else:
-            sent.backward(gradient)
-        gradient = None if received is None else received.grad
-    for weights in left:
-        weights.run()
-    output = output.detach().clone()
+    elif first is not None:
+        first = first.detach().requires_grad_()
+
+    def given(output: Tensor) -> Tensor:
+        if gradient is None and module.is_encoder:
+            return normal(np.random.default_rng(6), *output.shape).to(output.device)
+        return torch.ones_like(output) if gradient is None else gradient
+
+    output = pass_through(stages, first, pack, given).clone()
+    result = {"output": output}
     if not module.is_encoder:
         dist.all_reduce(output, group=groups.cp)
-    result = {"output": output}
-    if not module.is_encoder and inputs[0] is not None:
-        result["input"] = inputs[0].grad
+        if first is not None:
+            result["input"] = first.grad
     for stage in stages:
         for named in named_parameters(stage):
             grad = named.parameter.grad
             assert grad is not None, named.key
             dist.all_reduce(grad, group=groups.dp_cp)
-            sum_partial_gradients(named, groups)
+            # Tensor parallel ranks may have different tokens.
+            if groups.splits_tokens and getattr(named.parameter, "sequence_parallel", False):
+                dist.all_reduce(grad, group=groups.tp)
             shards = [torch.empty_like(grad) for _ in range(named.tp)]
             dist.all_gather(shards, grad, group=groups.tp)
             full = named.assemble(shards)
             result[named.key] = result[named.key] + full if named.key in result else full
     return result
-
-
-def sum_partial_gradients(named: NamedParameter, groups: StageGroups) -> None:
-    """Add up what tensor parallel ranks found with different tokens."""
-    if groups.splits_tokens and getattr(named.parameter, "sequence_parallel", False):
-        dist.all_reduce(named.parameter.grad, group=groups.tp)
 
 
 def relative_errors(actual: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> dict[str, float]:
@@ -200,9 +198,5 @@ def relative_errors(actual: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -
 def differences(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> list[str]:
     """Tensors that are further apart than ``tolerance`` of the largest expected entry."""
     assert actual.keys() == expected.keys()
-    found = []
-    for key, value in expected.items():
-        error, largest = float((actual[key] - value).abs().max()), float(value.abs().max())
-        if not error <= tolerance * largest:
-            found.append(f"{key}: {error:.3g} of {largest:.3g}")
-    return found
+    near = {key: (actual[key] - value).abs().max() <= tolerance * value.abs().max() for key, value in expected.items()}
+    return [key for key, is_near in near.items() if not is_near]

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.nn import Parameter
 
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.planning import partition_layers
@@ -26,7 +25,7 @@ from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.measuring import Clock, total_loss
 from entrain_bench.train.messages.control import gather_values, planning_group
-from entrain_bench.train.modules import NamedParameter, StageGroups, build_stage, named_parameters, split
+from entrain_bench.train.modules import NamedParameter, StageGroups, build_stage, named_parameters, slices, split
 from entrain_bench.train.running import runtime as runtime_module
 from entrain_bench.train.running.data import SampleData, content_of
 from entrain_bench.train.running.loop import WorkFeed, plan
@@ -113,29 +112,24 @@ def sample_loss(data: SampleData, stages: dict[str, torch.nn.Module], model: obj
     return stages[model.llm.name](torch.cat(projected) if projected else None, pack)
 
 
-class RecordingStage(TrainedStage):
-    """Keeps the summed gradients, before clipping changes them; may plant a fault."""
+class Recorder:
+    """Keeps summed gradients by key, before clipping changes them; a ``scale`` plants a fault."""
 
     kept: ClassVar[dict[str, tuple[NamedParameter, torch.Tensor]]] = {}
     scale: ClassVar[float] = 1.0
 
-    def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
-        super().sync_gradients(tied, first_copy)
-        for named in named_parameters(self.stage):
-            if not named.parameter.requires_grad:
-                continue
-            named.parameter.main_grad.mul_(self.scale)
-            self.kept[named.key] = named, named.parameter.main_grad.clone()
+    @classmethod
+    def after(cls, sync: Callable[..., None]) -> Callable[..., None]:
+        def run(trained: TrainedStage | ShardedStage, *given: object) -> None:
+            sync(trained, *given)
+            for named in named_parameters(trained.stage):
+                parameter = named.parameter
+                if parameter.requires_grad:
+                    sharded = isinstance(trained, ShardedStage)
+                    grad = whole_tensor(parameter.grad) if sharded else parameter.main_grad.mul_(cls.scale)
+                    cls.kept[named.key] = named, grad.clone()
 
-
-class RecordingShards(ShardedStage):
-    """The same for a sharded stage, whose gradients are put together."""
-
-    def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
-        super().sync_gradients(tied, first_copy)
-        for named in named_parameters(self.stage):
-            if named.parameter.requires_grad:
-                RecordingStage.kept[named.key] = named, whole_tensor(named.parameter.grad).clone()
+        return run
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +182,6 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     layout, _ = plan(setting, planning)
     content = content_of(setting.executor, setting.workload, setting.job.model, 0)
     runtime = build_runtime(layout, setting.executor, CPU, 0, control, content=content)
-    runtime.stages = {
-        key: RecordingStage(t.stage, t.buffers, t.optimizer, t.groups, t.widths, t.sliced)
-        if isinstance(t, TrainedStage)
-        else RecordingShards(t.stage, t.optimizer, t.groups, t.widths)
-        for key, t in runtime.stages.items()
-    }
     # A distributed optimizer leaves each rank a shard of the summed gradients only; weights tell of the rest.
     whole = not setting.job.framework.distributed_optimizer or layout.modules[0].sharded
     with np.load(reference) as arrays:
@@ -203,14 +191,12 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     num_steps = most_steps or len(wanted["losses"])
     for iteration in range(num_steps):
         work, *_ = feed.take(iteration, last=iteration + 1 == num_steps)
-        RecordingStage.kept.clear()
+        Recorder.kept.clear()
         result = runtime.run(work, Clock(CPU))
-        seen = gather_values(result.losses, control)
-        worst["loss"] = max(
-            worst["loss"], abs(total_loss(work.program, seen) / float(wanted["losses"][iteration]) - 1.0)
-        )
+        loss = total_loss(work.program, gather_values(result.losses, control))
+        worst["loss"] = max(worst["loss"], abs(loss / float(wanted["losses"][iteration]) - 1.0))
         worst["norm"] = max(worst["norm"], abs(result.grad_norm / float(wanted["norms"][iteration]) - 1.0))
-        for named, value in RecordingStage.kept.values() if not iteration and whole else ():
+        for named, value in Recorder.kept.values() if not iteration and whole else ():
             worst["gradient"] = max(worst["gradient"], excess(value, named, wanted[f"gradient {named.key}"]))
     for trained in runtime.stages.values():
         trained.gather_weights()
@@ -222,8 +208,10 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
 
 @contextmanager
 def changed(change: str) -> Iterator[None]:
-    """Make the runtime wrong on purpose (``FAULTS``), or have it run all backwards in two passes (``SPLIT``)."""
+    """Record gradients; make the runtime wrong (``FAULTS``), or have it run backwards in two passes (``SPLIT``)."""
     with ExitStack() as stack:
+        for kind in (TrainedStage, ShardedStage):
+            stack.enter_context(patch.object(kind, "sync_gradients", Recorder.after(kind.sync_gradients)))
         for target, name, value in FAULTS[change]() if change in FAULTS else ():
             stack.enter_context(patch.object(target, name, value))
         if change == SPLIT:
@@ -234,11 +222,14 @@ def changed(change: str) -> Iterator[None]:
 SPLIT = "split"
 FAULTS: dict[str, Callable[[], list[tuple[object, str, object]]]] = {
     "reversed_rows": lambda: [(runtime_module, "plan_rank", reverse_rows)],
-    "doubled_scale": lambda: [(RecordingStage, "scale", 2.0)],
+    "doubled_scale": lambda: [(Recorder, "scale", 2.0)],
     "dropped_sample": lambda: [(SampleData, "llm_pack", drop_sample)],
     "skipped_weights": lambda: [(TrainedStage, "backward_weights", skip_weights)],
     "repeated_weights": lambda: [(TrainedStage, "backward_weights", repeat_weights)],
     "other_inputs": lambda: [(split, "_gradient_of_product", OtherInputs())],
+    # Ranks of a group each count what all use whole, or take the vocabulary in their order.
+    "counted_twice": lambda: [(slices._CountedOnce, "apply", lambda value, _: value)],
+    "other_slices": lambda: [(StageGroups, "renumbered", lambda _, ids, __: ids)],
 }
 
 

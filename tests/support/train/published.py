@@ -48,10 +48,27 @@ class Published:
 
     spec: ModelSpec  # ours
     module: str  # the module that is compared
-    tensors: Mapping[str, Tensor]  # the published tensors by the names of a checkpoint
-    # inputs of our first stage, the pack, the gradient of the output (None: one), and what the published model gives:
-    # its output, and gradients by the names of a checkpoint
-    run: Callable[[], tuple[Tensor | None, Pack, Tensor | None, Grads]]
+    models: Mapping[str, torch.nn.Module]  # the published ones, by the beginning of their names in a checkpoint
+    first: Tensor | None  # input of our first stage
+    pack: Pack
+    output: Callable[[], Tensor]  # what the published model gives
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The published tensors by the names of a checkpoint."""
+        return {name: p.detach().clone() for own, model in self.models.items() for name, p in named(model, own)}
+
+    def run(self) -> tuple[Tensor, Grads]:
+        """A gradient of the output, and what the published model gives: output, gradients by the same names."""
+        output = self.output()
+        gradient = normal(np.random.default_rng(5), *output.shape) if output.dim() else torch.ones(())
+        output.backward(gradient)
+        grads = {name: p.grad for own, model in self.models.items() for name, p in named(model, own)}
+        return gradient, {"output": output.detach(), **{name: grad for name, grad in grads.items() if grad is not None}}
+
+
+def named(model: torch.nn.Module, beginning: str = "") -> list[tuple[str, torch.nn.Parameter]]:
+    return [(beginning + name, parameter) for name, parameter in model.named_parameters()]
 
 
 def spec_of(**modules: dict[str, Any]) -> ModelSpec:
@@ -74,14 +91,6 @@ def randomised(model: torch.nn.Module, seed: int = 0, std: float = 0.1) -> torch
     return model.eval()
 
 
-def grads_of(model: torch.nn.Module, beginning: str) -> Grads:
-    return {beginning + name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-def tensors_of(model: torch.nn.Module, beginning: str) -> dict[str, Tensor]:
-    return {beginning + name: p.detach().clone() for name, p in model.named_parameters()}
-
-
 def text_model(kind: str) -> Published:
     """Qwen2.5 (biases, theta of a million, tied embeddings) or Llama 3.1 (scaled frequencies, untied)."""
     torch.manual_seed(0)
@@ -97,19 +106,18 @@ def text_model(kind: str) -> Published:
         scaling = {**LLAMA3, "original_context_tokens": 32}
         spec = spec_of(llm=llm_config(rope_theta=5e5, norm_epsilon=1e-5, tied_embeddings=False, rope_scaling=scaling))
 
-    def run() -> tuple[Tensor | None, Pack, Tensor | None, Grads]:
-        rng = np.random.default_rng(3)
-        ids = torch.from_numpy(rng.integers(96, size=sum(LENGTHS)))
-        labels = torch.from_numpy(np.where(rng.random(len(ids)) < 0.7, rng.integers(96, size=len(ids)), -1))
+    rng = np.random.default_rng(3)
+    ids = torch.from_numpy(rng.integers(96, size=sum(LENGTHS)))
+    labels = torch.from_numpy(np.where(rng.random(len(ids)) < 0.7, rng.integers(96, size=len(ids)), -1))
+
+    def loss() -> Tensor:
         losses = [
             functional.cross_entropy(model(row[None]).logits[0], label, ignore_index=-1, reduction="sum")
             for row, label in zip(ids.split(LENGTHS), labels.split(LENGTHS), strict=True)
         ]
-        loss = torch.stack(losses).sum()
-        loss.backward()
-        return None, Pack(LENGTHS, (), ids, labels), None, {"output": loss.detach(), **grads_of(model, "")}
+        return torch.stack(losses).sum()
 
-    return Published(spec, "llm", tensors_of(model, ""), run)
+    return Published(spec, "llm", {"": model}, None, Pack(LENGTHS, (), ids, labels), loss)
 
 
 VISION = {
@@ -138,16 +146,9 @@ def qwen_vision() -> Published:
         Qwen2_5_VisionTransformerPretrainedModel(transformers.Qwen2_5_VLConfig(vision_config=VISION).vision_config)
     )
     spec = spec_of(vision=vision_config(), llm=llm_config())
-
-    def run() -> tuple[Tensor | None, Pack, Tensor | None, Grads]:
-        rng = np.random.default_rng(4)
-        pixels = normal(rng, sum(PICTURES.lengths), 1176)
-        output = model(pixels, torch.tensor([[1, 4, 6], [1, 10, 8], [2, 6, 6]])).pooler_output
-        gradient = normal(rng, *output.shape)
-        output.backward(gradient)
-        return pixels, PICTURES, gradient, {"output": output.detach(), **grads_of(model, "visual.")}
-
-    return Published(spec, "vision", tensors_of(model, "visual."), run)
+    pixels = normal(np.random.default_rng(4), sum(PICTURES.lengths), 1176)
+    grids = torch.tensor([[1, 4, 6], [1, 10, 8], [2, 6, 6]])
+    return Published(spec, "vision", {"visual.": model}, pixels, PICTURES, lambda: model(pixels, grids).pooler_output)
 
 
 def siglip() -> Published:
@@ -167,21 +168,15 @@ def siglip() -> Published:
     vision = module_config("siglip_so400m", 64, **gemms, **heads, num_layers=3, learned_positions=16)
     spec = spec_of(vision=vision, llm=llm_config())
     pack = Pack((16, 16, 16), (16, 16, 16))
+    pixels = normal(np.random.default_rng(4), 3, 3, 56, 56)
+    # Patches row by row, each with its colours first.
+    patches = pixels.unfold(2, 14, 14).unfold(3, 14, 14).permute(0, 2, 3, 1, 4, 5).reshape(48, 588)
+    models = {"vision_tower.vision_model.": model, "multi_modal_projector.": projector}
 
-    def run() -> tuple[Tensor | None, Pack, Tensor | None, Grads]:
-        rng = np.random.default_rng(4)
-        pixels = normal(rng, 3, 3, 56, 56)
-        hidden = model(pixels, output_hidden_states=True).hidden_states[-1]
-        output = projector(hidden).flatten(0, 1)
-        gradient = normal(rng, *output.shape)
-        output.backward(gradient)
-        # Patches row by row, each with its colours first.
-        patches = pixels.unfold(2, 14, 14).unfold(3, 14, 14).permute(0, 2, 3, 1, 4, 5).reshape(48, 588)
-        found = grads_of(model, "vision_tower.vision_model.") | grads_of(projector, "multi_modal_projector.")
-        return patches, pack, gradient, {"output": output.detach(), **found}
+    def output() -> Tensor:
+        return projector(model(pixels, output_hidden_states=True).hidden_states[-1]).flatten(0, 1)
 
-    tensors = tensors_of(model, "vision_tower.vision_model.") | tensors_of(projector, "multi_modal_projector.")
-    return Published(spec, "vision", tensors, run)
+    return Published(spec, "vision", models, patches, pack, output)
 
 
 def whisper() -> Published:
@@ -203,21 +198,16 @@ def whisper() -> Published:
     audio = module_config("tiny_audio", 64, num_layers=3, ffn_hidden_size=96, embed_gemms=gemms)
     spec = spec_of(audio=audio, llm=llm_config())
     pack = Pack((frames, frames), (frames // 2, frames // 2))
+    features = normal(np.random.default_rng(4), 2, mels, 2 * frames)
+    # Two rows a token, each of the frames that the first convolution sees there: before, at and after.
+    windows = functional.pad(features, (1, 1)).unfold(2, 3, 1).permute(0, 2, 3, 1).reshape(2 * frames, -1)
+    models = {"audio_tower.": model, "multi_modal_projector.linear.": projector}
 
-    def run() -> tuple[Tensor | None, Pack, Tensor | None, Grads]:
-        rng = np.random.default_rng(4)
-        features = normal(rng, 2, mels, 2 * frames)
+    def output() -> Tensor:
         hidden = model(features).last_hidden_state
-        output = projector(hidden.view(2, frames // 2, 2, 64).mean(2)).flatten(0, 1)
-        gradient = normal(rng, *output.shape)
-        output.backward(gradient)
-        # Two rows a token, each of the frames that the first convolution sees there: before, at and after.
-        windows = functional.pad(features, (1, 1)).unfold(2, 3, 1).permute(0, 2, 3, 1).reshape(2 * frames, -1)
-        found = grads_of(model, "audio_tower.") | grads_of(projector, "multi_modal_projector.linear.")
-        return windows, pack, gradient, {"output": output.detach(), **found}
+        return projector(hidden.view(2, frames // 2, 2, 64).mean(2)).flatten(0, 1)
 
-    tensors = tensors_of(model, "audio_tower.") | tensors_of(projector, "multi_modal_projector.linear.")
-    return Published(spec, "audio", tensors, run)
+    return Published(spec, "audio", models, windows, pack, output)
 
 
 def qwen25vl(folder: Path, groups: StageGroups) -> dict[str, float]:
@@ -261,8 +251,9 @@ def qwen25vl(folder: Path, groups: StageGroups) -> dict[str, float]:
         losses.append(functional.cross_entropy(logits, label, ignore_index=-1, reduction="sum"))
     loss = torch.stack(losses).sum()
     loss.backward()
-    tensors = {hub_name(name): value for name, value in tensors_of(model, "").items()}
-    wanted = {"output": loss.detach(), **{hub_name(name): value for name, value in grads_of(model, "").items()}}
+    tensors = {hub_name(name): parameter.detach().clone() for name, parameter in named(model)}
+    grads = {hub_name(name): parameter.grad for name, parameter in named(model) if parameter.grad is not None}
+    wanted = {"output": loss.detach(), **grads}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     checkpoint = Checkpoint.open(folder)
@@ -304,11 +295,16 @@ CASES: dict[str, Callable[[], Published]] = {
 def module_errors(case: str, folder: Path, groups: StageGroups) -> dict[str, float]:
     """Largest difference of the output and of every gradient, relative to the largest published value."""
     published = CASES[case]()
-    first, pack, gradient, wanted = published.run()
+    gradient, wanted = published.run()
     layers = range(len(published.spec.module(published.module).layers))
     checkpoint, roots = stored(published, folder)
     stages = [filled(published.spec, published.module, layers, groups, checkpoint, roots)]
-    return errors(unpacked(published.spec, published.module, run_stages(stages, first, pack, gradient), roots), wanted)
+    return errors(
+        unpacked(
+            published.spec, published.module, run_stages(stages, published.first, published.pack, gradient), roots
+        ),
+        wanted,
+    )
 
 
 def stored(published: Published, folder: Path) -> tuple[Checkpoint, Roots]:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from entrain_bench.config.schema import ASIDE, RunConfig
 from entrain_bench.program import Program
+from entrain_bench.records.run_result import RunResult
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.specs.model import ModuleSpec
@@ -92,15 +93,20 @@ def program_of(setting: RunContext, iteration: int = 0) -> Program:
     return setting.strategy.program(batch(setting, iteration), layout, setting.profile)
 
 
-def train_here(config: str, control: dist.ProcessGroup | None = None) -> list[dict[str, float]]:
-    """The metrics of every iteration, on rank 0; to be called on all ranks, without a launcher."""
+def run_here(config: str, control: dist.ProcessGroup | None = None) -> RunResult | None:
+    """The outcome of a run on rank 0, None on others; to be called on all ranks, without a launcher."""
     with patch.object(loop, "process_group", lambda *_: nullcontext(control or dist.group.WORLD)):
-        outcome = loop.train(config_from_json(config), lambda _: None)
+        return loop.train(config_from_json(config), lambda _: None)
+
+
+def train_here(config: str) -> list[dict[str, float]]:
+    """The metrics of every iteration, on rank 0; as ``run_here``."""
+    outcome = run_here(config)
     return [dict(row) for row in outcome.iterations] if outcome else []
 
 
 def features_of(data: SampleData, module: ModuleSpec, items: np.ndarray) -> torch.Tensor:
     """Input of an encoder for some items ``[tokens, input width]``, in stage order."""
-    found = data.inputs(module, 0, items).features_on(CPU, module)
+    found = data.inputs(module, 0, items).features_on(CPU)
     assert found is not None
     return found

@@ -22,7 +22,6 @@ EVERY = (
 )
 SLICED = (*EVERY, "strategy.planner._target_=support.train.widths.SlicedPlanner")
 HALVED = (*EVERY, "strategy.planner._target_=support.train.widths.HalvedPlanner")
-SHARDED = (*EVERY, "strategy.planner._target_=support.train.widths.ShardedPlanner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +57,6 @@ class HalvedPlanner(SlicedPlanner):
         halves = layout.modules[-1].ranks.reshape(-1, 1, 2)
         llm = replace(layout.modules[-1], tp=2, ranks=halves, widths=((2, 1), (4, 1), (2, 2)))
         return replace(layout, modules=(*layout.modules[:-1], llm))
-
-
-class ShardedPlanner(HalvedPlanner):
-    """The same with sharded weights."""
-
-    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
-        layout = super().plan(profile, make_program)
-        return replace(layout, modules=tuple(replace(placed, sharded=True) for placed in layout.modules))
 
 
 @dataclass(frozen=True, slots=True)

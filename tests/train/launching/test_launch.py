@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_start_method, set_start_method
 from pathlib import Path
@@ -25,65 +26,42 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.tree import config_tree
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import run_experiment
-from entrain_bench.train.launching import (
-    first_cause,
-    on_ranks,
-    read_failures,
-    write_failure,
-)
-from support.train.launched import (
-    TWO_RANKS,
-    free_port,
-    nothing_left,
-    processes_of_session,
-    ranks_started,
-    start,
-    torchrun,
-)
+from entrain_bench.train.launching import first_cause, on_ranks, write_failure
+from support.processes import eventually
+from support.servers import free_port
+from support.train.launched import TWO_RANKS, kill_session, nothing_left, processes_of_session, ranks_started, start
 from support.train.ranks import run_ranks, start_server
 from support.train.runs import DISJOINT, SETTING, config_to_json, train_here
 
-
-@pytest.mark.parametrize(
-    ("error", "kind", "message"),
-    [
-        (UserError("a=1:\n must be 2"), UserError, r"^a=1: must be 2$"),
-        (IncompatibleError("no"), IncompatibleError, "^no$"),
-        (ExecutionError("loss=nan"), ExecutionError, "^loss=nan$"),
-        (KeyError("x"), ExecutionError, "^rank 1: KeyError: 'x'$"),
-        (torch.OutOfMemoryError("CUDA"), ExecutionError, "^rank 1: OutOfMemoryError: CUDA$"),
-    ],
-)
-def test_failures_travel_to_the_launcher(tmp_path: Path, error: Exception, kind: type[Exception], message: str) -> None:
-    write_failure(tmp_path, 1, error)
-    write_failure(tmp_path, 0, RuntimeError("Connection closed by peer"))
-    first = next(iter(read_failures(tmp_path).values())).as_error()
-    assert type(first) is kind
-    with pytest.raises(kind, match=message):
-        raise first
+CLOSED = RuntimeError("Connection closed by peer")
 
 
 @pytest.mark.parametrize(
-    ("exit_codes", "left", "message"),
+    ("exit_codes", "left", "kind", "message"),
     [
         # Its peers lose the connection.
-        ({2: -signal.SIGKILL}, {1: RuntimeError("closed")}, "rank 2: was killed by SIGKILL"),
-        ({1: 3}, {0: RuntimeError("closed")}, "rank 1: exited with code 3"),
-        ({}, {0: KeyError("x")}, "rank 0: KeyError: 'x'"),
-        ({}, {3: UserError("a=1: must be 2"), 0: RuntimeError("closed")}, "a=1: must be 2"),
+        ({2: -signal.SIGKILL}, {1: CLOSED}, ExecutionError, "rank 2: was killed by SIGKILL"),
+        ({1: 3}, {0: CLOSED}, ExecutionError, "rank 1: exited with code 3"),
+        ({}, {3: UserError("a=1:\n must be 2"), 0: CLOSED}, UserError, "a=1: must be 2"),
+        ({}, {1: IncompatibleError("no"), 0: CLOSED}, IncompatibleError, "no"),
+        ({}, {1: ExecutionError("loss=nan"), 0: CLOSED}, ExecutionError, "loss=nan"),
+        ({}, {0: KeyError("x"), 1: CLOSED}, ExecutionError, "rank 0: KeyError: 'x'"),
+        ({}, {1: torch.OutOfMemoryError("CUDA")}, ExecutionError, "rank 1: OutOfMemoryError: CUDA"),
         (
             {1: -signal.SIGABRT},
             {},
+            ExecutionError,
             "rank 1: aborted (SIGABRT); NCCL does so when it waited longer than harness.timeout_s=120",
         ),
     ],
 )
-def test_the_first_cause_is_named(
-    tmp_path: Path, exit_codes: Mapping[int, int], left: dict[int, Exception], message: str
+def test_the_first_cause_travels_to_the_launcher(
+    tmp_path: Path, exit_codes: Mapping[int, int], left: dict[int, Exception], kind: type[Exception], message: str
 ) -> None:
     for rank, error in left.items():
         write_failure(tmp_path, rank, error)
-    assert str(first_cause(tmp_path, exit_codes, 120.0)) == message
+    first = first_cause(tmp_path, exit_codes, 120.0)
+    assert (type(first), str(first)) == (kind, message)
 
 
 def test_what_a_dead_rank_printed_is_kept(tmp_path: Path) -> None:
@@ -178,11 +156,6 @@ SLEEPING = (
 )
 
 
-def kill_session(leader: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
@@ -221,13 +194,15 @@ def test_a_signal_to_the_command_leaves_nothing(
     assert command.communicate()[1] == printed
     assert command.returncode == exit_code
     # A server ends once it has imported.
-    deadline = time.monotonic() + 120
-    while processes_of_session(command.pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert processes_of_session(command.pid) == 0
-    while list(temporary.glob("entrain-bench-*")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not list(temporary.glob("entrain-bench-*"))
+    assert eventually(lambda: not processes_of_session(command.pid), 120)
+    assert eventually(lambda: not list(temporary.glob("entrain-bench-*")))
+
+
+def torchrun(folder: Path, num_nodes: int, num_local: int, port: int, *overrides: str) -> subprocess.Popen[str]:
+    """One of ``num_nodes`` agents, all on this machine."""
+    agents = [f"--nnodes={num_nodes}", f"--nproc-per-node={num_local}", "--rdzv-backend=c10d", "--rdzv-id=test"]
+    run = ("-m", "entrain_bench.cli", *TWO_RANKS, *overrides, "iterations=1", f"results_dir={folder}", "mlflow=false")
+    return start("-m", "torch.distributed.run", *agents, f"--rdzv-endpoint=127.0.0.1:{port}", *run)
 
 
 @pytest.mark.slow
@@ -246,21 +221,19 @@ def test_torchrun_starts_ranks_here_and_on_several_machines(tmp_path: Path) -> N
     assert processes_of_session(waiting.pid) == 0
 
 
-def kill_after_checkpoint(folder: Path) -> None:
-    while not list(folder.glob("iteration_*/meta.json")):
-        time.sleep(0.01)
-    # Ranks are forked in turn.
-    os.kill(ranks_started()[2], signal.SIGKILL)
-
-
 def _losses(_: int, config: str) -> list[float]:
     return [row["loss"] for row in train_here(config)]
 
 
 def run_killed(command: list[str], checkpoints: Path) -> int:
     """The exit code of a run whose third rank is killed once there is a checkpoint."""
-    killer = threading.Thread(target=kill_after_checkpoint, args=(checkpoints,), daemon=True)
-    killer.start()
+
+    def kill() -> None:
+        assert eventually(lambda: any(checkpoints.glob("iteration_*/meta.json")), 120)
+        # Ranks are forked in turn.
+        os.kill(ranks_started()[2], signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
     return run_command(command)
 
 

@@ -7,7 +7,6 @@ together or not at all; streams share hardware queues.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -33,13 +32,8 @@ from entrain_bench.train.messages.transfers import Channels
 from support.builders import random_samples
 from support.train.four_ranks import LAYOUTS, programs
 from support.train.hardware import Key, enqueue, unfinished
-from support.train.runs import AUDIO
+from support.train.runs import AUDIO, program_of
 from support.wide import each_strategy
-
-
-def one_queue(_: int, __: Hashable) -> int:
-    """CUDA_DEVICE_MAX_CONNECTIONS=1: what a rank is given runs in the order in which it is given."""
-    return 0
 
 
 def groups_of(channels: tuple[Channel, ...], monkeypatch: pytest.MonkeyPatch) -> dict[Channel, int]:
@@ -54,8 +48,7 @@ def groups_of(channels: tuple[Channel, ...], monkeypatch: pytest.MonkeyPatch) ->
 def check(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that a program on four ranks comes to its end, in whatever queues.
 
-    One queue is the worst case: an operation waits there for all that its rank was given before, in any other mapping
-    of streams to queues for some of it.
+    With one (CUDA_DEVICE_MAX_CONNECTIONS=1), the worst case, all that a rank is given runs in that order.
     """
     plans = [plan_rank(program, rank) for rank in range(4)]
     sent = {(m.sender, m.receiver) for p in plans for s in p.steps for m in s.sends if m.sender != m.receiver}
@@ -68,7 +61,7 @@ def check(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
             sizes[key].add(size)
         assert all(len(both) == 1 for both in sizes.values()), "both ends know the size"
         assert not unfinished(devices)
-        assert not unfinished(devices, one_queue)
+        assert not unfinished(devices, one_queue=True)
 
 
 @pytest.mark.wide
@@ -102,16 +95,13 @@ def test_receives_that_are_posted_out_of_order_get_stuck(monkeypatch: pytest.Mon
     plans = [ahead_by_one(plan_rank(program, rank)) for rank in range(4)]
     devices = [enqueue(program, plan, groups, monkeypatch, "overlapped") for plan in plans]
     assert not unfinished(devices)
-    assert unfinished(devices, one_queue)
+    assert unfinished(devices, one_queue=True)
 
 
-def program_of(*overrides: str) -> Program:
+def program_under(*overrides: str) -> Program:
     common = ("workload=synthetic", "cluster=tiny", "layout.tp=1", "layout.dp=null", "global_batch=32")
     (cell,) = compose_cells([*common, "microbatch_size=1", *overrides], multirun=True)
-    setting = prepare(cell.config)
-    layout = setting.strategy.plan(setting.profile)
-    shapes = setting.source.batch(0, setting.job.global_batch, cell.config.seed)
-    return setting.strategy.program(shapes, layout, setting.profile)
+    return program_of(prepare(cell.config))
 
 
 DEGREES = {"pp2": ("layout.pp=2", "layout.dp=2"), "dp1": ("layout.dp=1",), "free": ()}
@@ -125,7 +115,9 @@ def test_programs_of_every_strategy_come_to_their_end(
     strategy: str, degrees: str, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     try:
-        program = program_of(f"strategy={strategy}", f"model={model}", *DEGREES[degrees], *([AUDIO] * ("av" in model)))
+        program = program_under(
+            f"strategy={strategy}", f"model={model}", *DEGREES[degrees], *([AUDIO] * ("av" in model))
+        )
     except (IncompatibleError, UserError) as error:
         pytest.skip(str(error))
     check(program, monkeypatch)

@@ -21,7 +21,6 @@ from entrain_bench.train.modules import NamedParameter, blocks
 from entrain_bench.train.modules.blocks import AttentionKernel, packed_attention
 from entrain_bench.train.modules.packing import (
     Segments,
-    Share,
     _share_of_pieces,
     arrange,
     consecutive_windows,
@@ -52,10 +51,6 @@ def dense_mask(segments: Segments, num_rows: int, total: int, causal: bool) -> T
 packs = st.lists(st.integers(1, 9), min_size=1, max_size=5).map(tuple)
 
 
-def share_of_rank(lengths: tuple[int, ...], cp: int, rank: int, whole_pack: bool, parts: int = 1) -> Share:
-    return _share_of_pieces(lengths, cp, rank, whole_pack, parts)
-
-
 @given(lengths=packs, cp=st.integers(1, 4), causal=st.booleans(), window=st.integers(0, 4), whole_pack=st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_segments_of_all_ranks_are_the_block_diagonal_mask(
@@ -65,7 +60,7 @@ def test_segments_of_all_ranks_are_the_block_diagonal_mask(
     runs = consecutive_windows(lengths, window) if window else lengths
     seen_rows = list[int]()
     for rank in range(cp):
-        share = share_of_rank(lengths, cp, rank, whole_pack)
+        share = _share_of_pieces(lengths, cp, rank, whole_pack, 1)
         segments = segments_of(runs, share, causal=causal, device=CPU, gathered=cp > 1)
         mask = dense_mask(segments, share.size, cp * share.size, causal)
         own = [row for row in share.rows.tolist() if row >= 0]
@@ -96,7 +91,7 @@ def test_a_profile_counts_the_segments_that_ranks_attend_in(
     runs = consecutive_windows(lengths, window) if window else lengths
     counts = []
     for rank in range(cp):
-        share = share_of_rank(lengths, cp, rank, whole_pack)
+        share = _share_of_pieces(lengths, cp, rank, whole_pack, 1)
         found = segments_of(runs, share, causal=causal, device=CPU, gathered=cp > 1)
         counts.append(len(found.query_lengths) - bool(share.size - int((share.rows >= 0).sum())))
     counted = float(held_segments(attention, num_segments(attention, np.array(lengths)).sum(), cp, whole_pack))
@@ -125,7 +120,7 @@ def test_ranks_take_a_piece_from_the_front_and_one_from_the_end(
         start += tokens
     rows = torch.arange(sum(lengths)) * 10
     for rank, own in enumerate(held):
-        share = share_of_rank(lengths, cp, rank, whole_pack, parts)
+        share = _share_of_pieces(lengths, cp, rank, whole_pack, parts)
         assert share.size == rank_rows(np.array(lengths), cp, whole_pack=whole_pack, parts=parts)
         assert share.size % parts == 0
         assert share.pad(rows, -7).tolist() == [10 * row for row in own] + [-7] * (share.size - len(own))
@@ -141,7 +136,7 @@ def test_a_halo_has_the_tokens_before_each_piece_and_none_of_another_sequence(
 ) -> None:
     first = [start for start, length in zip(np.cumsum([0, *lengths[:-1]]), lengths, strict=True) for _ in range(length)]
     for rank in range(cp):
-        share = share_of_rank(lengths, cp, rank, False)
+        share = _share_of_pieces(lengths, cp, rank, False, 1)
         wider, kept = with_halo(share, lengths, halo)
         rows = wider.rows.tolist()
         places = [*range(share.size)] if kept is None else kept.tolist()

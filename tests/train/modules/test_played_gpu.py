@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
@@ -23,34 +22,25 @@ from entrain_bench.train.modules.blocks import AttentionKernel
 from entrain_bench.train.modules.packing import rotary_angles
 from entrain_bench.train.running.data import Inputs
 from support.builders import TOKENS
-from support.train.modules import module_config
+from support.train.modules import module_config, pass_through
 from support.train.played_gpu import GPU, played_gpu
 
-# Heads of 80 (rotary on a grid, windows and full attention), 64 (convolutions, sinusoids) and 128 (tied embedding).
-MODEL = ModelSpec.from_config(
-    {
-        "name": "m",
-        "modules": {
-            "vision": module_config("qwen25vl_vision", llm_width=3072, num_layers=3, full_attention_layers=[1]),
-            "audio": module_config("whisper_large_encoder", llm_width=3072, num_layers=2),
-            "llm": module_config("llama32_3b", num_layers=2),
-        },
-        "tokens": TOKENS,
+
+def model_of(**llm_changes: Any) -> ModelSpec:
+    """Heads of 80 (rotary on a grid, windows and full attention), 64 (convolutions) and 128 (tied embedding)."""
+    modules = {
+        "vision": module_config("qwen25vl_vision", llm_width=3072, num_layers=3, full_attention_layers=[1]),
+        "audio": module_config("whisper_large_encoder", llm_width=3072, num_layers=2),
+        "llm": module_config("llama32_3b", num_layers=2, **llm_changes),
     }
-)
+    return ModelSpec.from_config({"name": "m", "modules": modules, "tokens": TOKENS})
+
+
+MODEL = model_of()
 ENCODER_PACK = Pack((4000, 1, 3999, 13), (1000, 1, 1000, 3))
 # Pictures of known sizes, and text among them in three dimensions (both halves of a head's 64 pairs of features).
 GRIDS = Pack((4000, 16, 96), (1000, 4, 24), grids=((80, 50), (4, 4), (8, 12)))
-IN_THREE_DIMENSIONS = ModelSpec.from_config(
-    {
-        "name": "m",
-        "modules": {
-            "vision": module_config("qwen25vl_vision", llm_width=3072, num_layers=3, full_attention_layers=[1]),
-            "llm": module_config("llama32_3b", num_layers=2, mrope_sections=[16, 24, 24], mrope_frame_step=2),
-        },
-        "tokens": TOKENS,
-    }
-)
+IN_THREE_DIMENSIONS = model_of(mrope_sections=[16, 24, 24], mrope_frame_step=2)
 
 
 @contextmanager
@@ -85,12 +75,9 @@ def run_stages(
     encoder_pack: Pack = ENCODER_PACK,
 ) -> None:
     """Forward and backward, whole or in two passes, of a module cut into stages."""
-    ends_of_stages = pairwise([0, *cuts, len(module.layers)])
+    options = {"dtype": torch.bfloat16, "recompute": recompute, "attention": kernel}
     with torch.device(GPU):
-        stages = [
-            Stage(module, range(lo, hi), groups, dtype=torch.bfloat16, recompute=recompute, attention=kernel)
-            for lo, hi in ends_of_stages
-        ]
+        stages = [Stage(module, range(*held), groups, **options) for held in pairwise([0, *cuts, len(module.layers)])]
     pack = encoder_pack if module.is_encoder else llm_pack(text_only=text_only)
     if module.config.mrope_sections:
         pack = replace(pack, positions=torch.arange(3 * sum(pack.lengths)).view(3, -1))
@@ -101,24 +88,7 @@ def run_stages(
     elif not text_only:
         first = torch.empty(2600, module.config.hidden_size, dtype=torch.bfloat16, device=GPU, requires_grad=True)
     with played_gpu():
-        leaf, graphs, left = first, [], []
-        for part in stages:
-            output = part(leaf, pack)
-            graphs.append((part, leaf, output))
-            leaf = output.detach().requires_grad_()
-        gradient = torch.empty_like(output)
-        for part, leaf, output in reversed(graphs):
-            wanted = leaf if leaf is not None and leaf.requires_grad else None
-            if splits_backward:
-                given, weights = part.backward_inputs(get_gradient_edge(output), gradient, wanted)
-                left.append(weights)
-                if wanted is not None:
-                    wanted.grad = given
-            else:
-                output.backward(gradient)
-            gradient = None if wanted is None else wanted.grad
-        for weights in left:
-            weights.run()
+        pass_through(stages, first, pack)
     if first is not None and first.requires_grad:
         assert first.grad is not None
     for part in stages:
@@ -141,8 +111,8 @@ def test_stages_never_stop_the_host(tp: int, cp: int, recompute: bool, splits: b
 @pytest.mark.parametrize(("tp", "cp"), [(1, 1), (2, 1), (1, 2)])
 def test_positions_of_pictures_never_stop_the_host(tp: int, cp: int) -> None:
     with ranks(tp, cp) as groups:
-        for module in IN_THREE_DIMENSIONS.modules:
-            run_stages(module, groups, 2, encoder_pack=GRIDS)
+        for name in ("vision", "llm"):
+            run_stages(IN_THREE_DIMENSIONS.module(name), groups, 2, encoder_pack=GRIDS)
 
 
 def test_a_whole_llm_on_text_alone_never_stops_the_host() -> None:
@@ -158,13 +128,11 @@ def test_attention_by_length_never_stops_the_host(cp: int) -> None:
             run_stages(module, groups, kernel=AttentionKernel.SDPA)
 
 
-def test_made_up_features_never_stop_the_host() -> None:
-    keys = torch.zeros(9, 2, dtype=torch.int32)
+def test_features_never_stop_the_host() -> None:
     with played_gpu():
-        features = Inputs(ENCODER_PACK, row_keys=keys).features_on(GPU, MODEL.modules[0])
+        features = Inputs(ENCODER_PACK, torch.zeros(9, 4)).features_on(GPU)
     assert features is not None
     assert features.is_meta
-    assert features.shape == (9, input_width(MODEL.modules[0]))
 
 
 def left_on_the_cpu(host: Tensor, _: torch.device) -> Tensor:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,8 +20,8 @@ from entrain_bench.train.modules import stage as stage_module
 from entrain_bench.train.modules.blocks import AttentionKernel, kernel_for
 from entrain_bench.train.modules.split import WeightPass
 from support.builders import TOKENS
-from support.train.allocations import num_bytes
-from support.train.kept import LENGTHS, input_of, wide_model
+from support.train.allocations import num_bytes, saved_bytes
+from support.train.kept import LENGTHS, input_of, one_of_each_kind, wide_model
 from support.train.modules import (
     SAMPLES,
     batch_of,
@@ -51,28 +53,15 @@ def test_recomputation_changes_nothing(alone: StageGroups, name: str) -> None:
     assert not differences(again, kept, tolerance=0)
 
 
-def kept_bytes(stage: Stage, hidden: Tensor, remade: int = 0) -> int:
-    """Bytes of the tensors that a forward keeps for backward, each as often as it is kept."""
-    size = 0
-
-    def count(tensor: Tensor) -> Tensor:
-        nonlocal size
-        size += tensor.numel() * tensor.element_size()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        stage(hidden, Pack(SAMPLES, remade=remade))
-    return size
-
-
 def test_a_chunk_recomputes_as_many_blocks_as_it_is_told(alone: StageGroups) -> None:
     model = small_model()
     stage = stage_of(model, model.llm, alone, range(1, 3))
     kept, gradients = [], []
     for remade in range(3):
         hidden = torch.linspace(-1, 1, sum(SAMPLES) * 128).reshape(-1, 128).requires_grad_()
-        kept.append(kept_bytes(stage, hidden, remade))
-        stage(hidden, Pack(SAMPLES, remade=remade)).square().sum().backward()
+        run = partial(stage, hidden, Pack(SAMPLES, remade=remade))
+        kept.append(saved_bytes(run, *stage.parameters()))
+        run().square().sum().backward()
         gradients.append(hidden.grad)
     # Both blocks keep alike; their inputs stay.
     assert kept[0] - kept[1] == pytest.approx(kept[1] - kept[2], rel=0.05)
@@ -86,8 +75,9 @@ def test_frozen_blocks_keep_nothing_if_nothing_before_them_learns(alone: StageGr
     vision = model.module("vision")
     blocks = stage_of(model, vision, alone, range(1, 3), recompute=recompute)
     hidden = torch.zeros(sum(SAMPLES), vision.config.hidden_size, requires_grad=blocks.passes_gradients)
-    assert kept_bytes(blocks, hidden) == 0
-    assert not blocks(hidden, Pack(SAMPLES)).requires_grad
+    output = blocks(hidden, Pack(SAMPLES))
+    assert not output.requires_grad
+    assert saved_bytes(partial(blocks, hidden, Pack(SAMPLES)), *blocks.parameters()) == num_bytes(output)
 
 
 def test_bf16_is_near_fp32(alone: StageGroups) -> None:
@@ -104,17 +94,16 @@ def test_initial_weights_do_not_depend_on_the_stages(alone: StageGroups) -> None
     model = small_model()
     whole = stage_of(model, model.llm, alone)
     initialise(whole, 3)
-    values = {named.key: named.parameter for named in named_parameters(whole)}
+    values = {named.key: named.parameter.clone() for named in named_parameters(whole)}
     for layers in (range(2), range(2, 4)):
         part = build_stage(model, model.llm, layers, alone, seed=3)
         for named in named_parameters(part):
             assert torch.equal(named.parameter, values[named.key]), named.key
     initialise(whole, 4)
-    assert not torch.equal(values["llm.1.mlp.linear_fc1.weight"], named_weight(part, "llm.2.mlp.linear_fc1.weight"))
-
-
-def named_weight(stage: Stage, key: str) -> Tensor:
-    return next(named.parameter for named in named_parameters(stage) if named.key == key)
+    # Other seeds and other layers have other weights.
+    first, second = (f"llm.{layer}.mlp.linear_fc1.weight" for layer in (1, 2))
+    assert not torch.equal(values[first], dict(whole.named_parameters())["layers.1.mlp.linear_fc1.weight"])
+    assert not torch.equal(values[first], values[second])
 
 
 @pytest.mark.parametrize(
@@ -134,19 +123,6 @@ def test_parameters_are_as_many_as_specified(alone: StageGroups, name: str) -> N
             attention=AttentionKernel.FLASH2,
         )
     assert sum(named.parameter.numel() for named in named_parameters(stage)) == module.parameters
-
-
-@dataclass(frozen=True)
-class GroupSize:
-    """A group of that many ranks, for errors raised before anything is sent."""
-
-    ranks: int
-
-    def size(self) -> int:
-        return self.ranks
-
-    def rank(self) -> int:
-        return 0
 
 
 @pytest.mark.wide
@@ -176,7 +152,7 @@ def test_unbuildable_modules_are_refused(name: str, changes: dict[str, Any], tp:
     model = small_model()
     configs = {m.name: module_config(f"tiny_{m.name}") for m in model.modules}
     configs[name] |= changes
-    group: Any = GroupSize(tp)
+    group: Any = Mock(size=lambda: tp, rank=lambda: 0)
     changed = ModelSpec.from_config({"name": "m", "modules": configs, "tokens": TOKENS})
     with pytest.raises((UserError, IncompatibleError), match=message):
         stage_of(changed, changed.module(name), StageGroups(group, group, group))
@@ -234,13 +210,6 @@ def test_stages_compute_the_same_by_length(alone: StageGroups, name: str, monkey
 
 MODEL = small_model()
 WIDE = wide_model()
-SHAPE = (sum(LENGTHS), 256)
-LAYERS = [
-    (module.name, layer)
-    for module in WIDE.modules
-    for layer in sorted({module.layer_kind.tolist().index(kind) for kind in module.layer_kind.tolist()})
-]
-WAITING = 4 * sum(LENGTHS) * sum(gemm.k + gemm.n for gemm in WIDE.llm.layers[1].gemms)
 
 
 @pytest.mark.wide
@@ -262,13 +231,9 @@ def test_two_passes_give_the_gradients_of_one(
 
 def first_pass(stage: Stage, hidden: Tensor | None, pack: Pack) -> tuple[Tensor | None, WeightPass]:
     """Forward and first pass with ones as gradients of the output."""
-    output = stage(hidden, pack)
+    output = stage(hidden, replace(pack, splits_backward=True))
     leaf = hidden if hidden is not None and hidden.requires_grad else None
     return stage.backward_inputs(get_gradient_edge(output), torch.ones_like(output), leaf)
-
-
-def split_pack(pack: Pack) -> Pack:
-    return Pack(pack.lengths, pack.outputs, pack.token_ids, pack.labels, pack.remade, splits_backward=True)
 
 
 @pytest.mark.parametrize("name", ["vision", "audio", "llm"])
@@ -281,7 +246,7 @@ def test_every_gradient_arrives_once_and_in_the_second_pass(alone: StageGroups, 
     for key, parameter in stage.named_parameters():
         nodes.append(parameter.view_as(parameter).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
         nodes[-1].register_hook(lambda *_, key=key: arrived.update([key]))
-    given, left = first_pass(stage, first.requires_grad_(not module.is_encoder), split_pack(pack))
+    given, left = first_pass(stage, first.requires_grad_(not module.is_encoder), pack)
     assert (given is None) == module.is_encoder
     assert not arrived
     left.run()
@@ -290,7 +255,7 @@ def test_every_gradient_arrives_once_and_in_the_second_pass(alone: StageGroups, 
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("name", "layer"), LAYERS)
+@pytest.mark.parametrize(("name", "layer"), one_of_each_kind(WIDE))
 @pytest.mark.parametrize("recompute", [False, True])
 def test_what_waits_is_what_is_predicted(alone: StageGroups, name: str, layer: int, recompute: bool) -> None:
     """Between the passes a layer keeps the inputs of its products and the gradients of their outputs.
@@ -300,7 +265,7 @@ def test_what_waits_is_what_is_predicted(alone: StageGroups, name: str, layer: i
     module = WIDE.module(name)
     stage = stage_of(WIDE, module, alone, range(layer, layer + 1), recompute=recompute)
     hidden, pack = input_of(module, layer, alone, torch.float32)
-    _, left = first_pass(stage, hidden, split_pack(pack))
+    _, left = first_pass(stage, hidden, pack)
     parts = [gradient for parts in left.left.values() for _, gradient in parts]
     waiting = [tensor for gradient in parts for tensor in gradient.args if isinstance(tensor, Tensor)]  # type: ignore[attr-defined]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in waiting}

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.cli import EXIT_INTERRUPTED, run_command
 from entrain_bench.config.compose import compose
-from entrain_bench.costs.profiled.file import COLLECTIVES, DeviceProfile, read_profile, write_profile
+from entrain_bench.costs.profiled.file import COLLECTIVES, read_profile, write_profile
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.measuring import Clock
@@ -29,7 +29,6 @@ from entrain_bench.train.profiling.timing import (
     Bench,
     Patience,
     Target,
-    longest_of,
     measure_collectives,
     one_of_many,
     packs_of,
@@ -159,7 +158,7 @@ def test_lengths_are_positive_and_add_up(tokens: int, share: float) -> None:
     assert len(lengths) == number
     assert sum(lengths) == tokens
     assert min(lengths) >= 1
-    assert longest_of(tokens, number) == lengths[-1] == max(lengths)
+    assert lengths[-1] == max(lengths)
 
 
 def test_blocks_take_one_a_few_and_many_sequences_and_ends_one() -> None:
@@ -235,7 +234,10 @@ def test_a_profile_is_measured_goes_on_where_it_stopped_and_is_simulated_with(
     assert len(counted) == 1 + (2 + 4 + 4 + 2) + (2 + 4 + 2)
     assert "vision" in (shown := capsys.readouterr().out)
     assert f"cluster.device.path={path}" in shown
-    check_blocks(profile)
+    # Quantiles in order; which depth took longer, a busy machine decides.
+    times = [(p.forward_s, p.backward_s, p.remade_s) for p in profile.stages if p.kind == "block"]
+    assert times
+    assert all(0 < low <= middle <= high for point in times for low, middle, high in point)
     job = ["strategy=megatron", "layout.tp=1", "layout.dp=2", "layout.pp=2", "global_batch=4", "microbatch_size=1"]
     data = ["workload=uniform", "iterations=1", "mlflow=false", f"results_dir={tmp_path}"]
     assert run_command([*simulate, *job, *data, "cluster.device.extrapolate=true"]) == 0
@@ -247,15 +249,6 @@ def test_a_profile_is_measured_goes_on_where_it_stopped_and_is_simulated_with(
     assert again.stages == profile.stages
     assert again.constants.memory_bytes == 3_000_000_000
     assert again.constants.sources["memory_bytes"].endswith("stated")
-
-
-def check_blocks(profile: DeviceProfile) -> None:
-    """Quantiles of times in order; which depth took longer, a busy machine decides."""
-    blocks = [point for point in profile.stages if point.kind == "block"]
-    assert blocks
-    for point in blocks:
-        for seconds in (point.forward_s, point.backward_s, point.remade_s):
-            assert 0 < seconds[0] <= seconds[1] <= seconds[-1]
 
 
 @pytest.fixture

@@ -17,13 +17,7 @@ from entrain_bench.train.running.checkpoint import Checkpoints
 from support.train.ranks import run_ranks
 from support.train.runs import DISJOINT, ONE_RANK, configuration, train_here
 
-FOUR_ITERATIONS = (
-    *DISJOINT,
-    "iterations=4",
-    "distributed_optimizer=true",
-    "harness.epsilon=1e-8",
-    "harness.dtype=float32",
-)
+FOUR_ITERATIONS = (*DISJOINT, "iterations=4", "distributed_optimizer=true", "harness.epsilon=1e-8")
 
 
 def _in_halves(_: int, config: str, folder: Path) -> None:
@@ -37,17 +31,17 @@ def _in_halves(_: int, config: str, folder: Path) -> None:
         assert [row[key] for row in again] == [row[key] for row in whole], key
 
 
-def _checkpoints(rank: int, configs: dict[str, str], folder: Path) -> dict[str, str]:
+def _checkpoints(rank: int, config: str, folder: Path) -> dict[str, str]:
     """Train in two halves; what is refused then, by case."""
-    _in_halves(rank, configs["float32"], folder / "float32")
-    last = _into(configs["float32"], folder / "float32", 4)
+    _in_halves(rank, config, folder)
+    last = _into(config, folder, 4)
     changed = {
         "seed": last.replace('"seed": 0', '"seed": 1'),
         "dtype": last.replace('"dtype": "float32"', '"dtype": "bfloat16"'),
-        "short": _into(configs["float32"], folder / "float32", 3),
+        "short": _into(config, folder, 3),
     }
-    found = {name: _refusal(config) for name, config in changed.items()}
-    stored = folder / "float32" / "iteration_00000004"
+    refused = {name: _refusal(config) for name, config in changed.items()}
+    stored = folder / "iteration_00000004"
     first, second, *_ = sorted(stored.glob("shard-*.safetensors"))
     content = first.read_bytes()
     for name, path, harm in (
@@ -62,11 +56,11 @@ def _checkpoints(rank: int, configs: dict[str, str], folder: Path) -> dict[str, 
         if rank == 0:
             harm()
         dist.barrier()
-        found[name] = _refusal(last)
+        refused[name] = _refusal(last)
         dist.barrier()
         if rank == 0:
             path.write_bytes(kept)
-    return found
+    return refused
 
 
 def _into(config: str, folder: Path, iterations: int) -> str:
@@ -85,8 +79,7 @@ def _refusal(config: str) -> str:
 
 @pytest.mark.wide
 def test_checkpoints_continue_exactly_and_only_their_own_run(tmp_path: Path) -> None:
-    configs = {"float32": configuration(*FOUR_ITERATIONS)}
-    for found in run_ranks(_checkpoints, 4, configs, tmp_path):
+    for found in run_ranks(_checkpoints, 4, configuration(*FOUR_ITERATIONS, "harness.dtype=float32"), tmp_path):
         assert "its checkpoint has another seed (0; this run has 1)" in found["seed"]
         assert "its checkpoint has another dtype (float32; this run has bfloat16)" in found["dtype"]
         assert found["short"] == "iterations=3: must be at least the 4 of the checkpoint"
@@ -121,40 +114,32 @@ def _resume_without_pickle(*args: Any) -> Any:
         return _resume(*args)
 
 
-def _from_layout_to_layout(_: int, configs: dict[str, str], folder: Path) -> dict[str, list[dict[str, float]]]:
-    """Two iterations under each layout, one after the other; and all of them under the first."""
+def _from_layout_to_layout(_: int, configs: dict[str, str], folder: Path) -> list[list[dict[str, float]]]:
+    """All iterations under the first layout; and two iterations under each, one after the other."""
     prepare_platform()
     with patch.object(Checkpoints, "resume", _resume_without_pickle):
         whole = train_here(_into(configs["first"], folder / "whole", 2 * len(configs)))
-        last = []
         for number, config in enumerate(configs.values(), start=1):
-            last = train_here(_into(config, folder / "moving", 2 * number))
-    return {"whole": whole, "moving": last}
+            moving = train_here(_into(config, folder / "moving", 2 * number))
+    return [whole, moving]
 
 
-def check_layouts(tmp_path: Path, *overrides: str, tolerance: float) -> None:
-    configs = {
-        name: configuration(*DISJOINT, "distributed_optimizer=true", *changes, *overrides)
-        for name, changes in OTHERS.items()
-    }
-    found = run_ranks(_from_layout_to_layout, 4, configs, tmp_path, stay=False)[0]
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        pytest.param("float32", 1e-5, marks=pytest.mark.wide),
+        pytest.param("bfloat16", 2e-2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_resumes_under_another_layout_and_unpickles_no_file(tmp_path: Path, dtype: str, tolerance: float) -> None:
+    common = (*DISJOINT, "distributed_optimizer=true", f"harness.dtype={dtype}")
+    configs = {name: configuration(*common, *changes) for name, changes in OTHERS.items()}
+    whole, moving = run_ranks(_from_layout_to_layout, 4, configs, tmp_path, stay=False)[0]
+    assert len(moving) == 2 * len(OTHERS)
     for key in ("loss", "grad_norm"):
-        whole, moving = ([row[key] for row in found[name]] for name in ("whole", "moving"))
-        assert len(moving) == 2 * len(OTHERS)
-        assert moving == pytest.approx(whole, rel=tolerance), key
-    # What a checkpoint leaves out of a folder's content is still there.
+        assert [row[key] for row in moving] == pytest.approx([row[key] for row in whole], rel=tolerance), key
     assert (tmp_path / "moving" / "iteration_00000008" / "meta.json").exists()
-    assert [path.name for path in sorted((tmp_path / "moving").iterdir())] == ["iteration_00000008"]
-
-
-@pytest.mark.wide
-def test_a_run_resumes_under_another_layout_and_unpickles_no_file(tmp_path: Path) -> None:
-    check_layouts(tmp_path, tolerance=1e-5)
-
-
-@pytest.mark.slow
-def test_a_run_in_half_precision_goes_on_under_another_layout(tmp_path: Path) -> None:
-    check_layouts(tmp_path, "harness.dtype=bfloat16", tolerance=2e-2)
+    assert [path.name for path in (tmp_path / "moving").iterdir()] == ["iteration_00000008"]
 
 
 @pytest.mark.wide

@@ -12,9 +12,6 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from numpy.typing import NDArray
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,7 +25,6 @@ from entrain_bench.train.features import PatchRules, write_patches, write_window
 from entrain_bench.train.measuring import Clock
 from entrain_bench.train.messages.rank_plan import plan_rank
 from entrain_bench.train.modules import Pack, in_stage_order
-from entrain_bench.train.running import data as data_module
 from entrain_bench.train.running import runtime as runtime_module
 from entrain_bench.train.running.data import (
     InlineLoader,
@@ -39,8 +35,6 @@ from entrain_bench.train.running.data import (
     WorkerLoader,
     check_input,
     content_of,
-    made_up_features,
-    row_keys,
 )
 from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.stages import TrainedStage
@@ -173,7 +167,7 @@ def test_a_rank_is_given_the_data_of_its_forwards_and_told_what_they_recompute()
                 assert torch.equal(pack.labels, wanted.labels)
                 continue
             assert pack == data.encoder_pack(members)
-            features = inputs.features_on(CPU, module)
+            features = inputs.features_on(CPU)
             assert (features is None) == bool(stage)
             if features is not None:
                 one_by_one = [features_of(data, module, members[i : i + 1]) for i in range(len(members))]
@@ -211,19 +205,17 @@ def test_an_iteration_asks_the_device_for_the_gradient_norm_only() -> None:
 SIZES = ((57, 57), (60, 130), (90, 60), (120, 84))
 
 
-def scan_images(folder: Path, swapped: bool = False) -> Path:
-    """A trace of FineVision-like rows, two of which may have each other's image."""
+def scan_images(folder: Path) -> Path:
+    """A trace of FineVision-like rows."""
     folder.mkdir()
     rows = []
     for number in range(12):
         sizes = [SIZES[number % 4], SIZES[(number + 1) % 4]][: (1, 2, 1, 0)[number % 4]]
         images = [picture_bytes(*size, seed=4 * number + place) for place, size in enumerate(sizes)]
         rows.append((images, ["what is it?", f"number {number} of {len(sizes)} images"]))
-    if swapped:
-        rows[0], rows[4] = (rows[4][0], rows[0][1]), (rows[0][0], rows[4][1])
     write_finevision(folder / "train.parquet", rows, row_group=5)
     source = ParquetSource(path=str(folder / "train.parquet"), text=["texts"], images="images")
-    return scan(source, folder)
+    return scan_here(source, folder / "trace.parquet")
 
 
 def scan_sounds(folder: Path) -> Path:
@@ -237,11 +229,7 @@ def scan_sounds(folder: Path) -> Path:
         if number % 2:
             members.append((f"s{number}.png", picture_bytes(*SIZES[number % 4], seed=number)))
     write_tar(folder / "shard.tar", members)
-    return scan(TarSource(path=str(folder / "shard.tar")), folder)
-
-
-def scan(source: object, folder: Path) -> Path:
-    return scan_here(source, folder / "trace.parquet")
+    return scan_here(TarSource(path=str(folder / "shard.tar")), folder / "trace.parquet")
 
 
 def run_of(trace: Path, *overrides: str) -> str:
@@ -345,7 +333,8 @@ def test_a_bad_image_ends_training_with_its_name(tmp_path: Path) -> None:
     folder.mkdir()
     whole = picture_bytes(120, 84, seed=1, kind="JPEG")
     write_finevision(folder / "train.parquet", [([whole[:-300]], ["a text"])])
-    trace = scan(ParquetSource(path=str(folder / "train.parquet"), text=["texts"], images="images"), folder)
+    source = ParquetSource(path=str(folder / "train.parquet"), text=["texts"], images="images")
+    trace = scan_here(source, folder / "trace.parquet")
     with pytest.raises(RankError, match=r"UserError: sample train.parquet:0: it cannot be decoded: .*truncated"):
         run_ranks(train_reference, 1, run_of(trace, "global_batch=8"), tmp_path / "reference.npz", stay=False)
 
@@ -379,49 +368,14 @@ def test_an_audio_encoder_of_another_input_is_refused(sounds: Path) -> None:
         check_input(audio, replace(model.tokens, audio_frames_per_s=25.0))
 
 
-WIDTH = 1176
-
-
-def features(seed: int, samples: list[int], numbers: list[int], lengths: list[int], width: int = WIDTH) -> torch.Tensor:
-    keys = row_keys(seed, np.array(samples), np.array(numbers), np.array(lengths))
-    return made_up_features(torch.from_numpy(keys), width)
-
-
-def by_hand(keys: NDArray[np.int32], width: int) -> NDArray[np.float32]:
-    """The same in unsigned numbers of numpy, whose shifts bring in zeros."""
-
-    def step(words: NDArray[np.uint32], shift: int, multiplier: int) -> NDArray[np.uint32]:
-        return (words ^ (words >> np.uint32(shift))) * np.uint32(multiplier)
-
-    columns = step(step(np.arange(width, dtype=np.uint32) * np.uint32(0x9E3779B9), 16, 0x7FEB352D), 16, 0x846CA68B)
-    columns ^= columns >> np.uint32(16)
-    first, second = keys.view(np.uint32)[:, :1], keys.view(np.uint32)[:, 1:]
-    words = step(step(first + columns, 16, 0x7FEB352D) ^ second, 15, 0x846CA68B)
-    whole = (words.view(np.int32) >> 8 | 1).astype(np.float32)
-    return whole * np.float32(3**0.5 / 2**23)
-
-
-def test_rows_are_those_of_unsigned_arithmetic() -> None:
-    keys = row_keys(3, np.array([5, 6]), np.array([0, 9]), np.array([70, 80]))
-    np.testing.assert_array_equal(made_up_features(torch.from_numpy(keys), WIDTH).numpy(), by_hand(keys, WIDTH))
-
-
-@pytest.mark.wide
-@given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 50), st.integers(0, 9)), min_size=1, unique=True))
-def test_rows_are_the_same_in_any_company(items: list[tuple[int, int, int]]) -> None:
-    samples, numbers, lengths = (list(column) for column in zip(*items, strict=True))
-    together = features(1, samples, numbers, lengths, width=5).split(lengths)
-    backwards = features(1, samples[::-1], numbers[::-1], lengths[::-1], width=5).split(lengths[::-1])
-    for index, rows in enumerate(together):
-        alone = features(1, samples[index : index + 1], numbers[index : index + 1], lengths[index : index + 1], width=5)
-        assert torch.equal(rows, alone)
-        assert torch.equal(rows, backwards[-1 - index])
-
-
-def test_rows_do_not_depend_on_how_many_are_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = features(0, [4], [1], [300])
-    for at_once in (1, 7 * WIDTH, 2**40):
-        monkeypatch.setattr(data_module, "_NUM_ON_CPU", at_once)
-        assert torch.equal(features(0, [4], [1], [300]), expected)
-    # A narrower row is the beginning of a wider one.
-    assert torch.equal(features(0, [4], [1], [300], width=10), expected[:, :10])
+def test_made_up_features_are_of_their_item_alone_and_have_mean_0_and_variance_1() -> None:
+    (cell,) = compose_cells([*SETTING, *DISJOINT])
+    vision = prepare(cell.config).job.model.encoders[0]
+    data, other = (SampleData(random_samples(np.random.default_rng(0), 6), MadeUp(seed, 1024)) for seed in (0, 1))
+    (items,) = np.nonzero(data.shapes.item_modality == 0)
+    features = features_of(data, vision, items)
+    assert torch.equal(features, torch.cat([features_of(data, vision, items[i : i + 1]) for i in range(len(items))]))
+    assert not torch.equal(features, features_of(other, vision, items))
+    assert len(features.unique(dim=0)) == len(features)
+    assert float(features.mean()) == pytest.approx(0, abs=0.05)
+    assert float(features.var()) == pytest.approx(1, abs=0.05)

@@ -1,15 +1,24 @@
 """Training on ranks equals training in one process: gradients, weights after three steps, losses."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.config.tree import choices
+from entrain_bench.program import Program
 from entrain_bench.run.experiment import prepare
-from support.train.parity import FAULTS, SPLIT, check, errors, reference_of
-from support.train.runs import AUDIO, config_from_json, configuration
+from entrain_bench.train.messages.rank_plan import block_of, lane_of_rank, places_of
+from entrain_bench.train.running.runtime import build_runtime
+from support.train.parity import FAULTS, RANKS, SPLIT, check, errors, reference_of
+from support.train.runs import AUDIO, CPU, config_from_json, configuration, program_of
+from support.train.widths import EVERY, HALVED, SLICED
 
+# Strategy (empty if the layout names it), layout and change.
+Case = tuple[str, str, str]
 # Degrees that four ranks allow; strategies whose parts do not fit one of them say so.
 DEGREES = {
     "free": (),
@@ -60,11 +69,26 @@ SCHEDULES = {
     "zb_v_recomputed": ("strategy/scheduler=zb_v", *V, *PP4, "layout.recompute=[vision,llm]"),
     "interleaved_pp4": ("strategy.planner.virtual_stages=2", *PP4),
 }
-LAYOUTS = DEGREES | VIRTUAL | WIDE | SETTINGS | STAGES | SAMPLES | SCHEDULES
-MODELS = {"one_encoder": ("model=tiny",), "two_encoders": ("model=tiny_av", AUDIO)}
-# Strategy, layout and change.
-Case = tuple[str, str, str]
-# In every run of the tests.
+# Groups of several widths: under planners of the tests' own, and of strategies.
+WIDTHS = {
+    "every": EVERY,
+    "sliced": SLICED,
+    "sliced_whole_tokens": (*SLICED, "sequence_parallel=false"),
+    "sliced_recomputed": (*SLICED, "layout.recompute=[vision,llm]"),
+    "sliced_sharded_optimizer": (*SLICED, "distributed_optimizer=true"),
+    "sliced_pack": (*SLICED, "cp_split=pack"),
+    "halved": HALVED,
+    "halved_whole_tokens": (*HALVED, "sequence_parallel=false"),
+    "hybrid_cp": ("strategy=hybrid_cp",),
+    "hybrid_cp_tp2": ("strategy=hybrid_cp", "layout.tp=2"),
+    "hybrid_cp_pp2": ("strategy=hybrid_cp", "layout.pp=2"),
+    "flexsp": ("strategy=flexsp",),
+    "flexsp_recomputed": ("strategy=flexsp", "layout.recompute=[vision,llm]"),
+}
+FEW_WIDTHS: list[Case] = [("", name, "") for name in ("sliced", "hybrid_cp_pp2", "flexsp")]
+LAYOUTS = DEGREES | VIRTUAL | WIDE | SETTINGS | STAGES | SAMPLES | SCHEDULES | WIDTHS
+TINY = ("model=tiny",)
+MODELS = {"one_encoder": TINY, "two_encoders": ("model=tiny_av", AUDIO)}
 QUICK: list[Case] = [
     ("entrain", "pp2_dp2", SPLIT),
     ("megatron", "zb_v_recomputed", ""),
@@ -82,6 +106,9 @@ USUAL: dict[str, list[Case]] = {
         ("megatron", "interleaved", ""),
         ("dip", "virtual_closed", ""),
         ("braid", "wide", ""),
+        *(("", name, "") for name in WIDTHS),
+        ("", "sliced", SPLIT),
+        ("", "halved_whole_tokens", SPLIT),
     ],
     # With a sample a microbatch some replicas have nothing to encode.
     "two_encoders": [
@@ -90,6 +117,7 @@ USUAL: dict[str, list[Case]] = {
         ("veomni", "single", ""),
         ("megatron", "cp4", ""),
         ("megatron", "tp2_cp2_pack", ""),
+        *FEW_WIDTHS,
     ],
 }
 FAULTY: list[Case] = [
@@ -99,6 +127,9 @@ FAULTY: list[Case] = [
     ("megatron", "zb_h1_pp4", "skipped_weights"),
     ("megatron", "zb_h1_pp4", "repeated_weights"),
     ("megatron", "zb_h1_pp4", "other_inputs"),
+    # Ranks that hold all tokens each have the whole gradient of a norm.
+    ("", "sliced_whole_tokens", "counted_twice"),
+    ("", "halved", "other_slices"),
 ]
 
 
@@ -113,18 +144,21 @@ def reference(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def configured(cases: list[Case], model: tuple[str, ...]) -> list[tuple[str, str]]:
-    return [(configuration(*model, f"strategy={name}", *LAYOUTS[layout]), change) for name, layout, change in cases]
+    return [
+        (configuration(*model, *([f"strategy={name}"] if name else []), *LAYOUTS[layout]), change)
+        for name, layout, change in cases
+    ]
 
 
-@pytest.mark.wide
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("model", ["one_encoder"], indirect=True)
-def test_some_strategies_train_like_one_process(model: str, reference: Path) -> None:
-    assert check(configured(QUICK, MODELS[model]), reference) == len(QUICK)
+@pytest.mark.parametrize("cases", [[("", "halved", "")], pytest.param(QUICK, marks=pytest.mark.wide)], ids=len)
+def test_some_strategies_train_like_one_process(cases: list[Case], model: str, reference: Path) -> None:
+    assert check(configured(cases, MODELS[model]), reference) == len(cases)
 
 
 @pytest.mark.wide
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_strategies_train_like_one_process(model: str, reference: Path) -> None:
     assert check(configured(USUAL[model], MODELS[model]), reference) == len(USUAL[model])
 
@@ -158,6 +192,7 @@ def test_what_does_not_learn_stays_as_it_is(frozen: str, tmp_path: Path) -> None
         ("dip", "virtual", ""),
         ("megatron", "sharded_pipeline", ""),
         ("megatron", "zb_v_pp4", ""),
+        *FEW_WIDTHS,
     ]
     assert check(configured(cases, model), path) == len(cases)
 
@@ -178,3 +213,74 @@ def test_every_strategy_and_degree_trains_like_one_process(strategy: str, model:
     cases = [(strategy, degrees, change) for degrees in DEGREES | SETTINGS for change in ("", SPLIT)]
     # Backwards of sharded weights are not split.
     assert check(configured(cases, MODELS[model]), reference) >= 3
+
+
+def program_under(*overrides: str) -> Program:
+    return program_of(prepare(config_from_json(configuration(*overrides))))
+
+
+# A few samples are far longer than the others, and attention is so slow that they decide the iteration.
+SKEWED = (
+    *TINY,
+    "global_batch=12",
+    "seed=1",
+    "~workload.text",
+    "+workload.text={kind: mixture, weights: [0.85, 0.15], components: [10, 600]}",
+    "speed.attention=1e-5",
+)
+BRAID = ("strategy=braid", "layout.tp=1")
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(300)
+def test_braid_trains_long_samples_in_wide_groups_and_short_ones_in_narrow_groups(tmp_path: Path) -> None:
+    program = program_under(*SKEWED, *BRAID)
+    placed, chunks = program.layout.modules[-1], program.chunks[-1]
+    widths = np.prod(placed.widths, axis=1)[placed.degree_of_copy[chunks.replica]]
+    longest = np.array([program.shapes.llm_tokens[chunks.units(chunk)].max() for chunk in range(len(chunks))])
+    assert {*widths[longest > 600].tolist()} == {2}
+    assert {*widths[longest < 600].tolist()} == {1}
+    assert check([(configuration(*SKEWED, *BRAID), "")], reference_of(configuration(*SKEWED), tmp_path)) == 1
+
+
+def degrees_of(*case: str) -> list[set[tuple[int, int]]]:
+    """TP and CP of the groups that have chunks, by module."""
+    program = program_under(*TINY, *case)
+    return [
+        {placed.degrees[degree] for degree in placed.degree_of_copy[chunks.replica].tolist()}
+        for placed, chunks in zip(program.layout.modules, program.chunks, strict=True)
+    ]
+
+
+def test_cases_have_groups_of_several_widths_and_samples_of_text_alone() -> None:
+    for degrees in degrees_of(*SLICED):
+        assert {tp * cp for tp, cp in degrees} == {1, 2, 4}
+        assert {tp for tp, _ in degrees} == {1, 2}
+    assert degrees_of(*HALVED)[-1] == {(2, 1), (4, 1), (2, 2)}
+    assert [len(degrees_of(*WIDTHS[name])[-1]) for name in ("hybrid_cp_pp2", "flexsp")] == [2, 2]
+    assert np.any(np.diff(program_under(*TINY, *SLICED).shapes.item_offsets) == 0)
+
+
+def test_ranks_are_in_one_group_of_each_width_and_blocks_are_consecutive() -> None:
+    layout = program_under(*TINY, *SLICED).layout
+    for rank in range(RANKS):
+        mine = [place for place in places_of(layout, rank) if place.module == 1]
+        degrees = layout.modules[1].degree_of_copy[[place.replica for place in mine]]
+        assert degrees.tolist() == [0, 1, 2, 3, 4]
+        blocks = [block_of(layout, 1, place.replica, 0) for place in mine]
+        assert blocks == [[rank], *2 * [[rank & ~1, rank | 1]], *2 * [[0, 1, 2, 3]]]
+        assert [block[place.position] for block, place in zip(blocks, mine, strict=True)] == [rank] * 5
+        assert lane_of_rank(layout, rank) == rank
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"tp": 2, "ranks": np.arange(4).reshape(2, 1, 2), "widths": ((2, 1), (4, 1))}, {"sharded": True}],
+    ids=["split_encoder", "sharded"],
+)
+def test_slices_that_are_not_trained_are_refused_in_one_line(changes: dict[str, Any]) -> None:
+    setting = prepare(config_from_json(configuration(*TINY, *SLICED)))
+    layout = setting.strategy.plan(setting.profile)
+    modules = tuple(replace(placed, **changes) for placed in layout.modules)
+    with pytest.raises(IncompatibleError, match=r"^layout.vision.widths: harness=train slices no sharded weights"):
+        build_runtime(replace(layout, modules=modules), setting.executor, CPU, 0, None)

@@ -10,7 +10,6 @@ from unittest.mock import patch
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 import torch.distributed as dist
 from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 
@@ -18,7 +17,6 @@ from entrain_bench.program import Program
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
-from entrain_bench.simulate import Simulator
 from entrain_bench.simulate.replay import LABELS, replay
 from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.measuring import Clock, merge_timeline
@@ -34,36 +32,22 @@ RANKS = 4
 FEW_TOKENS = ("workload=synthetic", "workload.modalities.image.llm_tokens.median=12", "workload.text.median=8")
 
 
-def made(harness: str, *overrides: str) -> tuple[RunContext, Program]:
+def made(harness: str) -> tuple[RunContext, Program]:
     """The setting of the figure with less to compute, and the first iteration's program."""
-    only = [f"harness={harness}", "harness.device=cpu"] if harness == "train" else [f"harness={harness}"]
-    (cell,) = compose_cells(["figure=measured_gantt", *only, *FEW_TOKENS, *overrides], multirun=True)
+    given = [f"harness={harness}", *(["harness.device=cpu"] if harness == "train" else [])]
+    (cell,) = compose_cells(["figure=measured_gantt", *given, *FEW_TOKENS], multirun=True)
     setting = prepare(cell.config)
-    layout = setting.strategy.plan(setting.profile)
-    shapes = setting.source.batch(0, setting.job.global_batch, cell.config.seed)
-    return setting, setting.strategy.program(shapes, layout, setting.profile)
+    return setting, program_of(setting)
 
 
 def measure(_: int, settings: TrainSettings, program: Program) -> pd.DataFrame:
     prepare_platform()
-    device, control = torch.device("cpu"), dist.group.WORLD
-    clock = Clock(device)
-    runtime = build_runtime(program.layout, settings, device, 0, control)
+    control = dist.group.WORLD
+    clock = Clock(CPU)
+    runtime = build_runtime(program.layout, settings, CPU, 0, control)
     runtime.run(runtime.prepare(program), clock)
     rows = [np.array(rank) for rank in gather_values(clock.rows().tolist(), control)]
     return timeline_frame(merge_timeline(program, rows, [0.0] * RANKS))
-
-
-@pytest.fixture(scope="module")
-def program() -> Program:
-    return made("simulate")[1]
-
-
-@pytest.fixture(scope="module")
-def simulated(program: Program) -> pd.DataFrame:
-    setting, _ = made("simulate")
-    assert isinstance(setting.executor, Simulator)
-    return timeline_frame(setting.executor.execute(program))
 
 
 def started(frame: pd.DataFrame) -> pd.DataFrame:
@@ -71,12 +55,13 @@ def started(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.sort_values(["lane", "start_s"], kind="stable")[LABELS].reset_index(drop=True)
 
 
-def test_ranks_act_in_the_order_of_the_simulation(program: Program, simulated: pd.DataFrame) -> None:
+def test_ranks_act_in_the_order_of_the_simulation() -> None:
+    simulator, program = made("simulate")
     encoder = program.chunks[0]
     assert len(encoder) > len(np.unique(encoder.microbatch)), "no sample is deferred"
     setting, trained = made("train")
     measured = run_ranks(measure, RANKS, setting.executor, trained)[0]
-    pd.testing.assert_frame_equal(started(measured), started(simulated))
+    pd.testing.assert_frame_equal(started(measured), started(timeline_frame(simulator.executor.execute(program))))
     assert (measured.groupby("lane")["start_s"].diff().dropna() > 0).all()
     assert replay(program, measured)[LABELS].equals(measured[LABELS])
 
