@@ -222,7 +222,8 @@ def test_clocks_of_several_ranks_still_make_one_whole(rng: np.random.Generator) 
     start = rng.uniform(0.0, 5.0, program.num_actions)
     lasts, inside, waits = (rng.uniform(0.0, 2.0, program.num_actions) for _ in range(3))
     timeline = Timeline(program, start, start + lasts, inside, waits, np.zeros(program.layout.num_lanes))
-    found = time_shares(timeline, 40, 3.0, rng.uniform(0.0, 1.0, program.num_actions))
+    num_gpus = max(40, program.layout.num_ranks)
+    found = time_shares(timeline, num_gpus, 3.0, rng.uniform(0.0, 1.0, program.num_actions))
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
     assert min(found.values()) >= 0.0
 
