@@ -26,7 +26,7 @@ def main() -> None:
         # At once: a thread that logs to MLflow would be waited for.
         os._exit(code)
     if code == EXIT_BROKEN_PIPE:
-        # What is still to be written would be tried again at the end of Python.
+        # Python would try again at its end to write the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 

@@ -21,14 +21,14 @@ from entrain_bench.records.time_shares import TIME_SHARES
 NAMES = tuple(name for name in LABELS if name != "seed")
 # Last words of paths that say what was chosen: the class of a part, the name of a device.
 IDENTITIES = ("_target_", "name")
-# What a strategy owns: runs that differ here alone do the same job.
+# Keys that a strategy owns: runs that differ in these alone do the same job.
 OWNED = ("strategy",)
 # Keys that the user sets for all strategies; of a single strategy, its variants.
 ASKED = ("layout", "microbatch_size")
 # Parts of the saved time that a reason names, and the least share of it that is worth naming.
 MAX_PARTS = 2
 LEAST_SHARE = 0.1
-# What stands for a key that a configuration does not have.
+# The value of a key that a configuration does not have.
 ABSENT = ()
 
 
@@ -232,7 +232,7 @@ def groups_of(records: Iterable[Record]) -> list[SeedGroup]:
     """Group runs that differ only in their seed, in order of appearance."""
     alike: dict[str, list[Record]] = {}
     for record in records:
-        # What is compared once need not be compared for every seed.
+        # One comparison serves all seeds.
         config = {key: value for key, value in record.config.items() if key != "seed"}
         alike.setdefault(json.dumps([_names(record), config], default=repr), []).append(record)
     firsts = [first for first, *_ in alike.values()]

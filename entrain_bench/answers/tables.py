@@ -20,7 +20,7 @@ from entrain_bench.records.leaves import flatten
 from entrain_bench.records.records import Record, Results, labels_of
 from entrain_bench.specs.module_layers import Role
 
-# What is made of the values of several seeds: a name that pandas knows, or a function.
+# The summary of several seeds' values: a name that pandas knows, or a function.
 type Statistic = str | Callable[[pd.Series[float]], float]
 
 # A cell whose record is absent; the other states are those of records.
@@ -28,9 +28,9 @@ MISSING = "missing"
 JOB = ["model", "workload"]
 CASE = [*JOB, "strategy"]
 TIMES = ["iteration_time_s", "lower_bound_s"]
-# What stands for all models and traces together.
+# The name of all models and traces together.
 ALL = "all"
-# What a strategy does in a run that has no result.
+# Verbs of runs that have no result.
 STATUSES = {"failed": "fails", "skipped": "is skipped", MISSING: "has not run"}
 
 

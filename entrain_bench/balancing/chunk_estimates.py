@@ -38,7 +38,7 @@ def estimate_by_group(
 ) -> tuple[FloatArray, ...]:
     """Each chunk's values at the degree of its group; ``values`` are those of all chunks at one ``[chunks, ...]``."""
     used, place = np.unique(placed.degree_of_copy[chunks.replica], return_inverse=True)
-    # Of a layout's degrees most have no chunk; without any chunk one says how many stages there are.
+    # Most degrees of a layout have no chunk; without any chunk one says how many stages there are.
     by_degree = [values(placed.at(degree)) for degree in (used.tolist() or [0])]
     return tuple(
         np.asarray(np.stack(columns)[place, np.arange(len(chunks))]) for columns in zip(*by_degree, strict=True)

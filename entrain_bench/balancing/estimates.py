@@ -1,4 +1,4 @@
-"""What strategies may know of layers and units: measured layers, estimated units, their errors and correction.
+"""Measured layers and estimated units, all that strategies may know of them; their errors and correction.
 
 ``belief_error`` is an error by sample, ``belief_bias`` an error by length, both set by the user. DFLOP's adaptive
 correction (arXiv:2603.25120) tracks, per shape, actual against predicted throughput, adds a penalty where they deviate,

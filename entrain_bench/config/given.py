@@ -1,4 +1,4 @@
-"""What no YAML states: clusters by their number of GPUs (``cluster=16xh100``), ``data=FILE``, and ``plan=FILE``.
+"""Choices that no YAML states: clusters by number of GPUs (``cluster=16xh100``), ``data=FILE``, and ``plan=FILE``.
 
 A plan is data: it names registered choices and gives values to their keys, and that is all it can do.
 """

@@ -25,7 +25,7 @@ GROUP_KEYS = {
     "cluster": ("name", "device", "tiers"),
     "harness": ("label", "_target_"),
 }
-# What experiments/config.yaml calls the schema.
+# The name of the schema in experiments/config.yaml.
 SCHEMA = "schema"
 # Who chooses layouts: one tuner for all strategies, or each planner by its own trials.
 TUNING = ("equal", "own")

@@ -32,7 +32,7 @@ class Need:
     _bounds: dict[tuple[object, bool], float] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def lower_bound_s(self, truth: CostTruth, layout: Layout, shapes: SampleShapes, split: bool) -> float:
-        """As the function of this name, for the same samples; many strategies come to the same layout."""
+        """The function of this name for the same samples, kept: many strategies come to the same layout."""
         key = layout.content, split
         if key not in self._bounds:
             self._bounds[key] = lower_bound_s(truth, layout, shapes, split)

@@ -206,7 +206,7 @@ class StepCosts:
         stages = zip(np.split(learning, bounds), held, self._ring_tiers(rings), across, strict=True)
         stages_traffic = list[Traffic]()
         size = self.memory.gradient_bytes
-        # What is sharded travels within its passes (``sharding``).
+        # Sharded weights travel within their passes (``sharding``).
         travels = copies > 1 and not placed.sharded
         for stage_learning, total, ring, instances in stages:
             # megatron-core splits the first stage of a pipeline only: later ones have its backwards to hide behind.
@@ -319,7 +319,7 @@ def _last(program: Program, index: int, kind: Pass, order: slice) -> list[IntArr
     actions = actions[mine]
     lanes = lanes[mine]
     extremes = np.full((placed.pp, program.layout.num_lanes), -1)
-    # Of several values for one place the last is kept.
+    # The last of several values for one place is kept.
     extremes[program.stage[actions], lanes] = actions
     return [np.unique(row[row >= 0]) for row in extremes]
 

@@ -128,7 +128,7 @@ def _yaml(experiment: str, config_dir: str | None) -> dict[str, Any]:
 
 # What a figure shows several of, whichever: the user's may take their place.
 REPLACED = ("workload", "model")
-# Of Hydra's own, and sweeps of other figures.
+# Keys of Hydra, and sweeps of other figures.
 NOT_OF_A_RUN = ("figure", "hydra")
 HASH_DIGITS = 8
 MAX_NAME = 60

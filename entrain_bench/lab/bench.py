@@ -38,7 +38,7 @@ from entrain_bench.run.cells import Done, compose_cells, run_cells
 from entrain_bench.run.experiment import prepare, run_experiment
 from entrain_bench.simulate import Simulator
 
-# What was measured, and its values by name; units are part of the names.
+# A measurement: its name, and values by name; units are part of the names.
 type Measure = tuple[str, dict[str, float]]
 
 

@@ -182,7 +182,7 @@ def _texture(rng: np.random.Generator, width: int, height: int) -> NDArray[np.ui
 
 LABELS = {"inline": "The rank itself", "thread": "A thread of each rank", "processes": "A DataLoader worker"}
 QUANTITIES = ("input_stall_s", "iteration_time_s", "cpu_s")
-# What the others are compared with, repetition by repetition: a machine's speed changes over minutes.
+# The setting that others are compared with, repetition by repetition: a machine's speed changes over minutes.
 COMPARED_WITH = "inline"
 PANELS = {
     "input_stall_s": "Wait for inputs (s per iteration)",

@@ -18,9 +18,9 @@ from entrain_bench.specs.workload import Workload
 
 # Keys that say nothing about the result.
 COSMETIC_KEYS = frozenset({"label", "display_order", "family", "in_figures", "source", "sources", "within_megatron"})
-# What planners call a file that they read; its content decides as options do.
+# The option by which planners name a file that they read; its content is part of the key.
 PLAN_FILE = "path"
-# What is decided after planning: a plan belongs to a job, not to a seed.
+# Keys that are used after planning only: a plan belongs to a job, not to a seed.
 BEYOND_PLANS = frozenset({"iterations", "harness", "seed", "action_noise"})
 
 
@@ -87,7 +87,7 @@ def _workload(node: str) -> Workload:
 
 def _decisive(node: Any) -> Any:
     if isinstance(node, Mapping):
-        # What a class is built of decides, whatever its name.
+        # The values of a class decide, not its name.
         cosmetic = {COSMETIC} if "_target_" in node else COSMETIC_KEYS
         return {key: _decisive(value) for key, value in node.items() if key not in cosmetic}
     return [_decisive(value) for value in node] if isinstance(node, list) else node

@@ -18,7 +18,7 @@ MAX_TEXTS = 4096
 VARIANT = "variant"
 # Groups whose parameters have no column of their own.
 GROUPS = ("model", "cluster")
-# Of more changes than these, the last are counted.
+# Changes that are shown; further ones are counted.
 MAX_SHOWN = 4
 DIGEST_LETTERS = 6
 

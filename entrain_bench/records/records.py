@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAX_DEATHS = 2
 # Characters of a key that name its subfolder: 256 of them keep folders of many runs small.
 SHARD = 2
-# What reading a file raises that is no record, or that cannot be read.
+# Errors of reading a file that is no record, or that cannot be read.
 BAD = (AttributeError, ValueError, KeyError, TypeError, OSError, RecursionError)
 STATUSES = ("ok", "skipped", "failed")
 LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
@@ -41,7 +41,7 @@ LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
 METRICS = tuple(one.name for one in SUITE)
 # Wall times of the machine.
 MEASURED = tuple(one.name for one in SUITE if one.wall_time)
-# What an iteration has of its own.
+# Metrics that each iteration has.
 PER_ITERATION = tuple(one.name for one in SUITE if one.per_iteration)
 # Plain keys of a run, in the order of the columns.
 SETTINGS = tuple(

@@ -15,7 +15,7 @@ from entrain_bench.records.leaves import VARIANT, variant_text
 from entrain_bench.records.records import DEGREES, METRICS, PER_ITERATION, Record, Results
 
 LOCK_TIMEOUT_S = 60.0
-# Of zstd; higher ones save a thirtieth and take ten times as long.
+# Compression level of zstd; higher ones save a thirtieth and take ten times as long.
 LEVEL = 9
 
 

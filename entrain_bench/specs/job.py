@@ -47,7 +47,7 @@ class LayoutRequest:
         return asdict(self) | {"recompute": None if self.recompute is None else [*self.recompute]}
 
 
-# What the default job fixes (experiments/config.yaml).
+# Values of the default job (experiments/config.yaml).
 DEFAULT_DEGREES = LayoutRequest(tp=2, cp=1, dp=4)
 DEFAULT_MICROBATCH_SIZE = 4
 

@@ -28,7 +28,7 @@ from entrain_bench.specs.unet import parse_unet, unet_layers
 MAX_LAYERS = 1000
 # Sizes of a layer, of which two are multiplied for its parameters.
 MAX_SIZE = 2**24
-# What recomputation covers of a block: all of it, or its MLP with the norm before it.
+# The part of a block that recomputation covers: all of it, or its MLP with the norm before it.
 FULL = "full"
 SELECTIVE = "selective"
 # A backward takes twice the forward's model FLOPs.

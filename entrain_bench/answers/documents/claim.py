@@ -365,7 +365,7 @@ def mismatches(claim: Claim) -> list[str]:
 
 
 def _differences(claim: Claim) -> Iterator[tuple[str, str]]:
-    """What the published setting contradicts, GPUs, model, data or a configuration key, and how; in words."""
+    """Contradictions to the published setting (GPUs, model, data, configuration keys), in words."""
     cells = (*claim.cells, *claim.per)
     sweeps = claim.published.sweeps
     sides = [{key: override_value(text) for key, text in overrides(sweep).items()} for sweep in sweeps]

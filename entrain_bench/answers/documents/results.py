@@ -22,7 +22,7 @@ from entrain_bench.records.metrics import BELIEVED
 from entrain_bench.run.study import Output, Study, SweepOverrides
 
 CASE = ["model", "workload", "strategy"]
-# What is in brackets, and the column of runs that it is the mean of.
+# The text in brackets, and the column of runs whose mean it shows.
 GAPS = {"gap": "gap_to_lower_bound", "gap_of_all": "gap_to_cluster_bound"}
 # Heading and sweep of every table; the first is the headline.
 TABLES = {
@@ -30,7 +30,7 @@ TABLES = {
     "Entrain's setting: layout.tp=2 layout.dp=4 microbatch_size=4": "entrain_setting",
 }
 POSTERIOR = "Under draws of the hardware constants"
-# What stands above the tables.
+# Template of the page: the text above the tables.
 TEXT = Path(__file__).parents[1] / "templates" / "results.md"
 PAGE = "results.md"
 # Taken over by pages, as tables are: who is the fastest under the first heading.
@@ -43,7 +43,7 @@ COSTLY = 0.01
 # The table of believed against simulated iteration times, and the page of ``docs`` that has it.
 BELIEFS = "beliefs"
 BELIEFS_PAGE = "costs.md"
-# What nobody can believe exactly: estimates that are made wrong, and noise of single actions.
+# Keys that make estimates wrong or actions noisy: runs with any of them have no exact belief and are left out.
 EXACT = ("belief_error", "belief_bias", "action_noise")
 RUN = ["workload", "model", "cluster", "seed"]
 

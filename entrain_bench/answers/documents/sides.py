@@ -23,7 +23,7 @@ MEMORY = "peak_memory_bytes"
 Pick = Annotated[str, OneOf(("mean", "max", "min"))]
 STRATEGY = "strategy"
 BASELINE = "megatron"
-# What a fair setting leaves to the tuner, for every strategy.
+# Keys that a fair setting leaves to the tuner, for every strategy.
 FREE = (
     *("tuning=equal", "layout.tp=null", "layout.cp=null", "layout.pp=null", "layout.dp=null"),
     *("layout.recompute=null", "microbatch_size=null"),

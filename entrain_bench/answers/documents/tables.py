@@ -44,7 +44,7 @@ WAY_UP = "../../"
 # Column of the key that numbers are spread over, and the usual key.
 OVER = "over"
 SEED = "seed"
-# What a table may leave out.
+# Defaults of keys that a table may leave out.
 USUAL = {
     "corner": "workload",
     "columns": {"": []},
@@ -331,7 +331,7 @@ def tables_output(table: Table | Lead | None = None) -> Output:
     """A table, or all of ours; each is read once."""
     tables = [table] if table else load_tables()
     sweeps = [sweep for definition in tables for sweep in definition.sweeps]
-    # What a table shows that only timelines tell.
+    # Tables with columns that only timelines tell.
     counting = [one for one in tables if isinstance(one, Table) and one.fields & {MICROBATCHES, SAMPLES}]
     counted = [sweep for one in counting for sweep in one.sweeps]
 

@@ -34,7 +34,7 @@ from entrain_bench.specs.module_layers import EAGER, FUSED
 NAME = "Megatron-LM"
 FRAMEWORKS = ("megatron",)
 INDENT = "  "
-# Of a strategy's YAML: the overrides under which it may run; without, it never does.
+# The key of a strategy's YAML with the overrides under which it may run; without the key it may not.
 KEY = "within_megatron"
 # What its multimodal code does with encoders.
 OVERRIDES = ("encoder_sp=false", "encoder_cp=false")

@@ -49,7 +49,7 @@ from entrain_bench.specs.job import Job
 
 # Keys that the tuner chooses unless the user gives them.
 KNOBS = tuple(text.removesuffix("=null") for text in FREE if text.endswith("=null"))
-# What can be wrong with what strategies and the cost model assume: a label, and the override.
+# Assumptions of strategies and of the cost model that can be wrong: a label, and the override.
 ASSUMPTIONS = {
     "estimates off by up to 30%, for each sample differently": "belief_error=0.3",
     "estimates off by up to 30%, equally for equal lengths": "belief_bias=0.3",
@@ -61,7 +61,7 @@ NUM_RIVALS = 2
 # Seeds that judge the plan; the stated interval is for the mean over so many further seeds.
 NUM_FRESH = 12
 FURTHER = 5
-# Of these, how many are run under changed assumptions.
+# The number of these that run under changed assumptions.
 NUM_CHANGED = 3
 # Folder of the judging runs' records, and of the plans that assumptions are changed for, in the results folder.
 JUDGED = "judged"

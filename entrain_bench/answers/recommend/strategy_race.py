@@ -34,7 +34,7 @@ from entrain_bench.run.experiment import plan_of, prepare
 
 # Seeds that those still racing have run after each round.
 ROUNDS = (1, 3, 5)
-# Of every round that tests: all but the first.
+# The level of each round that tests: all rounds but the first.
 ROUND_LEVEL = LEVEL / (len(ROUNDS) - 1)
 # Times the fastest at one seed. With the noise of the reference's noisiest case, the slowest of 16 equal strategies is
 # beyond in 2% of races; with a deviation of 10%, the slowest of 22 in 1%. (With 1.5: 10% and 35%.)

@@ -80,7 +80,7 @@ def _from_hub(repository: str, revision: str | None, name: str) -> Path | None:
         return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision))
     except EntryNotFoundError:
         return None
-    # What the network, the hub and a disk raise has no common base.
+    # Errors of the network, of the hub and of a disk have no common base.
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"{name} cannot be downloaded ({reason})") from error

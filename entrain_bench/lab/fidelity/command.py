@@ -34,7 +34,7 @@ from entrain_bench.lab.measuring import allowed_cores, read_json, write_json, wr
 from entrain_bench.train.launching import on_ranks
 from entrain_bench.train.profiling.timing import Patience, measure_collectives
 
-# Of each half.
+# Repetitions in each half.
 REPEATS = 4
 COMMAND = "make fidelity"
 # Programs that are printed, the worst.

@@ -32,7 +32,7 @@ AT_MOST = "<="
 TRUTHS = {"true": True, "false": False}
 # Columns of the tables that no prediction reads.
 NOTES = ("params_b", "grad_accum", "tflops_per_gpu", "hfu_pct", "mfu_pct", "where", "how")
-# What is said of tables that are not in the book: users' own measurements.
+# The table of measurements that are not in the book: users' own.
 USERS = "own"
 # Without these there is no job; feed-forward width and key-value heads have usual values.
 NEEDED = (

@@ -51,7 +51,7 @@ COLUMNS = (
     "greatest_predicted_s",
 )
 OF_ERRORS = ("timed", "median ratio", "median error", "within 10%", "width")
-# What runs have in common: columns by name.
+# Columns that runs have in common, by name.
 GROUPS = {
     "TP": "tp",
     "sequence": "seq_len",

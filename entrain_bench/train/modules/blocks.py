@@ -41,7 +41,7 @@ class AttentionKernel(StrEnum):
     FLASH2 = "flash2"
 
 
-# What torch's variable-length kernel takes: messages of torch 2.13 (libtorch_cuda), read 2026-11.
+# Inputs that torch's variable-length kernel takes: messages of torch 2.13 (libtorch_cuda), read 2026-11.
 FLASH_HEAD_DIMS = range(8, 257, 8)
 LEAST_CAPABILITY = (8, 0)
 

@@ -36,7 +36,7 @@ Z = 1.96
 # Blocks of the deeper stage; what each adds to a stage of one block is the time of a layer.
 DEPTH = 4
 FORWARD, BACKWARD, REMADE = range(3)
-# Of the time of a point; a pack of which a single repetition takes longer is left out.
+# Share of a point's time; a pack of which one repetition takes longer is left out.
 TURN_SHARE = 0.5
 # Gradients of a step are clipped to half.
 CLIP = 1.0

@@ -317,7 +317,7 @@ class Iteration:
         return None if graph.leaf is None else graph.leaf.grad
 
     def _gradient(self, step: Step, received: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
-        """What a backward begins with; None if its forward has no graph."""
+        """The gradient that a backward begins with; None if its forward has no graph."""
         graph = self.graphs[_key(step)]
         if graph.output is None:
             return None
