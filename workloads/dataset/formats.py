@@ -26,7 +26,7 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import UserError
 
 from ..budget import BUDGET
-from ..columns import Take
+from ..columns import ALL, num_taken
 from .source import (
     AUTO,
     BadSampleError,
@@ -73,7 +73,7 @@ class FileSource(Source):
 
     def files(self) -> list[Shard]:
         """Return the files that are taken; ``UserError`` if there are none."""
-        return data_files(self.path, self.ENDINGS, Take.parse(self.take, "source.take"))
+        return data_files(self.path, self.ENDINGS, self.take)
 
     @staticmethod
     @abstractmethod
@@ -429,10 +429,10 @@ class HubSource(Source):
         version = ""
         if folder := self.folder():
             # Names, sizes and times of all its files.
-            files = [f"{file.label} {file.version}" for file in data_files(folder, ("",), Take())]
+            files = [f"{file.label} {file.version}" for file in data_files(folder, ("",), ALL)]
             version = hashlib.sha256("\n".join(files).encode()).hexdigest()[:16]
         total = self._opened().num_shards
-        taken = Take.parse(self.take, "source.take").of(total)
+        taken = num_taken(self.take, total)
         labels = [f"{self.split}-{number:05d}" for number in range(taken)]
         return [Shard(label, version, self.path, 0, (number, total)) for number, label in enumerate(labels)]
 

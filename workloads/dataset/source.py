@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeGuard
 from entrain_bench.base.errors import UserError, require
 
 from ..budget import BUDGET
-from ..columns import ALL, MAX_PIXELS, MAX_SECONDS, MAX_TEXT, Take
+from ..columns import ALL, MAX_PIXELS, MAX_SECONDS, MAX_TEXT, Take, num_taken
 
 # In place of a field's name: the first of the names below that the data has.
 AUTO = "auto"
@@ -182,11 +182,10 @@ class Source(ABC):
     audio: str | None = None
     video: str | None = None
     seconds: str | None = None
-    take: str = ALL
+    take: Take = ALL
 
     def __post_init__(self) -> None:
         require(bool(self.names), "source", "no fields", "at least one of text, images, audio, video")
-        Take.parse(self.take, "source.take")
 
     @property
     def texts(self) -> Sequence[str]:
@@ -395,7 +394,7 @@ def data_files(path: str, suffixes: Sequence[str], take: Take) -> list[Shard]:
     base = place if place.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
     return [
         Shard(file.relative_to(base).as_posix(), f"{file.stat().st_size}-{file.stat().st_mtime_ns}", str(file))
-        for file in files[: take.of(len(files))]
+        for file in files[: num_taken(take, len(files))]
     ]
 
 
