@@ -28,7 +28,7 @@ _MAX_SIZE = 2**31 - 1
 _MAX_BLOCK_ITEMS = 50_000_000
 TEXT = "text"
 Name = Annotated[str, Allowed(bool, "text that is not empty")]
-Ratio = Annotated[float, Allowed(lambda value: 0 < value <= MAX_TOKENS, f"null or above 0, at most {MAX_TOKENS}")]
+Ratio = Annotated[float, Allowed(lambda value: 0 < value <= 1e6, "null or above 0, at most 1e6")]
 type Distribution = float | Mapping[str, object]
 
 
