@@ -33,7 +33,7 @@ from .media import audio_seconds, image_size, video_header
 from .source import BadSampleError, Limits, RawSample, Reason, Shard, Source, recognised
 
 # Part of every digest: raise it if the scan changes, so that earlier parts are not reused.
-FORMAT = 5
+FORMAT = 6
 PROCESSES = "processes"
 RAY = "ray"
 # A tokenizer: every UTF-8 byte is a token, as for byte-level models (ByT5, arXiv:2105.13626).
@@ -90,7 +90,7 @@ class ScanReport:
         samples: rows of the trace.
         items: number of texts, images, sounds and videos, by these names.
         counts: left-out samples by reason.
-        listed: the first of them: name, key in the data, problem.
+        listed: the first of them: name, problem.
         shards: number of shards.
         again: whether an earlier scan of the same data and settings was reused.
     """
@@ -173,7 +173,7 @@ class Scan:
         tally = sum(map(ScanReport.read, parts), ScanReport())
         if not tally.samples:
             reasons = ", ".join(f"{many} {reason}" for reason, many in sorted(tally.counts.items()))
-            first = next((f". First: {name} ({key}): {what}" for name, key, what in tally.listed), "")
+            first = next((f". First: {name}: {what}" for name, what in tally.listed), "")
             raise UserError(f"source: {source} has no valid sample ({reasons or 'it is empty'}){first}")
         made: dict[str, Any] = {
             "digest": whole,
@@ -240,13 +240,13 @@ def scan_shard(task: ShardTask) -> ScanReport | str:
     rows = list[dict[str, Any]]()
     batches = list[pa.RecordBatch]()
     counts = Counter[str]()
-    listed = list[tuple[str, str, str]]()
+    listed = list[tuple[str, str]]()
     try:
-        for name, key, row in _read(task):
+        for name, row in _read(task):
             if isinstance(row, BadSampleError):
                 counts[row.reason] += 1
                 if len(listed) < MAX_LISTED:
-                    listed.append((_plain(name), _plain(key), _plain(str(row))))
+                    listed.append((_plain(name), _plain(str(row))))
                 continue
             rows.append({"sample_id": name, **row})
             if len(rows) == _BATCH_ROWS:
@@ -265,8 +265,8 @@ def scan_shard(task: ShardTask) -> ScanReport | str:
     return tally
 
 
-def _read(task: ShardTask) -> Iterator[tuple[str, str, dict[str, Any] | BadSampleError]]:
-    """Yield names, keys and rows; an error of a sample costs the sample, an error of the file the rest of the file.
+def _read(task: ShardTask) -> Iterator[tuple[str, dict[str, Any] | BadSampleError]]:
+    """Yield names and rows; an error of a sample costs the sample, an error of the file the rest of the file.
 
     The alarm's signal ends this process if a sample takes too long, even within a library.
     """
@@ -276,7 +276,7 @@ def _read(task: ShardTask) -> Iterator[tuple[str, str, dict[str, Any] | BadSampl
     try:
         with BUDGET.held():
             signal.setitimer(signal.ITIMER_REAL, scan.timeout_s)
-            for key, sample in scan.source.samples(task.shard, scan.limits):
+            for sample in scan.source.samples(task.shard, scan.limits):
                 name = f"{label}:{number}"
                 number += 1
                 signal.setitimer(signal.ITIMER_REAL, scan.timeout_s)
@@ -286,9 +286,9 @@ def _read(task: ShardTask) -> Iterator[tuple[str, str, dict[str, Any] | BadSampl
                     row = measure(sample, scan.limits)
                     if scan.tokenizer:
                         row["text_tokens"] = len(token_ids(sample.texts, scan.tokenizer))
-                    yield name, key, row
+                    yield name, row
                 except BadSampleError as error:
-                    yield name, key, error
+                    yield name, error
     # The libraries that read files raise anything on damaged bytes.
     except Exception as error:
         # The machine and the network give other error numbers; the file may be readable later.
@@ -297,7 +297,7 @@ def _read(task: ShardTask) -> Iterator[tuple[str, str, dict[str, Any] | BadSampl
             raise
         what = " ".join(f"{type(error).__name__}: {error}".split())
         bad = error if isinstance(error, BadSampleError) else BadSampleError(Reason.FILE, what)
-        yield label, f"after {number - task.shard.first} records", bad
+        yield f"{label}:{number} and later", bad
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
