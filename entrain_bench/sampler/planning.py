@@ -33,17 +33,11 @@ type Dealt = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 def deal(labels: ModuleAssignment, num_ranks: int, counts: str = ASSIGNED, num_microbatches: int = 0) -> Dealt:
-    """The microbatches of an assignment, samples in order of arrival.
+    """The microbatches of an assignment, samples in order of arrival; a rank is a replica of ``labels``.
 
-    Args:
-        labels: replica and microbatch of each sample of the global batch.
-        num_ranks: data-parallel ranks; a rank is a replica.
-        counts: how many microbatches ranks have: ``fixed``: ``num_microbatches``; ``equal``: as many as the rank with
-            most; ``assigned``: as they were assigned. Ranks with fewer split those with most samples.
-        num_microbatches: of a rank, if fixed.
-
-    Raises:
-        UserError: if a rank has no sample, or cannot have that many microbatches.
+    ``counts`` says how many microbatches ranks have: ``fixed``: ``num_microbatches``; ``equal``: as many as the rank
+    with most; ``assigned``: as they were assigned. Ranks with fewer split those with most samples. ``UserError`` if a
+    rank has no sample, or cannot have that many microbatches.
     """
     order = np.lexsort((labels.microbatch, labels.replica))
     replica = labels.replica[order]

@@ -270,17 +270,9 @@ def own_loader(loader: DataLoader[Any], device: torch.device, accumulation_steps
     from accelerate.data_loader import prepare_data_loader
 
     sampler = loader.batch_sampler
-    if not isinstance(sampler, BalancedBatchSampler):
-        raise UserError(f"loader: batch_sampler={type(sampler).__name__}: must be a BalancedBatchSampler")
-    if sampler.num_microbatches is None:
-        why = "accelerate and Trainer accumulate the same number of microbatches in every step"
-        raise UserError(f"counts: must be fixed, because {why}")
-    require(
-        accumulation_steps == sampler.num_microbatches,
-        "gradient_accumulation_steps",
-        accumulation_steps,
-        f"{sampler.num_microbatches}, the microbatches of an iteration (sampler.num_microbatches)",
-    )
+    count = sampler.num_microbatches if isinstance(sampler, BalancedBatchSampler) else None
+    allowed = f"{count}, the microbatches of an iteration of a BalancedBatchSampler with counts=fixed"
+    require(accumulation_steps == count, "gradient_accumulation_steps", accumulation_steps, allowed)
     prepared: DataLoader[Any] = prepare_data_loader(
         loader, device, num_processes=1, process_index=0, put_on_device=True
     )

@@ -158,11 +158,7 @@ def _batches(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSource(FileSource):
-    """Records of JSON arrays, or of files with one record per line, next to media: LLaVA's files, manifests.
-
-    Attributes:
-        root: folder of the media that records name; empty: the folder of the annotation file.
-    """
+    """Records of JSON arrays, or of files with one record per line, next to media: LLaVA's files, manifests."""
 
     ENDINGS: ClassVar[Sequence[str]] = (".json", ".jsonl")
     SPARSE: ClassVar[bool] = True
@@ -195,8 +191,7 @@ class RecordSource(FileSource):
 def _split(shard: Shard, start: int) -> Iterator[tuple[int, bytes]]:
     """Yield where records end and their content, from an offset at which a record starts.
 
-    Raises:
-        UserError: for an array whose elements are no JSON objects, and for a record that is too long.
+    ``UserError`` for an array whose elements are no JSON objects, and for a record that is too long.
     """
     with Path(shard.place).open("rb") as file:
         is_array = file.read(4096).removeprefix(_BOM).lstrip().startswith(b"[")
@@ -244,12 +239,7 @@ def _split_array(where: str, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 @dataclass(frozen=True, kw_only=True)
 class TarSource(FileSource):
-    """WebDataset shards: members of a sample follow one another, of one name up to its first dot, as in its package.
-
-    Attributes:
-        text: suffixes of members that are text.
-        json_fields: fields of a sample's .json that are text.
-    """
+    """WebDataset shards: members of a sample follow one another, of one name up to its first dot, as in its package."""
 
     ENDINGS: ClassVar[Sequence[str]] = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 

@@ -19,13 +19,11 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.tokens import TileRules
 from entrain_bench.specs.workload import SOUND_HZ, Pixels, Sound
 
 from ..budget import BUDGET
-from ..processors import closest_grids
 from ..tokens import MAX_ASPECT_RATIO
 from .source import BadSampleError, Content, Known, Limits, Medium, Reason, one_line, over_budget
 
@@ -227,17 +225,6 @@ def decoded_image(medium: Medium, limits: Limits) -> Image.Image:
 def resized(image: Image.Image, height: int, width: int) -> Pixels:
     """Scale an image by bicubic interpolation ``[height, width, 3]``, as the processors of published models do."""
     return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
-
-
-def tile_of(number: int, widths: IntArray, heights: IntArray, rules: TileRules) -> tuple[int, int]:
-    """Return the image and the number within it of one of a sample's tiles; sides are in pixels ``[images]``."""
-    if rules.dynamic_tiles is None:
-        return (0, number) if len(widths) == 1 else (number, 0)
-    columns, rows = closest_grids(widths, heights, rules.pixels, rules.dynamic_tiles)
-    tiles = columns * rows
-    ends = np.cumsum(tiles + (tiles > 1))
-    image = int(np.searchsorted(ends, number, side="right"))
-    return image, number - (int(ends[image - 1]) if image else 0)
 
 
 def image_tiles(image: Image.Image, alone: bool, rules: TileRules) -> list[Pixels]:

@@ -84,22 +84,15 @@ def measure(sample: RawSample, limits: Limits) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ScanReport:
-    """The result of a scan or of a shard.
-
-    Attributes:
-        samples: rows of the trace.
-        items: number of texts, images, sounds and videos, by these names.
-        counts: left-out samples by reason.
-        listed: the first of them: name, problem.
-        shards: number of shards.
-        again: whether an earlier scan of the same data and settings was reused.
-    """
+    """The result of a scan or of a shard: rows of the trace, and numbers of texts, images, sounds and videos."""
 
     samples: int = 0
     items: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(ITEMS, 0))
+    # Left-out samples by reason, and of the first ones name and problem.
     counts: Mapping[str, int] = field(default_factory=dict)
     listed: Sequence[Sequence[str]] = ()
     shards: int = 0
+    # Whether an earlier scan of the same data and settings was reused.
     again: bool = False
 
     def __add__(self, other: ScanReport) -> ScanReport:
