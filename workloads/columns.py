@@ -47,7 +47,7 @@ class TraceColumn:
 
     def holds(self, values: FloatArray) -> BoolArray:
         """Whether values are allowed, element by element; NaN is not."""
-        valid = values <= self.high
+        valid: BoolArray = values <= self.high
         if self.whole:
             return valid & (values == np.floor(values)) & (values >= self.low)
         return valid & (values > 0)

@@ -159,13 +159,11 @@ class SyntheticWorkload(Generated):
             where = f"workload.modalities.{name}"
             require(name != TEXT, where, "...", "another name: text has its own key")
             given = parse(_Modality, config, where)
-            sizes = {key: parse_marginal(getattr(given, key), f"{where}.{key}") for key in _MODALITY_SIZES}
-            modalities[str(name)] = replace(given, **sizes)
+            llm_tokens = parse_marginal(given.llm_tokens, f"{where}.llm_tokens")
+            items = parse_marginal(given.items_per_sample, f"{where}.items_per_sample")
+            modalities[str(name)] = replace(given, llm_tokens=llm_tokens, items_per_sample=items)
         root = latent_root((TEXT, *modalities), self.rank_correlation, "workload.rank_correlation")
         return parse_marginal(self.text, "workload.text"), modalities, root
-
-
-_MODALITY_SIZES = ("llm_tokens", "items_per_sample")
 
 
 def _tied_samples(

@@ -46,8 +46,6 @@ STATED_WITHIN_S = 0.1
 # Bytes of a pixel while an image is decoded, turned and made RGB; and of a frame of a sound while it is resampled.
 _PIXEL_BYTES = 12
 _FRAME_BYTES = 24
-# Frames of sound that are decoded at a time, of up to 1024 channels.
-_BLOCK_FRAMES = 2**14
 # SigLIP's mean color, around images that are not square.
 _SIGLIP_MEAN = [0.5, 0.5, 0.5]
 # They comment on headers, file by file.
@@ -265,11 +263,11 @@ def decoded_sound(medium: Medium, limits: Limits, start_s: float, stop_s: float)
         last = round(stop_s * rate)
         if 0 < sound.frames <= first <= sound.frames + STATED_WITHIN_S * rate:
             return np.zeros(0, np.float32)
-        num_bytes = _FRAME_BYTES * (last - first) + 8 * _BLOCK_FRAMES * sound.channels
-        BUDGET.ask(num_bytes, f"{stop_s - start_s:g} s at {rate} Hz", over_budget)
+        BUDGET.ask(
+            (_FRAME_BYTES + 4 * sound.channels) * (last - first), f"{stop_s - start_s:g} s at {rate} Hz", over_budget
+        )
         sound.seek(min(first, sound.frames))
-        blocks = sound.blocks(_BLOCK_FRAMES, frames=last - first, dtype="float32", always_2d=True)
-        wave = np.concatenate([np.zeros(0, np.float32), *(block.mean(axis=1) for block in blocks)])
+        wave = sound.read(last - first, dtype="float32", always_2d=True).mean(axis=1)
         if not len(wave):
             raise BadSampleError(Reason.DECODE, f"ends before {start_s:g} s")
         if rate == SOUND_HZ:

@@ -43,7 +43,6 @@ METADATA_KEY = b"entrain_bench.scan"
 # Left-out samples that are listed; all are counted.
 MAX_LISTED = 20
 ITEMS = ("texts", "images", "sounds", "videos")
-_BATCH_ROWS = 8192
 _COLUMNS: Mapping[str, pa.DataType] = {
     "sample_id": pa.string(),
     "text_chars": pa.int32(),
@@ -229,9 +228,7 @@ def _named(task: ShardTask, result: ScanReport | str | Died) -> ScanReport | str
 
 def scan_shard(task: ShardTask) -> ScanReport | str:
     """Read a shard and write its part, with what was left out; returns its counts, or why there is no part."""
-    schema = task.scan.schema
     rows = list[dict[str, Any]]()
-    batches = list[pa.RecordBatch]()
     counts = Counter[str]()
     listed = list[tuple[str, str]]()
     try:
@@ -242,10 +239,7 @@ def scan_shard(task: ShardTask) -> ScanReport | str:
                     listed.append((_plain(name), _plain(str(row))))
                 continue
             rows.append({"sample_id": name, **row})
-            if len(rows) == _BATCH_ROWS:
-                batches.append(pa.RecordBatch.from_pylist(rows, schema))
-                rows.clear()
-        table = pa.Table.from_batches([*batches, pa.RecordBatch.from_pylist(rows, schema)], schema)
+        table = pa.Table.from_pylist(rows, task.scan.schema)
         tally = ScanReport(len(table), _count_items(table), dict(counts), listed, 1)
         content = io.BytesIO()
         metadata = {METADATA_KEY: json.dumps({"tally": asdict(tally)})}

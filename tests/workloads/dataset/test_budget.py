@@ -24,7 +24,7 @@ from entrain_bench_workloads.dataset.formats import RecordSource, TarSource
 from entrain_bench_workloads.dataset.media import VideoFrames, decoded_image, decoded_sound
 from entrain_bench_workloads.dataset.source import BadSampleError, Limits, Reason
 from entrain_bench_workloads.trace import TraceWorkload
-from support.datasets import png_of, video_bytes, wav_bytes, write_repeated, write_tar
+from support.datasets import png_of, video_bytes, wav_bytes, write_tar
 from support.scanned import RULES
 
 GIB = 2**30
@@ -86,15 +86,6 @@ def test_a_data_set_of_200_million_list_entries_is_one_line(bomb: Path, tmp_path
     assert "has no valid sample (1 beyond a limit). First: a.parquet:0 and later" in line
     assert "row group 1: a row of up to 199,999,999 list entries (write smaller row groups) would take 11.9 GiB" in line
     assert peak < 1.5 * GIB
-
-
-def test_list_entries_that_python_has_no_room_for_cost_the_file(tmp_path: Path) -> None:
-    """Entries that fit as Arrow, but not as Python objects."""
-    write_repeated(tmp_path / "a.parquet", 40_000_000)
-    output = f"output={tmp_path / 'o.parquet'}"
-    line, peak = refused("trace", f"source.path={tmp_path}", "source.text=[texts]", output, "workers=1")
-    assert "39,999,999 list entries (write smaller row groups) would take 2.4 GiB" in line
-    assert peak < 4 * GIB
 
 
 def test_a_file_that_lies_about_its_entries_is_stopped_by_the_kernel() -> None:
