@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import product
 from typing import ClassVar
 
 import numpy as np
@@ -28,8 +28,8 @@ def proportional_allocation(
 ) -> tuple[int, ...]:
     """Split ``total`` in proportion to shares, at least ``least`` and at most ``most`` each (no limit if None).
 
-    The nearest integers in the least-squares sense (arXiv:2605.27918, Algorithm 1): each unit goes to the share that is
-    furthest below its proportion. ``UserError``, with ``what`` they are, for a total that does not fit the limits.
+    The nearest integers in the least-squares sense (arXiv:2605.27918, Algorithm 1). ``UserError``, with ``what`` they
+    are, for a total that does not fit the limits.
     """
     most = [total] * len(shares) if most is None else most
     if not least * len(shares) <= total <= sum(most):
@@ -38,16 +38,16 @@ def proportional_allocation(
     shares = np.asarray(shares, np.float64)
     even = np.full(len(shares), 1 / len(shares))
     due = decisive((shares / shares.sum() if shares.sum() > 0 else even) * total)
-    given = np.full(len(due), float(least))
+    given = np.full(len(due), least)
     for _ in range(total - least * len(due)):
         given[np.argmax(np.where(given < most, due - given, -np.inf))] += 1
-    return tuple(int(count) for count in given)
+    return tuple(given.tolist())
 
 
 def allocate_gpus(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
     """Return the GPUs of a replica for the merged encoder and for the LLM, by their share of estimated work.
 
-    M_ref of arXiv:2605.27918, Algorithm 1. A count need not be a whole number of stages, but is enough for one.
+    M_ref of arXiv:2605.27918, Algorithm 1; no fewer than a stage has.
     """
     width = degrees.tp * degrees.cp
     if not profile.job.model.encoders:
@@ -64,8 +64,7 @@ def allocate_gpus(profile: Profile, samples: SampleShapes, degrees: Degrees) -> 
 def gpus_to_stages(gpus: tuple[int, ...], width: int) -> tuple[int, ...]:
     """Convert GPUs to pipeline stages of the merged encoder and of the LLM; a stage has ``width`` = TP x CP GPUs.
 
-    The encoder's count is rounded down and the LLM takes the rest (arXiv:2605.27918, section 4.2 and appendix A: at
-    TP 2, 9 and 7 of 16 GPUs become 4 and 4 stages, 7 and 9 become 3 and 5).
+    The encoder's count is rounded down and the LLM takes the rest (arXiv:2605.27918, section 4.2 and appendix A).
     """
     encoders = tuple(count // width for count in gpus[:-1])
     return (*encoders, sum(gpus) // width - sum(encoders))
@@ -84,21 +83,20 @@ def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max
     """
     num_samples = 1
     while True:
-        first = allocate_gpus(profile, profile.samples.draw(num_samples), degrees)
-        if all(
-            allocate_gpus(profile, profile.samples.draw(num_samples), degrees) == first for _ in range(num_validations)
-        ):
-            return num_samples, True
-        if 2 * num_samples > max_samples:
-            return num_samples, False
+        draws = (profile.samples.draw(num_samples) for _ in range(1 + num_validations))
+        gpus = (allocate_gpus(profile, samples, degrees) for samples in draws)
+        first = next(gpus)
+        agreed = all(count == first for count in gpus)
+        if agreed or 2 * num_samples > max_samples:
+            return num_samples, agreed
         num_samples *= 2
 
 
 def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
     """Return consecutive layers per stage that minimize the slowest stage (arXiv:2605.27918, Algorithm 2, tier 1).
 
-    ``F(l, p) = min over l' < l of max(F(l', p - 1), sum of layers l'+1..l)``; O(layers^2 x stages). Seconds are those
-    of each layer for one microbatch ``[layers]``. ``UserError`` if there are more stages than layers.
+    ``F(l, p) = min over l' < l of max(F(l', p - 1), sum of layers l'+1..l)``, in seconds of a microbatch ``[layers]``.
+    ``UserError`` if there are more stages than layers.
     """
     num_layers = len(layer_s)
     if num_stages > num_layers:
@@ -120,10 +118,9 @@ def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
 
     If blocks do not divide evenly, the first stages get one more. Return None if there are fewer blocks than stages.
     """
-    blocks, rest = divmod(num_layers - 2, num_stages)
-    if not blocks:
+    layers = (num_layers - 2 - np.arange(num_stages) + num_stages - 1) // num_stages
+    if not layers[-1]:
         return None
-    layers = blocks + (np.arange(num_stages) < rest)
     layers[0] += 1
     layers[-1] += 1
     return tuple(layers.tolist())
@@ -176,24 +173,30 @@ def place_chain(
     ``degrees.pp`` rank groups hold ``virtual_stages`` each, in the order of ``place_ranks``; ``layers`` are those of
     each stage, by module.
     """
-    width = degrees.tp * degrees.cp
-    ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
+    ranks = replica_ranks(degrees.dp, degrees.pp, degrees.tp * degrees.cp)
     modules = []
     rank_of_place = place_ranks(degrees.pp, virtual_stages, virtual_order)
     firsts = chain_starts(job.model, len(rank_of_place), layers, leading)
     for module, first, split, again in zip(job.model.modules, firsts, layers, recompute, strict=True):
         held = np.ascontiguousarray(ranks[:, rank_of_place[first : first + len(split)]])
         modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, split, held, again))
-    layout = Layout(tuple(modules), job.num_microbatches(degrees.dp), split_backward=split_backward)
+    return checked_layout(job, modules, job.num_microbatches(degrees.dp), split_backward=split_backward)
+
+
+def replica_ranks(dp: int, pp: int, width: int) -> IntArray:
+    """Return consecutive ranks of replicas with equally wide stages ``[dp, pp, width]``."""
+    return np.arange(dp * pp * width).reshape(dp, pp, width)
+
+
+def checked_layout(job: Job, modules: Sequence[ModuleLayout], num_microbatches: int, **options: bool) -> Layout:
+    """Return the layout of the modules; ``UserError`` if the job's model or cluster cannot take it."""
+    layout = Layout(tuple(modules), num_microbatches, **options)
     check_layout(layout, job.model, job.cluster)
     return layout
 
 
 def chain_bytes(profile: Profile, samples: SampleShapes, layout: Layout) -> float:
-    """Return the bytes that the neediest rank of a chain keeps under 1F1B, with microbatches of mean samples.
-
-    Encoders and generators share the LLM's first and last stages (``place_chain``).
-    """
+    """Return the bytes that the neediest rank of a chain keeps under 1F1B, with microbatches of mean samples."""
     llm = layout.modules[profile.job.model.llm_index]
     kept = []
     share = profile.job.global_batch / (len(samples) * llm.dp * layout.num_microbatches)
@@ -208,8 +211,7 @@ def chain_bytes(profile: Profile, samples: SampleShapes, layout: Layout) -> floa
 def place_ranks(num_ranks: int, virtual_stages: int, virtual_order: str = "loop") -> IntArray:
     """Return the rank (block) of each virtual stage in a chain ``[num_ranks * virtual_stages]``.
 
-    ``loop``: stages go round the ranks (arXiv:2104.04473, section 2.2). ``v``: stages go down the ranks and back up
-    (arXiv:2401.10241, section 6).
+    Stages go round the ranks (``loop``, arXiv:2104.04473), or down and back up (``v``, arXiv:2401.10241).
     """
     turn, rank = np.divmod(np.arange(num_ranks * virtual_stages), num_ranks)
     upwards = virtual_order == "v"
@@ -222,8 +224,7 @@ def place_cuts(job: Job, degrees: Degrees, layers: Sequence[int], recompute: Seq
     ``layers[i]`` are on stage i, which is on rank i modulo PP; each module with layers there has a stage there.
     """
     bounds = np.cumsum([0, *layers])
-    width = degrees.tp * degrees.cp
-    ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
+    ranks = replica_ranks(degrees.dp, degrees.pp, degrees.tp * degrees.cp)
     modules = []
     first = 0
     for module, again in zip(job.model.modules, recompute, strict=True):
@@ -232,9 +233,7 @@ def place_cuts(job: Job, degrees: Degrees, layers: Sequence[int], recompute: Seq
         placed = np.ascontiguousarray(ranks[:, stages % degrees.pp])
         modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, tuple(held[stages].tolist()), placed, again))
         first += len(module.layers)
-    layout = Layout(tuple(modules), job.num_microbatches(degrees.dp))
-    check_layout(layout, job.model, job.cluster)
-    return layout
+    return checked_layout(job, modules, job.num_microbatches(degrees.dp))
 
 
 def mean_length(lengths: IntArray) -> int:
@@ -247,11 +246,9 @@ def average_layer_s(profile: Profile, samples: SampleShapes, tp: int, cp: int) -
     costs = []
     for module in profile.job.model.modules:
         lengths = module.lengths(samples, module.units(samples))
-        if not len(lengths):
-            costs.append(np.zeros(len(module.layers)))
-            continue
         count = max(1, round(profile.job.microbatch_size * len(lengths) / len(samples)))
-        costs.append(profile.layers.layer_s(module, np.full(count, mean_length(lengths)), tp, cp))
+        layer_s = profile.layers.layer_s(module, np.full(count, mean_length(lengths)), tp, cp)
+        costs.append(layer_s if len(lengths) else np.zeros(len(module.layers)))
     return costs
 
 
@@ -295,28 +292,27 @@ def place_islands(
     follow each other; otherwise groups of modules do, the widest tensor parallelism first, so that every block is
     aligned.
     """
-    units = [(islands[unit[0]], unit) for unit in job.model.module_groups]
-    shapes = [(island.dp, len(island.layers_per_stage), island.tp * island.cp) for island, _ in units]
-    if len({(island.tp, island.cp, island.dp) for island, _ in units}) == 1:
+    groups = job.model.module_groups
+    firsts = [islands[group[0]] for group in groups]
+    shapes = [(island.dp, len(island.layers_per_stage), island.tp * island.cp) for island in firsts]
+    grids = [replica_ranks(*shape) for shape in shapes]
+    if len({(island.tp, island.cp, island.dp) for island in firsts}) == 1:
         dp, _, width = shapes[0]
-        bounds = np.cumsum([0, *(pp for _, pp, _ in shapes)])
-        chain = np.arange(dp * bounds[-1] * width).reshape(dp, -1, width)
-        grids = [np.ascontiguousarray(chain[:, low:high]) for low, high in pairwise(bounds)]
+        cuts = np.cumsum([pp for _, pp, _ in shapes])
+        chain = replica_ranks(dp, int(cuts[-1]), width)
+        grids = [np.ascontiguousarray(part) for part in np.split(chain, cuts[:-1], axis=1)]
     else:
-        grids = [np.arange(int(np.prod(shape))).reshape(shape) for shape in shapes]
         start = 0
-        for index in sorted(range(len(units)), key=lambda i: -units[i][0].tp):
+        for index in sorted(range(len(groups)), key=lambda index: -firsts[index].tp):
             grids[index] = grids[index] + start
             start += grids[index].size
     modules = []
-    for grid, (_, unit) in zip(grids, units, strict=True):
-        for index in unit:
+    for grid, group in zip(grids, groups, strict=True):
+        for index in group:
             island = islands[index]
             name = job.model.modules[index].name
             modules.append(ModuleLayout(name, island.tp, island.cp, island.layers_per_stage, grid, island.recompute))
-    layout = Layout(tuple(modules), num_microbatches, single_rank_boundary)
-    check_layout(layout, job.model, job.cluster)
-    return layout
+    return checked_layout(job, modules, num_microbatches, single_rank_boundary=single_rank_boundary)
 
 
 def recompute_choices(
@@ -329,10 +325,8 @@ def recompute_choices(
     """
     groups = [(index,) for index in range(len(job.model.modules))] if groups is None else groups
     asked = job.request.recompute
-    if asked is None and chosen_later:
-        return [(False,) * len(groups)]
     if asked is None:
-        return list(product([False, True], repeat=len(groups)))
+        return list(product([False] if chosen_later else [False, True], repeat=len(groups)))
     again = [[job.model.modules[index].name in asked for index in group] for group in groups]
     if any(len({*group}) > 1 for group in again):
         together = "this planner recomputes all modules of a rank, or none"
@@ -347,11 +341,7 @@ def recompute_factor(recompute: bool) -> float:
 
 @dataclass(frozen=True, slots=True)
 class GivenPlanner:
-    """Takes the layout of a plan's file; nothing is measured or searched.
-
-    Attributes:
-        path: the file (``program.plan_file``).
-    """
+    """Takes the layout of a plan's file (``program.plan_file``); nothing is measured or searched."""
 
     handles_generators: ClassVar[bool] = True
 
