@@ -146,9 +146,8 @@ def fastest_in_trials(
 ) -> Layout:
     """Return the layout that runs one profiled batch fastest, among the best candidates that fit memory.
 
-    ``candidates`` come by rising estimate. Every microbatch size, if it is free, and each of ``others``, whose
-    estimates do not compare with the first's, gets as many of the ``num_trials`` as another. One trial: the best
-    estimate, but for ``_recomputing``. ``UserError`` says why there is no candidate, or none fits.
+    ``candidates`` come by rising estimate. Every microbatch size and each of ``others`` (other estimates) gets as many
+    of the ``num_trials`` as another. ``UserError`` says why there is no candidate, or none fits.
     """
     each_size = _each_size(profile, (candidates, *others))
     num_trials = num_trials if num_trials == 1 else num_trials * (1 + len(others))
@@ -166,10 +165,7 @@ def fastest_in_trials(
 def _recomputing(
     profile: Profile, rising: Iterator[Candidate], make_program: MakeProgram, refused: list[UserError]
 ) -> Iterator[Candidate]:
-    """Yield the first candidate that fits memory, or a later one that recomputes differently and runs a batch faster.
-
-    Only where memory refused better estimates, which do not tell which recomputation costs least.
-    """
+    """Yield the first candidate that fits memory; if better ones did not, the fastest of alike ones in a trial."""
     for first in islice(_fitting(profile, rising, make_program, refused), 1):
         if not refused:
             yield first
@@ -197,10 +193,7 @@ def _by_trial(
     num_trials: int,
     refused: list[UserError],
 ) -> Iterator[Candidate]:
-    """Yield candidates that fit memory: the best estimates by trial time, then the next ones, by turns.
-
-    What is tried fits on the batch it is tried on; only the fastest is checked on more.
-    """
+    """Yield candidates that fit memory: the best estimates by trial time on one batch, then the next ones, by turns."""
     batch = profile.samples.draw(profile.job.global_batch)
     share = -(-num_trials // len(each_size))
     runnable = [_fitting(profile, some, make_program, refused, [batch]) for some in each_size]

@@ -59,10 +59,7 @@ def _kinds_s(module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, pro
 def stages_s(
     module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks, profile: Profile
 ) -> tuple[FloatArray, FloatArray]:
-    """Estimated forward seconds ``[chunks, stages]``; the share of a full backward's products needed ``[stages]``.
-
-    A chunk costs what its units cost alone; stages share a module's time as that of a unit of mean length.
-    """
+    """Estimated forward seconds ``[chunks, stages]``; share of a full backward's products needed ``[stages]``."""
     units = module.units(shapes)
     seconds = np.zeros(shapes.num_items if module.per_item else len(shapes))
     seconds[units] = profile.estimates.units(module, shapes, placed.tp, placed.cp)
@@ -94,11 +91,9 @@ def packed_chunks_s(
     remade: IntArray | None = None,
     split: bool = False,
 ) -> tuple[FloatArray, ...]:
-    """Estimated seconds of forward and backward of packed chunks on stages ``[chunks, stages]``.
+    """Estimated seconds of forward, backward and, with ``split``, weight passes of packed chunks ``[chunks, stages]``.
 
-    A chunk costs what its units add and what a chunk costs anyway; recomputed layers run forward once more. ``remade``
-    are the layers of each stage that chunks recompute ``[chunks, stages]``; by default as the layout says. With
-    ``split`` the weight passes come third.
+    ``remade`` are the layers of each stage that chunks recompute ``[chunks, stages]``; by default as the layout says.
     """
     if placed.widths:
         return estimate_by_group(
@@ -147,11 +142,7 @@ def packed_iteration_s(program: Program, profile: Profile) -> float:
 
 
 def sync_after_s(program: Program, profile: Profile) -> FloatArray:
-    """Estimate the seconds from each pass to the end of its stage's synchronization ``[first_action[-1]]``.
-
-    Overlapped synchronisations go on beside what other modules still run on their ranks. Otherwise those of all modules
-    follow a rank's last action.
-    """
+    """Estimate the seconds from each pass to the end of its stage's synchronization ``[first_action[-1]]``."""
     layout = program.layout
     after = np.zeros(int(program.first_action[-1]))
     exposed = [step.sync_s for step in profile.programs.exposed_steps(layout)]

@@ -41,10 +41,7 @@ def components(count, one, other):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True, slots=True)
 class ChunkGroups:
-    """Groups of a draft's chunks; chunks of all modules are numbered in one sequence.
-
-    A group is a microbatch with its encoders' and generators' chunks.
-    """
+    """Microbatches of a draft with all their chunks; chunks of all modules are numbered together."""
 
     chunk: IntArray  # of each forward and backward ``[first_action[-1]]``
     chunk_set: IntArray  # set of lanes that each is on ``[chunks]``

@@ -86,10 +86,7 @@ class CorrectedAssigner:
 
 
 def observed(program: Program, index: int, believed_s: FloatArray, seconds: FloatArray) -> Observation:
-    """Executed microbatches of a module; ``seconds`` are those of actions ``[actions]``.
-
-    ``believed_s`` are those of each unit on a stage, of all chunks one after the other ``[members]``.
-    """
+    """Executed microbatches of a module, from seconds ``[actions]`` and those believed of each unit ``[members]``."""
     module = program.model.modules[index]
     placed = program.layout.modules[index]
     chunks = program.chunks[index]

@@ -1,9 +1,4 @@
-"""Measured layers and estimated units, all that strategies may know of them; their errors and correction.
-
-``belief_error`` is an error by sample, ``belief_bias`` an error by length, both set by the user. DFLOP's adaptive
-correction (arXiv:2603.25120) tracks, per shape, actual against predicted throughput, adds a penalty where they deviate,
-and stops when the mean benefit stays under the cost of tracking over I iterations; penalty and I are open there.
-"""
+"""Measured layers and estimated units, all that strategies may know of them; their errors and correction."""
 
 from __future__ import annotations
 
@@ -48,13 +43,12 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Corrector:
-    """Learned state; ``learn`` returns the next state.
+    """DFLOP's adaptive correction of estimates (arXiv:2603.25120); ``learn`` returns the next state.
 
     Attributes:
         tolerance: relative deviation below which a shape class is left alone.
         window: iterations I over which benefit and cost are compared.
-        cost_s: seconds that tracking costs an iteration (measured: median CPU time of observing 512 samples under the
-            default setting, 15 times, x86-64, 2026-11: 3.2 ms).
+        cost_s: seconds that tracking costs an iteration (measured on 512 samples, x86-64, 2026-11: 3.2 ms).
         smoothing: weight of a new observation in a class's running ratio of actual to predicted time.
         active: whether observations are still tracked.
         ratios: running actual / predicted time of each shape class, 1 on average over all work.
@@ -72,8 +66,7 @@ class Corrector:
     def learn(self, seen: Sequence[Observation], ridge: float = RIDGE) -> Corrector:
         """Learn from one iteration; switches off, and penalties with it, when they did not pay over the window.
 
-        A common factor on all times counts for nothing. The benefit is the |time error| of a replica's microbatches on
-        a stage, all modules together, that the penalties took away.
+        The benefit is the |time error| of a replica's microbatches on a stage that the penalties took away, in seconds.
         """
         if not self.active:
             return self
@@ -146,8 +139,7 @@ class PackTimes:
     def of(self, lengths: IntArray) -> FloatArray:
         """Return the seconds that sequences of the given lengths add to a pack ``[passes, sequences, kinds]``.
 
-        The time of a token is linear in the length between measured lengths and beyond them, as attention has it; below
-        the shortest the time of a sequence is.
+        The time of a token is linear between measured lengths and beyond; below the shortest that of a sequence is.
         """
         known = LENGTHS.astype(np.float64)
         at = np.asarray(lengths, np.float64)
@@ -260,10 +252,7 @@ class LayerProfile:
     def measure_packs(
         self, module: ModuleSpec, lengths: IntArray, offsets: IntArray, tp: int, cp: int, split: bool = False
     ) -> list[PassTimes]:
-        """Return ``measure`` for several packed microbatches whose sequences are CSR rows, each ``[microbatches]``.
-
-        With ``split`` a separate pass computes weight gradients.
-        """
+        """Return ``measure`` for several packs of CSR rows, each ``[microbatches]``; ``split``: with weight passes."""
         times = self._truth.layer_times
         return times.layers_s(module, times.loads(module, np.asarray(lengths), offsets), tp, cp, split)
 
@@ -297,10 +286,7 @@ class LayerProfile:
     def mean_microbatch_s(
         self, module: ModuleSpec, tp: int, cp: int, global_batch: int, num_microbatches: int
     ) -> tuple[FloatArray, FloatArray]:
-        """Return measured forward and backward seconds of every layer on a mean microbatch ``[layers]``.
-
-        ``num_microbatches`` of all replicas together hold ``global_batch`` mean samples.
-        """
+        """Return measured forward and backward seconds of every layer on a mean microbatch ``[layers]``."""
         units, length = self._samples.mean_units(module)
         count = max(1, round(units * global_batch / num_microbatches))
         key = (module.name, count, tp, cp)
@@ -334,10 +320,7 @@ def sample_error(module: str, sample_ids: IntArray, seed: int, error: float) -> 
 
 
 def smoothed_over_lengths(values: FloatArray, lengths: IntArray) -> FloatArray:
-    """Return means of values of about the same length ``[values]``: in steps of half an octave, interpolated.
-
-    Values of 1 stay 1, to the last bit.
-    """
+    """Return means of values of about the same length ``[values]``: in steps of half an octave, interpolated."""
     at = 2.0 * log2(np.maximum(lengths, 1))
     left = np.floor(at).astype(np.int64)
     share = at - left
@@ -369,10 +352,7 @@ class BatchCache:
 
 @dataclass(frozen=True, slots=True)
 class UnitEstimates:
-    """Estimated workload of single units (items of encoders and generators, samples of the LLM).
-
-    They err the same way each time a sample is seen (unless ``smoothed``).
-    """
+    """Estimated workload of single units: items of encoders and generators, samples of the LLM."""
 
     _model: ModelSpec
     _layers: LayerProfile

@@ -71,10 +71,7 @@ class Scheduler(Protocol):
 
 
 class MakeProgram:
-    """Makes the program that a strategy's assigner and scheduler give a batch under a layout, and remembers the last.
-
-    So a trial runs the program that was checked.
-    """
+    """Makes the program that a strategy gives a batch under a layout; remembers the last, for a trial after a check."""
 
     def __init__(self, strategy: Strategy, profile: Profile) -> None:
         self._strategy = strategy
@@ -127,10 +124,7 @@ class Strategy:
                 )
 
     def _check_widths(self, layout: Layout) -> None:
-        """Refuse groups of several widths unless assigner and scheduler have ``handles_widths = True``.
-
-        Others know replicas of fixed degrees only.
-        """
+        """Refuse groups of several widths unless assigner and scheduler have ``handles_widths = True``."""
         grouped = next((placed.module for placed in layout.modules if placed.widths), None)
         for name, part in (("assigner", self.assigner), ("scheduler", self.scheduler)):
             if grouped and not declares(part, "handles_widths"):

@@ -36,10 +36,7 @@ class ZeroBubble(Recomputation):
     handles_generators: ClassVar[bool] = True
 
     def delayed(self, make: Callable[[int], Program], longest: int, profile: Profile) -> Program:
-        """Return the program with the longest delay of weight passes that fits memory; no delay if none fits.
-
-        ``make`` gives the program whose weight passes come so many microbatches after their backwards at most.
-        """
+        """Return ``make`` of the longest delay of weight passes, in microbatches, that fits memory."""
         recomputes = self.chooses_recomputation and profile.job.request.recompute is None
 
         def fits(program: Program) -> bool:
@@ -65,8 +62,7 @@ class ZeroBubble(Recomputation):
 class ZeroBubbleH1(ZeroBubble):
     """ZB-H1: 1F1B's forwards and backwards, and weight passes that come later the later the stage (section 2.3).
 
-    A weight pass follows the backward of the microbatch that comes as many later as there are stages before it in the
-    chain; those without one run at the end. The bubble shrinks from (p - 1)(F + B + W) to (p - 1)(F + B - W).
+    A weight pass follows the backward of the microbatch that comes as many later as there are stages before it.
     """
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
@@ -122,11 +118,7 @@ class Turns:
 
 
 def find_turns(model: ModelSpec, layout: Layout, valley: bool = False) -> Turns | None:
-    """The pipeline over virtual stages that a layout is; None if it is none.
-
-    Place i of the chain (``find_places``) is on rank i modulo their number p; in a ``valley`` of 2p places on rank i,
-    and on 2p - 1 - i from the p-th on.
-    """
+    """The pipeline over virtual stages, round the ranks or down and back (``valley``), of a layout; None if none."""
     # Where encoders of a valley end on the lowest rank the LLM may begin on its other place.
     for apart in (False, True)[: 1 + valley]:
         chain = find_places(model, layout, apart)
@@ -148,10 +140,7 @@ def zb_v_slots(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Slots of forwards, backwards and weight passes at every place of the V ``[chunks, 2 ranks]``.
 
-    Chunks run forward by their position in the replica's order, backward in the place of position ``last``. The order
-    of arXiv:2401.10241, section 6, by hand for F = B = W, where no rank waits in between. With p ranks and at least 2p
-    - 1 microbatches, of which those beyond ``num_microbatches`` are left out, rank i runs, 0 and 1 being its stages on
-    the way down and up, F, B and W its passes in order:
+    The order of arXiv:2401.10241, section 6, for F = B = W: of p ranks rank i, with stages 0 and 1 down and up, runs
 
     1. 2(p - i) - 1 times F0, then i times F1 F0, then p - i times F1 B1 W1;
     2. F0 B0 W0 F1 B1 W1 in turn, without F0 where there is none left, until there is no F1;
@@ -194,8 +183,7 @@ def interleaved_slots(
     """Slots of forwards and backwards at every virtual stage, in Megatron-LM's order ``[chunks, stages]``.
 
     A rank runs groups of as many microbatches as there are ranks, each through all of its stages, backwards from the
-    last to the first. It warms up with (stages a rank - 1) groups and two forwards for every rank behind it. A chunk
-    runs backward in the place of ``last``; its replica has so many microbatches, a multiple of the ranks ``[chunks]``.
+    last to the first. It warms up with (stages a rank - 1) groups and two forwards for every rank behind it.
     """
     turn, rank = np.divmod(np.arange(num_ranks * stages_per_rank), num_ranks)
     warmup = 2 * (num_ranks - 1 - rank) + (stages_per_rank - 1) * num_ranks

@@ -1,14 +1,9 @@
 """A list scheduler for actions that occupy one lane or several; compiled.
 
-Time advances by always placing the action that can begin first. A lane chooses among the forwards and backwards whose
-inputs are there, by priority; forwards and backwards alternate. If nothing is there, what comes first is next.
-
-A lane that waits for the LLM would start a long encoder backward, and hold up the LLM on every lane until that ends.
-Such backwards can be held until their lanes have done all of the LLM.
-
-Memory. Chunks that depend on each other form a group, and groups have one order for all lanes. A forward is let in
-where all that the groups up to its own hold and will hold fits together on each of its lanes. So the first unfinished
-group is refused nowhere: no order can deadlock, and nothing exceeds the room if every group fits by itself.
+The action that can begin first is placed next. A lane chooses among those whose inputs are there, by priority. Long
+encoder backwards can be held until their lanes have done all of the LLM, which they would hold up. Chunks that depend
+on each other form a group; a forward is let in where all that the groups up to its own hold and will hold fits
+together on each of its lanes. So no order can deadlock, and nothing exceeds the room if every group fits by itself.
 """
 
 from __future__ import annotations
@@ -99,8 +94,8 @@ def draft_actions(
 ) -> ListedActions:
     """Return the forwards and backwards of a program, whatever its order.
 
-    ``columns`` are further attributes of ``ListedActions``, 0 by default; lanes are stations of their own by default.
-    ``delay_s`` is what results take to arrive ``[dependencies]``; None if they are there at once.
+    ``columns`` are further attributes of ``ListedActions``, 0 by default. ``delay_s`` is what results take to arrive
+    ``[dependencies]``; None: nothing.
     """
     count = int(draft.first_action[-1])
     lane_offsets, lanes = list_lanes(draft)
@@ -169,8 +164,8 @@ class State(NamedTuple):
 def list_schedule(actions, wish, place, limit_s=np.inf):  # type: ignore[no-untyped-def]
     """Put all actions in an order that every lane keeps to; ``place`` takes each action's place ``[actions]``.
 
-    Returns when all gradients are synchronised, seconds, infinite as soon as that must be later than ``limit_s``; and
-    how many forwards were let in although memory was full: none if every group fits by itself.
+    Returns when all gradients are synchronised, seconds, infinite if later than ``limit_s``; and how many forwards were
+    let in although memory was full.
     """
     state = _begin(actions, wish)
     forced = 0

@@ -34,10 +34,7 @@ def longest_first(cost: FloatArray, num_buckets: int) -> IntArray:
 
 
 def lpt_with_exchange(cost: FloatArray, num_buckets: int) -> IntArray:
-    """LPT, then exchanges between the fullest bucket and others for as long as one lowers it (arXiv:2603.25120).
-
-    The emptiest other bucket takes an item, or swaps one, so that the fuller of the two is lowest.
-    """
+    """LPT, then items given or swapped from the fullest bucket for as long as that lowers it (arXiv:2603.25120)."""
     bucket = longest_first(cost, num_buckets)
     # The last item weighs nothing: swapping with it is giving.
     padded = np.concatenate([cost, np.zeros((1, 2))])
@@ -129,8 +126,7 @@ def balanced_groups(
 ) -> IntArray:
     """Group of each sample by LPT: by falling size, each to the least-loaded group that has a free place ``[samples]``.
 
-    Every group takes ``ceil(samples / groups)`` samples at most. Groups have ``load`` already ``[groups]``; equal loads
-    go to the group with fewer samples, or else to the first that has a free place.
+    Every group takes ``ceil(samples / groups)``; ``load`` is what groups have ``[groups]``; equal ones go by samples.
     """
     before = np.zeros(num_groups) if load is None else load
     group: IntArray = fill_groups(np.argsort(-size, kind="stable"), size, before, fewest_first)
@@ -198,10 +194,7 @@ def longest_first_by_row(cost: FloatArray, row: IntArray, num_bins: int) -> IntA
 
 
 def arrival_places(num_samples: int, microbatch_size: int, dp: int) -> tuple[IntArray, IntArray]:
-    """Replica and microbatch of each sample in order of arrival, as with Megatron's data sampler ``[samples]``.
-
-    Consecutive samples fill a microbatch, fewer where they do not fill one of every replica.
-    """
+    """Replica and microbatch of each sample in order of arrival, as with Megatron's data sampler ``[samples]``."""
     microbatch = np.arange(num_samples) // max(1, min(microbatch_size, -(-num_samples // dp)))
     return microbatch % dp, microbatch // dp
 
@@ -213,9 +206,8 @@ RESOLUTION = 1 << 40
 def largest_differencing(weight: IntArray | FloatArray, num_parts: int, equal_count: bool = False) -> IntArray:
     """Part of each item ``[items]``, so that the parts' sums of weights are about equal, numbered by falling sum.
 
-    The method of Karmarkar and Karp for k parts (Korf, IJCAI 2009, section 2.4): partial partitions are merged, the two
-    with the largest differences first, the largest part of one with the smallest of the other. Weights are at least 0.
-    With ``equal_count`` items of neighbouring weight start in one partition, so parts differ by one item at most.
+    The method of Karmarkar and Karp for k parts (Korf, IJCAI 2009, section 2.4). Weights are at least 0. With
+    ``equal_count`` parts differ by one item at most.
     """
     given = np.asarray(weight)
     if not len(given):

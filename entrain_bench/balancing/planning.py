@@ -28,8 +28,7 @@ def proportional_allocation(
 ) -> tuple[int, ...]:
     """Split ``total`` in proportion to shares, at least ``least`` and at most ``most`` each (no limit if None).
 
-    The nearest integers in the least-squares sense (arXiv:2605.27918, Algorithm 1). ``UserError``, with ``what`` they
-    are, for a total that does not fit the limits.
+    The nearest in least squares (arXiv:2605.27918, Algorithm 1). ``UserError`` for a total beyond the limits.
     """
     most = [total] * len(shares) if most is None else most
     if not least * len(shares) <= total <= sum(most):
@@ -45,10 +44,7 @@ def proportional_allocation(
 
 
 def allocate_gpus(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
-    """Return the GPUs of a replica for the merged encoder and for the LLM, by their share of estimated work.
-
-    M_ref of arXiv:2605.27918, Algorithm 1; no fewer than a stage has.
-    """
+    """Return a replica's GPUs for merged encoder and LLM by estimated work (arXiv:2605.27918, Algorithm 1's M_ref)."""
     width = degrees.tp * degrees.cp
     if not profile.job.model.encoders:
         return (degrees.pp * width,)
@@ -62,10 +58,7 @@ def allocate_gpus(profile: Profile, samples: SampleShapes, degrees: Degrees) -> 
 
 
 def gpus_to_stages(gpus: tuple[int, ...], width: int) -> tuple[int, ...]:
-    """Convert GPUs to pipeline stages of the merged encoder and of the LLM; a stage has ``width`` = TP x CP GPUs.
-
-    The encoder's count is rounded down and the LLM takes the rest (arXiv:2605.27918, section 4.2 and appendix A).
-    """
+    """Convert GPUs to stages of ``width`` GPUs; the encoder's are rounded down (arXiv:2605.27918, section 4.2)."""
     encoders = tuple(count // width for count in gpus[:-1])
     return (*encoders, sum(gpus) // width - sum(encoders))
 
@@ -76,11 +69,7 @@ def allocate_stages(profile: Profile, samples: SampleShapes, degrees: Degrees) -
 
 
 def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max_samples: int) -> tuple[int, bool]:
-    """Find the least power-of-two batch size at which all fresh batches give the GPU allocation of the first batch.
-
-    arXiv:2605.27918, Algorithm 1, from one sample to ``max_samples``; and whether all ``num_validations`` batches
-    agreed.
-    """
+    """Find the least power of two of samples whose batches have one GPU allocation; whether they do (Algorithm 1)."""
     num_samples = 1
     while True:
         draws = (profile.samples.draw(num_samples) for _ in range(1 + num_validations))
@@ -95,8 +84,7 @@ def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max
 def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
     """Return consecutive layers per stage that minimize the slowest stage (arXiv:2605.27918, Algorithm 2, tier 1).
 
-    ``F(l, p) = min over l' < l of max(F(l', p - 1), sum of layers l'+1..l)``, in seconds of a microbatch ``[layers]``.
-    ``UserError`` if there are more stages than layers.
+    Seconds are those of each layer for one microbatch ``[layers]``. ``UserError`` for more stages than layers.
     """
     num_layers = len(layer_s)
     if num_stages > num_layers:
@@ -114,10 +102,7 @@ def partitions(layer_s: FloatArray) -> list[tuple[int, ...]]:
 
 
 def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
-    """Spread blocks evenly over stages, with the embedding on the first and the head on the last, as Megatron-LM does.
-
-    If blocks do not divide evenly, the first stages get one more. Return None if there are fewer blocks than stages.
-    """
+    """Spread blocks evenly over stages, with embedding and head at the ends, as Megatron-LM does; None if too few."""
     layers = (num_layers - 2 - np.arange(num_stages) + num_stages - 1) // num_stages
     if not layers[-1]:
         return None
@@ -168,10 +153,8 @@ def place_chain(
 ) -> Layout:
     """Place homogeneous replicas: encoder, LLM and generator stages form one chain.
 
-    Replicas have consecutive ranks, TP innermost, then CP, then stages. All encoders share the encoder stages, all
-    generators theirs: stages before and after the LLM's if ``leading``, otherwise its first and last ones.
-    ``degrees.pp`` rank groups hold ``virtual_stages`` each, in the order of ``place_ranks``; ``layers`` are those of
-    each stage, by module.
+    All encoders share stages, and all generators: beside the LLM's if ``leading``, otherwise its first and last ones.
+    ``degrees.pp`` rank groups hold ``virtual_stages`` each (``place_ranks``); ``layers`` are those of each stage.
     """
     ranks = replica_ranks(degrees.dp, degrees.pp, degrees.tp * degrees.cp)
     modules = []
@@ -209,20 +192,14 @@ def chain_bytes(profile: Profile, samples: SampleShapes, layout: Layout) -> floa
 
 
 def place_ranks(num_ranks: int, virtual_stages: int, virtual_order: str = "loop") -> IntArray:
-    """Return the rank (block) of each virtual stage in a chain ``[num_ranks * virtual_stages]``.
-
-    Stages go round the ranks (``loop``, arXiv:2104.04473), or down and back up (``v``, arXiv:2401.10241).
-    """
+    """Rank (block) of each virtual stage ``[stages]``: round the ranks (``loop``), or down and back up (``v``)."""
     turn, rank = np.divmod(np.arange(num_ranks * virtual_stages), num_ranks)
     upwards = virtual_order == "v"
     return np.where(upwards & (turn % 2 == 1), num_ranks - 1 - rank, rank)
 
 
 def place_cuts(job: Job, degrees: Degrees, layers: Sequence[int], recompute: Sequence[bool]) -> Layout:
-    """Place homogeneous replicas whose stages cut one chain of all layers; a stage may cross modules.
-
-    ``layers[i]`` are on stage i, which is on rank i modulo PP; each module with layers there has a stage there.
-    """
+    """Place homogeneous replicas whose stages, in turn on PP ranks, cut one chain of the layers of all modules."""
     bounds = np.cumsum([0, *layers])
     ranks = replica_ranks(degrees.dp, degrees.pp, degrees.tp * degrees.cp)
     modules = []
@@ -288,9 +265,7 @@ def place_islands(
 ) -> Layout:
     """Place encoders, LLM and generators on disjoint ranks; all encoders share ranks, and so do all generators.
 
-    Islands, one per module, that share ranks differ only in their layers. If all have one TP, CP and DP, replicas
-    follow each other; otherwise groups of modules do, the widest tensor parallelism first, so that every block is
-    aligned.
+    If all have one TP, CP and DP, replicas follow each other; otherwise groups of modules do, widest TP first.
     """
     groups = job.model.module_groups
     firsts = [islands[group[0]] for group in groups]
@@ -318,10 +293,9 @@ def place_islands(
 def recompute_choices(
     job: Job, groups: Sequence[Sequence[int]] | None = None, chosen_later: bool = False
 ) -> list[tuple[bool, ...]]:
-    """Return the combinations of groups to recompute: all of them, or the one that the job requests.
+    """Return the combinations of groups to recompute (each module alone by default), or the one that the job requests.
 
-    ``groups`` of modules recompute together, by default each module alone. If the scheduler has it ``chosen_later``, it
-    is none unless requested. ``IncompatibleError`` if the job requests some modules of a group, but not all.
+    None is recomputed if the scheduler has it ``chosen_later``. ``IncompatibleError`` for a request of half a group.
     """
     groups = [(index,) for index in range(len(job.model.modules))] if groups is None else groups
     asked = job.request.recompute
@@ -341,7 +315,11 @@ def recompute_factor(recompute: bool) -> float:
 
 @dataclass(frozen=True, slots=True)
 class GivenPlanner:
-    """Takes the layout of a plan's file (``program.plan_file``); nothing is measured or searched."""
+    """Takes the layout of a plan's file; nothing is measured or searched.
+
+    Attributes:
+        path: the file (``program.plan_file``).
+    """
 
     handles_generators: ClassVar[bool] = True
 

@@ -32,10 +32,7 @@ class ProgramTimes:
     _layers: LayerProfile
 
     def simulate(self, program: Program, duration_s: FloatArray, transfers: bool = False) -> FloatArray:
-        """Return the estimated end of every action of a program; transfers are free unless asked for ``[actions]``.
-
-        ``DeadlockError`` if the order of actions contradicts their dependencies.
-        """
+        """Return estimated ends of actions ``[actions]``, by default without transfers; ``DeadlockError`` if none."""
         if not transfers:
             return place_actions(program, duration_s, np.zeros(len(program.dep_actions)))[1]
         handed = self.handovers(program)
@@ -45,8 +42,7 @@ class ProgramTimes:
     def iteration_s(self, program: Program, duration_s: FloatArray) -> float:
         """Return the estimated iteration time of a program in seconds, with transfers, weight gathers and the step.
 
-        Transfers never wait for a link. Durations are of each action; those of steps are ignored ``[actions]``.
-        ``DeadlockError`` as for ``simulate``.
+        Durations are of each action; those of steps are ignored ``[actions]``. ``DeadlockError`` as for ``simulate``.
         """
         costs = self._truth.step_costs
         layer_s = self._layers_s(program.layout)
@@ -95,19 +91,12 @@ class ProgramTimes:
         return added_s + exposed_s(program, layers_s, cluster, self._job.framework), collective_passes(program)
 
     def step_s(self, layout: Layout) -> float:
-        """Return the seconds that gathers, gradient synchronization and the optimizer add to average microbatches.
-
-        The optimizer waits for the last synchronization of all ranks.
-        """
+        """Return the seconds that gathers, synchronization and the optimizer of a step add to average microbatches."""
         gather_s, sync_s, optimizer_s = self.lane_steps_s(layout)
         return float((gather_s + optimizer_s).max() + sync_s.max())
 
     def lane_steps_s(self, layout: Layout) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return gather, synchronization and optimizer seconds of ``step_s`` on every lane ``[lanes]``.
-
-        Stages that share ranks use the links one by one, beside an average microbatch of the other stages if
-        overlapped.
-        """
+        """Return gather, synchronization and optimizer seconds of ``step_s`` on every lane ``[lanes]``."""
         exposed = self.exposed_steps(layout)
         framework = self._job.framework
         gather_s = layout.lane_sums([step.gather_s for step in exposed])
@@ -141,23 +130,14 @@ class ProgramTimes:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A strategy's window on the truth.
-
-    Attributes:
-        job: the training job.
-        samples: samples of the workload, to plan with.
-        layers: measured times of single layers.
-        estimates: estimated workload of each unit, with the estimation error that the user sets.
-        tuning_budget: simulated batches with which planners choose by ``balancing.tuning``; None: planners choose by
-            trials of their own.
-    """
+    """A strategy's window on the truth."""
 
     job: Job
-    samples: ProfiledSamples
-    layers: LayerProfile
-    estimates: UnitEstimates
+    samples: ProfiledSamples  # of the workload, to plan with
+    layers: LayerProfile  # measured times of single layers
+    estimates: UnitEstimates  # of the workload of each unit, with the estimation error that the user sets
     _truth: CostTruth
-    tuning_budget: int | None = None
+    tuning_budget: int | None = None  # simulated batches of ``balancing.tuning``; None: planners choose by own trials
 
     @property
     def programs(self) -> ProgramTimes:
@@ -190,10 +170,7 @@ class Profile:
         return self.for_job(self.job.with_microbatch_size(-(-self.job.global_batch // num_microbatches)))
 
     def smoothed(self) -> Self:
-        """Return the profile whose estimates have the mean error of units of about the same length.
-
-        Times depend on lengths alone, so estimates that differ at equal lengths are wrong.
-        """
+        """Return the profile whose estimates have the mean error of units of about the same length."""
         return replace(self, estimates=self.estimates.smoothed())
 
     def corrected(self, correction: Corrector) -> Self:

@@ -1,8 +1,4 @@
-"""Recomputation by chunk: a program that recomputes everything buys time back with the memory its order leaves.
-
-For every lane: which chunks keep how many layers of which stage, so that nothing exceeds memory at any point of its
-order. Chunks hold activations from their forward to their backward.
-"""
+"""Recomputation by chunk: a program that recomputes everything buys time back with the memory its order leaves."""
 
 from __future__ import annotations
 
@@ -84,10 +80,7 @@ def recompute_all(program: Program) -> Program:
 
 
 def recompute_by_stage(program: Program, profile: Profile) -> Program:
-    """Return a program that recomputes all it can with as few recomputed layers per stage as memory demands.
-
-    Of modules that share a lane, the one that saves most seconds for its memory keeps its layers first.
-    """
+    """Return a program that recomputes all it can with as few recomputed layers per stage as memory demands."""
     if not program.remade:
         return program
     modules = list(zip(program.model.modules, program.layout.modules, program.chunks, strict=True))
@@ -126,20 +119,14 @@ def _stages_fit(program: Program, index: int, profile: Profile) -> BoolArray:
 
 
 def recompute_by_chunk(program: Program, profile: Profile) -> Program:
-    """Return the program with the least recomputation that its order has memory for, by chunk.
-
-    It fits memory if everything is recomputed; what it says of recomputation is the most.
-    """
+    """Return the program with the least recomputation that its order has memory for, by chunk."""
     modules = zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
     layer_s = [covered_layer_s(module, placed, program.shapes, rows, profile) for module, placed, rows in modules]
     return keep_what_fits(program, layer_s, profile)
 
 
 def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> Program:
-    """Return a program that recomputes all it can with the least recomputation that its order has memory for.
-
-    ``forward_s`` are believed forward seconds of a layer that recomputation covers ``[chunks, stages]``, by module.
-    """
+    """Return ``recompute_by_chunk`` with believed seconds of a covered layer ``[chunks, stages]``, by module."""
     if not program.remade:
         return program
     kept = [layers.copy() for layers in program.remade]

@@ -1,7 +1,7 @@
 """Groups of several widths on planes of ranks: their planner, layouts, labels of units, and programs.
 
-A plane is a stage's ranks, TP innermost; a position in it is one TP group. Every round of a plane is a microbatch: each
-position has at most one pack, which its group shares by context parallelism.
+A plane is a stage's ranks; a position in it is one TP group. A round of a plane is a microbatch: each position has at
+most one pack, which its group shares by context parallelism.
 """
 
 from __future__ import annotations
@@ -63,7 +63,6 @@ def plane_layout(
     """Return a layout whose stages have planes of equally many ranks, each with groups of CP 1, 2, 4, ....
 
     With ``leading`` encoders have stages before the LLM's, otherwise they are on its first; generators are on its last.
-    ``UserError`` if groups have no power of two ranks, or the model or cluster cannot take the layout.
     """
     llm = job.model.llm_index
     pp = len(layers[llm]) + (max(map(len, layers[:llm]), default=0) if leading else 0)
@@ -90,10 +89,7 @@ def plane_layout(
 
 
 def even_layers(model: ModelSpec, layer_s: Sequence[FloatArray], pp: int) -> list[tuple[list[tuple[int, ...]], bool]]:
-    """Layers of each module's stages so that the slowest is fastest, and whether encoders have stages of their own.
-
-    One split for encoders on the LLM's first stage, and the best with leading ones; generators are on its last.
-    """
+    """Layers of each module's stages, the slowest fastest, and whether encoders lead: without and with leading ones."""
     llm = model.llm_index
     whole = [(len(seconds),) for seconds in layer_s]
     loaded = layer_s[llm].copy()
@@ -130,10 +126,7 @@ def mean_tokens(profile: Profile, layout: Layout) -> int:
 
 
 def round_labels(model: ModelSpec, shapes: SampleShapes, layout: Layout, rounds: Rounds, *, spread: bool) -> Assignment:
-    """Return group and microbatch of every unit, which are those of its sample.
-
-    With ``spread`` items go, most FLOPs first, each to the position of its group with the least so far.
-    """
+    """Return group and round of every unit, those of its sample; ``spread`` items go to its least-loaded position."""
     modules = []
     for module, placed in zip(model.modules, layout.modules, strict=True):
         units = module.units(shapes)
@@ -170,10 +163,7 @@ def group_numbers(placed: ModuleLayout, first: IntArray, width: IntArray) -> Int
 
 
 def rounds_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
-    """1F1B over the stages; rounds are microbatches, which all groups of a stage run in order.
-
-    ``IncompatibleError`` if a module has no widths, or if a sample comes before its items.
-    """
+    """1F1B over the stages; rounds are microbatches. ``IncompatibleError`` if a sample comes before its items."""
     plain = next((placed.module for placed in layout.modules if not placed.widths), None)
     if plain:
         raise IncompatibleError(
@@ -205,11 +195,7 @@ TENSOR_PARALLEL = (1, 2, 4, 8)
 
 
 def layouts_with_widths(job: Job) -> Iterator[Layout]:
-    """Layouts on all ranks with groups of any width that the request allows (``plane_degrees``).
-
-    Only the LLM's weights may be split, over TP 2, 4, ...; a requested TP is that of all its groups. Layouts with
-    sharded weights (``plane_layout``) come last, in one round.
-    """
+    """Layouts on all ranks with groups of any width that the request allows; those with sharded weights come last."""
     job = without_stages(job)
     num_ranks = job.cluster.num_ranks
     node = job.cluster.gpus_per_node
@@ -257,8 +243,7 @@ def is_plane_fixed(request: LayoutRequest) -> bool:
 def plane_degrees(job: Job, degrees: Sequence[int]) -> list[int]:
     """TP of the layouts without stages that a request allows, of some degrees; none if it asks for stages.
 
-    One rule for all strategies without stages: a requested TP and PP hold for every group. A requested CP and DP are
-    together the positions of a stage, which form CP groups of any width. One of them alone divides the positions.
+    A requested CP and DP are together the positions of a stage; one of them alone divides the positions.
     """
     asked = job.request
     num_ranks = job.cluster.num_ranks
@@ -380,11 +365,7 @@ class PlaneEstimates:
         return self._layer_s[tp]
 
     def estimated(self, profile: Profile, layout: Layout, *, own_rounds: bool) -> Candidate:
-        """The layout with the believed seconds of the batch's program, whose rounds it has unless it has its own.
-
-        Recomputation lengthens the program of stages by its share of an average sample; with sharded weights, where
-        memory decides on widths and rounds, each choice has a program of its own. ``UserError`` if there is no program.
-        """
+        """The layout with the believed seconds of the batch's program; ``UserError`` if there is none."""
         again = [placed.recompute for placed in layout.modules]
         if any(again) and not layout.modules[0].sharded:
             plain = replace(layout, modules=tuple(replace(placed, recompute=False) for placed in layout.modules))

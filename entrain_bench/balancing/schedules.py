@@ -24,8 +24,7 @@ from entrain_bench.specs.shapes import SampleShapes
 def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArray) -> tuple[IntArray, IntArray]:
     """Slots of forwards and backwards under 1F1B (PipeDream-Flush, arXiv:2006.09503) with a given warm-up (broadcasts).
 
-    A lane runs ``warmup`` forwards, then one forward and one backward in turn, then the remaining backwards, in slots
-    0..2K-1. ``microbatch`` is the position in the order of a replica that has ``num_microbatches``.
+    ``microbatch`` is the position in the order of a replica that has ``num_microbatches``; slots are 0..2K-1.
     """
     warmup = np.minimum(warmup, num_microbatches)
     forward = np.where(microbatch <= warmup, microbatch, 2 * microbatch - warmup)
@@ -35,11 +34,9 @@ def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArr
 
 
 def stages_behind(layout: Layout, llm: int = -1) -> list[IntArray]:
-    """Lanes of a replica's chain that come after each stage, one array a module ``[stages]``.
+    """Lanes of a replica's chain (encoders, the LLM at position ``llm``, generators) after each stage ``[stages]``.
 
-    The chain runs through the stages of encoders, those of the LLM, at position ``llm`` of the modules, and the
-    generators'. ``IncompatibleError`` if the stages form no chain: modules share lanes but not their DP, or begin
-    before the last stage of those ahead; or if stages are virtual.
+    One array a module. ``IncompatibleError`` if the stages are virtual or form no chain.
     """
     _refuse_virtual_stages(layout)
     for one, other in combinations(range(len(layout.modules)), 2):
@@ -75,8 +72,8 @@ def _refuse_virtual_stages(layout: Layout) -> None:
 def find_places(model: ModelSpec, layout: Layout, apart: bool = False) -> tuple[IntArray, tuple[IntArray, ...]] | None:
     """Lowest rank of each place of the chain of all stages in replica 0 ``[places]``, and each module's places.
 
-    Encoders begin at the first place; the LLM on the place where the longest encoder ends, if its first stage is there,
-    otherwise, or if ``apart``, on the next one; generators are on the last. None if modules contradict each other.
+    The LLM begins where the longest encoder ends, if its first stage is there and not ``apart``, otherwise on the next
+    place; generators are on the last. None if modules contradict each other.
     """
     llm = model.llm_index
     blocks = [placed.ranks[0].min(axis=1) for placed in layout.modules]
@@ -100,10 +97,7 @@ def find_places(model: ModelSpec, layout: Layout, apart: bool = False) -> tuple[
 def chain_chunks(
     model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment, split_backward: bool
 ) -> list[Chunks]:
-    """Chunks of every module; with split backward an encoder microbatch is cut by the LLM microbatch it feeds.
-
-    The part of an encoder chunk is then the LLM microbatch of its samples.
-    """
+    """Chunks of every module; with split backward encoder microbatches are cut by the LLM microbatches they feed."""
     check_assignment(assignment, model, layout, shapes)
     consumer = assignment.modules[model.llm_index].microbatch
     chunks = []
@@ -118,10 +112,7 @@ def chain_chunks(
 def backward_microbatch(
     model: ModelSpec, shapes: SampleShapes, assignment: Assignment, chunks: Sequence[Chunks]
 ) -> list[IntArray]:
-    """Microbatch in whose backward slot each chunk runs backward, one array a module ``[chunks]``.
-
-    An encoder chunk waits for the last LLM microbatch that consumes it.
-    """
+    """Microbatch in whose slot each chunk runs backward, the last that consumes it; one array a module ``[chunks]``."""
     consumer = assignment.modules[model.llm_index].microbatch
     result = []
     for module, rows in zip(model.modules, chunks, strict=True):
@@ -144,11 +135,9 @@ def chain_program(
 ) -> Program:
     """1F1B over a chain of encoder, LLM and generator stages, whose modules may differ in DP.
 
-    The k-th microbatches of all modules share their slots; none of the LLM may come before those of encoders that it
-    needs. An encoder chunk runs backward in the slot of the LLM microbatch that consumes it, if that is later than its
-    own; with ``split_backward`` samples deferred to a later LLM microbatch form chunks of their own. ``warmup`` are the
-    forwards before the first backward, ``weight_delay`` the microbatches by which weight passes come after their
-    backwards, for every module ``[stages]``; without delays backwards are whole.
+    None of the LLM's microbatches may come before those of encoders that it needs. With ``split_backward`` samples of a
+    later LLM microbatch form chunks of their own. ``warmup`` are forwards before the first backward, ``weight_delay``
+    microbatches by which weight passes follow their backwards, for every module ``[stages]``.
     """
 
     def slots(index: int, chunks: Chunks, last: IntArray, count: IntArray) -> Slots:
@@ -174,8 +163,7 @@ def slotted_program(
 ) -> Program:
     """The program of a chain in an order that ``slots`` gives for every module.
 
-    It takes the module's index, its chunks, and ``[chunks]`` the microbatch in whose slot each runs backward, and the
-    places in the order of its replica; modules of one DP count together, for they may share lanes.
+    It takes a module's index, its chunks, the microbatch in whose slot each runs backward, and its replica's places.
     """
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward)
     freed = backward_microbatch(model, shapes, assignment, chunks)
@@ -211,10 +199,7 @@ def learns(module: ModuleSpec) -> bool:
 
 
 def three_phase_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
-    """All encoder forwards, then 1F1B of the LLM, then all encoder backwards (arXiv:2605.27678, section 2).
-
-    For modules without generators that share their ranks. ``IncompatibleError`` if stages are virtual.
-    """
+    """All encoder forwards, then 1F1B of the LLM, then all encoder backwards (arXiv:2605.27678, section 2)."""
     _refuse_virtual_stages(layout)
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
     first_llm = 1 + max((int(rows.microbatch.max(initial=-1)) for rows in chunks[:-1]), default=-1)
@@ -309,9 +294,8 @@ def eager_warmup(
 ) -> list[IntArray]:
     """Return the longest warm-up of each stage that fits the memory budget, for every module ``[stages]``.
 
-    Never less than 1F1B's, and falling by at least one from stage to stage. ``freed`` is the microbatch in whose slot
-    each chunk of a 1F1B program runs backward, by module ``[chunks]``. With ``only_encoders`` stages of the LLM and of
-    generators, and what shares their lanes, keep 1F1B's; ``max_extra`` limits the forwards beyond it.
+    ``freed`` is the microbatch in whose slot each chunk of a 1F1B program runs backward ``[chunks]``. With
+    ``only_encoders`` the LLM and generators keep 1F1B's; ``max_extra`` limits the forwards beyond it.
     """
     job = profile.job
     memory = profile.memory
@@ -349,10 +333,7 @@ def eager_warmup(
 def held_tokens(
     rows: Chunks, tokens: FloatArray, num_replicas: int, num_microbatches: int, freed: IntArray
 ) -> FloatArray:
-    """Return the most tokens a stage of any replica holds after a warm-up of w forwards ``[w]``, w = 0..K-1.
-
-    When forward i runs, microbatches up to i have arrived and backwards up to i - w - 1 are done.
-    """
+    """Return the most tokens a stage of any replica holds after a warm-up of w = 0..K-1 forwards ``[w]``."""
     arrived = np.zeros((num_replicas, num_microbatches + 1))
     gone = np.zeros((num_replicas, num_microbatches + 1))
     np.add.at(arrived, (rows.replica, rows.microbatch + 1), tokens)

@@ -36,8 +36,7 @@ def by_turns(
 ) -> Iterator[int]:
     """Candidates that run, each once: by turns the best that is left of all and of every value of every knob.
 
-    Values take their turns by rising best estimate; equal estimates go by index. A candidate that does not run costs
-    its value no turn.
+    A candidate that does not run costs its value no turn.
     """
     values: dict[object, list[int]] = {}
     for index in np.argsort(decisive(estimated_s), kind="stable").tolist():
@@ -70,10 +69,9 @@ def knob_values(knobs: Sequence[tuple[object, ...]]) -> IntArray:
 def corrected_octaves(
     octaves: FloatArray, knobs: IntArray, simulated: Sequence[int], seconds: Sequence[float]
 ) -> FloatArray:
-    """Binary logarithms of estimates, to compare only, if each value of each knob errs by a factor ``[offers]``.
+    """Binary logarithms of estimates, to compare only, if each value of each knob errs by a factor ``[candidates]``.
 
-    A ridge regression of the logarithms on the ``seconds`` of the offers that were simulated, one at least. ``knobs``
-    are numbers of values (``knob_values``).
+    A ridge regression on the ``seconds`` of those ``simulated``. ``knobs`` are numbers of values (``knob_values``).
     """
     left = log2(np.array(seconds)) - octaves[[*simulated]]
     left -= np.median(left)
@@ -185,10 +183,7 @@ class Trials:
         return decisive(total_s / len(indices))
 
     def gains(self, layout: Layout, over: Layout, indices: Sequence[int]) -> bool:
-        """Whether a candidate is faster than another by more than a standard error on batches where both have run.
-
-        With quick programs, by full ones on the batches for drafts as well: quick searches may fail some layouts more.
-        """
+        """Whether a layout is faster than another by more than a standard error; with drafts also by full programs."""
         ahead = np.array([self.seconds(over, index) for index in indices], np.float64)
         ahead -= [self.seconds(layout, index) or np.inf for index in indices]
         error = float(np.std(ahead, ddof=1)) / len(ahead) ** 0.5 if len(ahead) > 1 else 0.0
@@ -210,10 +205,7 @@ class Trials:
         return decisive(total_s)
 
     def fits(self, layout: Layout) -> bool:
-        """Whether a candidate fits memory on the heaviest batches, and on the others if these leave little.
-
-        Schedulers that choose what is recomputed leave little, but recompute more where a batch needs it.
-        """
+        """Whether a layout fits memory on the heaviest batches, and on the others if these leave little."""
         job = self.profile.under(layout).job
         drawn = self.batches.drawn
         try:
@@ -335,8 +327,7 @@ def default_job(job: Job) -> Job | None:
 def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
     """Return the most promising jobs with fixed TP, CP, DP and microbatch size, at most ``MAX_JOBS``.
 
-    They are rated, the same for all strategies, by the time of a 1F1B pipeline that is perfectly balanced, and of the
-    longest units besides. The best of every value are kept, then the best of all.
+    Rated by the time of a 1F1B pipeline that is perfectly balanced and of the longest units; best of every value first.
     """
     jobs: list[Job] = []
     ratings_s: list[float] = []
@@ -422,9 +413,8 @@ def asked(
 def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgram, budget: int) -> Layout:
     """Return the layout that runs the tuning batches fastest, among a planner's offers for the free knobs of a job.
 
-    The job with default values for its free knobs is tuned first, with the whole budget of simulated batches; its
-    winner enters the last round of the job as given, which has the budget once more, so a free knob costs nothing on
-    these batches. Estimates of different ``sets`` need not compare. ``UserError`` says why nothing fits.
+    The job with default knobs is tuned first; its winner enters the last round of the job as given, so freedom costs
+    nothing on these batches. Estimates of different ``sets`` need not compare. ``UserError`` says why nothing fits.
     """
     trials = Trials(profile, make_program, tuning_batches(profile))
     chosen_later = make_program.chooses_recomputation
@@ -455,8 +445,7 @@ def chosen_layout(
 ) -> Layout:
     """Return the layout of a planner: chosen by the tuner if there is a tuning budget, otherwise by own trials.
 
-    Arguments and errors are as for ``fastest_in_trials``; ``quick`` are candidates for the tuner, by estimates without
-    simulated batches, if not the same.
+    As ``fastest_in_trials``; ``quick`` are candidates for the tuner without simulated batches, if not the same.
     """
     if profile.tuning_budget is None:
         return fastest_in_trials(profile, candidates, make_program, num_trials, others)

@@ -141,10 +141,7 @@ def require_walls(config: RunConfig) -> None:
 
 
 def require_valid(config: RunConfig) -> RunResult:
-    """A run ends with a valid program within memory, all metrics, and no time below the lower bound.
-
-    ``UserError`` names an invalid program, or one that does not fit memory; ``ViolationError`` impossible metrics.
-    """
+    """A run has a valid program within memory, all metrics, no time below the bound; ``ViolationError`` if not."""
     outcome = run_experiment(config)
     metrics = outcome.metrics
     wrong = [name for name in METRICS if name not in metrics or not isfinite(metrics[name])]
@@ -255,10 +252,7 @@ HIDDEN = frozenset(
 
 
 def trespasses(modules: Collection[str]) -> list[str]:
-    """Lines of these modules, and of their author's that they import, that reach for code closed to strategies.
-
-    ``UserError`` names a module that does not exist, and a file that is not Python.
-    """
+    """Lines of these modules, and of those of their author that they import, that reach for closed code."""
     lines = []
     for module, source in sorted(sources_of(modules).items()):
         if source.path is None or module.partition(".")[0] in OWN_PACKAGES - {STRATEGIES}:

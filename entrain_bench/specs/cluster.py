@@ -83,8 +83,8 @@ class LinkTier:
 class Speed:
     """Factors on a cluster's constants, from ``SLOWEST`` to ``FASTEST``; 1 leaves a constant unmodified.
 
-    Above 1, the first five make a cluster faster and the last three make it slower or smaller. A constant of 0 stays 0.
-    A factor that would lift an efficiency above 1 raises the peak instead, and ``mfu`` is a fraction of that peak.
+    Above 1, the first five make a cluster faster and the last three make it slower or smaller. A factor that would lift
+    an efficiency above 1 raises the peak instead.
     """
 
     gemm: float = 1.0  # attained rates of matrix products
@@ -158,8 +158,7 @@ class ClusterSpec:
     def ring_tiers(self, rings: IntArray) -> list[LinkTier]:
         """The links of rings through the given ranks ``[rings, ranks]``: the slowest each crosses.
 
-        Latency and start are those of the outermost; the bandwidth is what collectives attain. Data leave a block
-        through the links of all ranks that a ring has there, as NCCL has it with a ring for each.
+        Data leave a block through the links of all ranks that a ring has there, as with NCCL's ring for each.
         """
         rings = np.sort(rings, axis=1)
         outermost = self.tier_of(rings[:, 0], rings[:, -1])

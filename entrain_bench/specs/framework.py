@@ -28,10 +28,7 @@ CHOICES: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class FrameworkOptions:
-    """Framework settings with the defaults of Megatron-LM; the simulator prices them and training executes them.
-
-    ``experiments/config.yaml`` says what each key means.
-    """
+    """Framework settings with Megatron-LM's defaults; ``experiments/config.yaml`` says what each key means."""
 
     distributed_optimizer: bool = True
     overlap_grad_reduce: bool = True

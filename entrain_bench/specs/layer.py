@@ -34,8 +34,7 @@ class Gemm:
 class Attention:
     """Scaled dot-product attention inside each sequence, or inside windows of ``window_tokens`` of it.
 
-    A token stands for ``rows_per_token`` queries. With ``context_tokens`` keys and values are a context's of that
-    length, not the sequence's own (cross-attention). ``head_dim`` decides how fast it is.
+    With ``context_tokens`` keys and values are a context's of that length (cross-attention).
     """
 
     query_width: int
@@ -152,9 +151,7 @@ class Layer:
     def weight_pass_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
         """Bytes of a token that gradients of weights are made of, on a rank of ``tp``, without context parallelism.
 
-        Each product keeps its gathered input and the gradient of its output between the two passes (Transformer
-        Engine's ``WeightGradStore``, NVIDIA/TransformerEngine#1653). Tensor parallelism divides the outputs of
-        column-parallel products and the inputs of row-parallel ones.
+        Each product keeps its gathered input and its output's gradient (NVIDIA/TransformerEngine#1653).
         """
         if not self.learns:
             return 0.0

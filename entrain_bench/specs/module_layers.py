@@ -28,10 +28,8 @@ class Role(StrEnum):
 class ModuleConfig:
     """Architecture of one module as its YAML states it; see ``build_layers`` for what follows from it.
 
-    An encoder names the ``modalities`` it encodes and the products of its input embedding and of its projector
-    (``embed_gemms`` and ``head_gemms``: ``{k, n, rows_per_token}``); an LLM names vocabulary and context length. A
-    generator learns to generate every item of its ``modalities``, each a sequence of ``item_tokens``; it is made of
-    blocks, like an encoder, or a U-Net (``unet``: see ``UNetConfig``), which needs none of the blocks' sizes.
+    Encoders name ``modalities`` and the products of input embedding and projector (``embed_gemms``, ``head_gemms``);
+    generators learn to generate sequences of ``item_tokens`` by blocks, or a U-Net (``UNetConfig``).
     Fields from ``rope_theta`` on decide numbers and no costs.
     """
 
@@ -77,9 +75,7 @@ UNFUSED, FUSED, EAGER = CROSS_ENTROPIES = ("unfused", "fused", "eager")
 def build_layers(config: ModuleConfig) -> tuple[Layer, ...]:
     """The layers of a module: ``embed``, ``num_layers`` blocks (``block`` or ``window_block``), ``head``.
 
-    Byte counts are of a bf16 model with flash attention (no score matrix) and fused rotary positions, activations and
-    norms, each of which keeps its input alone. ``Layer`` says what of them tensor parallelism divides
-    (arXiv:2205.05198).
+    Bytes are of a bf16 model with flash attention and fused kernels, each of which keeps its input (arXiv:2205.05198).
     """
     is_llm = config.role == Role.LLM
     embed = _token_embedding(config) if is_llm else _encoder_embedding(config)
@@ -91,11 +87,7 @@ def build_layers(config: ModuleConfig) -> tuple[Layer, ...]:
 
 
 def mlp_of_block(config: ModuleConfig) -> Layer:
-    """A block's MLP with the norm before it, as recomputation runs it once more; the weights are the block's.
-
-    It stops when it has made all that the backward needs, as ``torch.utils.checkpoint`` does: there is the gather
-    before the first product, not the scatter behind the second, nor the sum with what came in.
-    """
+    """A block's MLP with the norm before it, as recomputation runs it again: up to what the backward needs."""
     h = config.hidden_size
     f = config.ffn_hidden_size
     up = 2 * f if config.gated_mlp else f
@@ -166,14 +158,9 @@ def _token_embedding(config: ModuleConfig) -> Layer:
 def language_head(config: ModuleConfig, cross_entropy: str = UNFUSED) -> Layer:
     """Return the LLM's last layer: final norm, logits and their loss, as one of ``CROSS_ENTROPIES`` computes it.
 
-    Bytes of a logit, by the operators that read and write it:
-
-    - ``unfused`` (megatron-core 0.19, ``tensor_parallel/cross_entropy.py``): cast to fp32 (2 + 4), maximum (4),
-      subtraction (8), exponential (8), sum (4) and division (8), all in place. The fp32 softmax is kept; in addition
-      there are the bf16 logits in forward and their gradient in backward, which scales the softmax (8) and casts (6).
-    - ``fused`` (Transformer Engine, ``common/triton/cross_entropy.py``): two reads, and the gradient over the logits.
-    - ``eager`` (PyTorch): gathered logits, their fp32 copy and the fp32 logarithms stay; backward adds the fp32
-      gradients of both. Forward casts (6) and normalizes (12), backward writes (4), reads twice and writes (12), casts.
+    Bytes of a logit are those of megatron-core 0.19 (``tensor_parallel/cross_entropy.py``: fp32 softmax in place), of
+    Transformer Engine (``common/triton/cross_entropy.py``: two reads, the gradient over the logits), and of PyTorch
+    (gathered logits, their fp32 copy and the fp32 logarithms, kept).
     """
     h = config.hidden_size
     vocab = config.vocab_size
@@ -266,11 +253,7 @@ def parse_gemms(configs: Sequence[Mapping[str, float]], where: str) -> tuple[Gem
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Rotary frequencies stretched for long contexts, as Llama 3.1 and 3.2 do it (Hugging Face's ``llama3``).
-
-    Wavelengths longer than ``original_context_tokens / low_freq_factor`` are stretched by ``factor``, those shorter
-    than ``original_context_tokens / high_freq_factor`` stay, and in between the two are mixed.
-    """
+    """Rotary frequencies stretched for long contexts, as Llama 3.1 and 3.2 do it (Hugging Face's ``llama3``)."""
 
     factor: Rate
     low_freq_factor: Rate

@@ -13,11 +13,7 @@ from entrain_bench.base.errors import UserError, require
 
 @dataclass(frozen=True, slots=True)
 class SampleShapes:
-    """Sizes of a set of samples as a struct of arrays; the items of a sample are one CSR row.
-
-    An item is what an encoder processes as one sequence (an image, a frame group, an audio segment). A sample may have
-    any number of items, or none.
-    """
+    """Sizes of a set of samples as a struct of arrays; a sample's items, any number or none, are one CSR row."""
 
     modalities: tuple[str, ...]
     sample_ids: IntArray  # identity of each sample in its workload [samples]
@@ -163,8 +159,8 @@ def shapes_of(
 ) -> SampleShapes:
     """Return the shapes of samples with items of several modalities, in the mapping's order within a sample.
 
-    ``sample_ids`` are unique integers or strings ``[samples]``, by default row numbers; strings appear in messages.
-    ``UserError`` if lengths of columns do not fit together, or sizes are not positive.
+    ``sample_ids`` are unique integers or strings ``[samples]``, by default row numbers. ``UserError`` if columns do
+    not fit together.
     """
     text = np.asarray(text_tokens, np.int64)
     parts = list(modalities.values())

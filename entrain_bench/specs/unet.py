@@ -1,7 +1,6 @@
 """A conditional U-Net as a sequence of layers: Stable Diffusion's denoiser (arXiv:2112.10752), in diffusers' structure.
 
-A token is a position of the latent image. Level l works on 4^-l as many positions. A stage hands on pending skip
-connections. Tensor parallelism does not split the weights: the ranks of a group share out the images.
+A token is a position of the latent image; level l works on 4^-l as many. Ranks of a TP group share out the images.
 """
 
 from __future__ import annotations

@@ -122,10 +122,7 @@ class Moved:
 
 
 class Samples(Protocol):
-    """Reads samples one by one, in any order; frozen and made of plain values, for it travels between processes.
-
-    All methods raise ``UserError`` naming the sample where it cannot be read, or is not what its shapes say.
-    """
+    """Reads samples one by one in any order; frozen, of plain values; ``UserError`` names what cannot be read."""
 
     def picture(self, shapes: SampleShapes, item: int) -> Pixels:
         """An image, or the frames of a video's group, as large as item's patches ``[frames, height, width, 3]``."""
