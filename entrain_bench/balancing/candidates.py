@@ -46,11 +46,7 @@ def heaviest(batches: Sequence[SampleShapes], job: Job) -> list[int]:
 def check_memory(
     profile: Profile, layout: Layout, make_program: MakeProgram, batches: Iterable[SampleShapes] | None = None
 ) -> float:
-    """Return the bytes that the neediest rank needs at most in programs of a layout; ``OutOfMemoryError`` if too many.
-
-    All given global batches are checked; of ``MEMORY_BATCHES`` profiled ones, by default, the ``heaviest``, and the
-    others only if these leave little.
-    """
+    """Return the most bytes of a rank in programs of batches (profiled ones by default); or ``OutOfMemoryError``."""
     job = profile.job
     draft = make_program.draft
     limit = job.planning_budget_bytes

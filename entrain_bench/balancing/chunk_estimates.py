@@ -1,7 +1,5 @@
 """Believed seconds of chunks on stages, from the profile's estimates of units."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -91,10 +89,7 @@ def packed_chunks_s(
     remade: IntArray | None = None,
     split: bool = False,
 ) -> tuple[FloatArray, ...]:
-    """Estimated seconds of forward, backward and, with ``split``, weight passes of packed chunks ``[chunks, stages]``.
-
-    ``remade`` are the layers of each stage that chunks recompute ``[chunks, stages]``; by default as the layout says.
-    """
+    """Estimated seconds of passes of packed chunks that recompute ``remade`` layers, as the layout says by default."""
     if placed.widths:
         return estimate_by_group(
             placed, chunks, lambda group: packed_chunks_s(module, group, shapes, chunks, profile, remade, split)

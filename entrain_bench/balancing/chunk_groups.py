@@ -1,7 +1,5 @@
 """Groups of dependent passes in a program: replicas, and in each the microbatches with their passes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

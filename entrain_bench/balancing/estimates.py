@@ -1,7 +1,5 @@
 """Measured layers and estimated units, all that strategies may know of them; their errors and correction."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NamedTuple, Self
@@ -63,11 +61,8 @@ class Corrector:
     ratios: Mapping[int, float] = field(default_factory=dict)
     benefits_s: tuple[float, ...] = ()
 
-    def learn(self, seen: Sequence[Observation], ridge: float = RIDGE) -> Corrector:
-        """Learn from one iteration; switches off, and penalties with it, when they did not pay over the window.
-
-        The benefit is the |time error| of a replica's microbatches on a stage that the penalties took away, in seconds.
-        """
+    def learn(self, seen: Sequence[Observation], ridge: float = RIDGE) -> Self:
+        """Learn from one iteration; switches off, and penalties with it, when they did not pay over the window."""
         if not self.active:
             return self
         actual = np.concatenate([one.actual_s for one in seen])
@@ -137,10 +132,7 @@ class PackTimes:
     least_s: FloatArray  # that a chunk takes ``[passes, kinds]``
 
     def of(self, lengths: IntArray) -> FloatArray:
-        """Return the seconds that sequences of the given lengths add to a pack ``[passes, sequences, kinds]``.
-
-        The time of a token is linear between measured lengths and beyond; below the shortest that of a sequence is.
-        """
+        """Return the seconds that sequences of the given lengths add to a pack ``[passes, sequences, kinds]``."""
         known = LENGTHS.astype(np.float64)
         at = np.asarray(lengths, np.float64)
         right = np.clip(np.searchsorted(known, at), 1, len(known) - 1)
@@ -160,10 +152,7 @@ def probes() -> tuple[IntArray, IntArray]:
 
 
 def pack_times(measured: Sequence[PassTimes]) -> PackTimes:
-    """From the times of each kind on the packs of ``probes``.
-
-    Twice the sequences take longer by what they add; what a pack takes besides is the chunk's, the mean of all lengths.
-    """
+    """Take apart the times of packs (``probes``): what sequences add, the mean rest of all lengths, and the least."""
     count = -(-PACK_TOKENS // LENGTHS)[:, None]
     columns = [
         [kind.forward_s + kind.forward_comm_s for kind in measured],
@@ -257,10 +246,7 @@ class LayerProfile:
         return times.layers_s(module, times.loads(module, np.asarray(lengths), offsets), tp, cp, split)
 
     def forward_fit(self, module: ModuleSpec, tp: int, cp: int) -> FloatArray:
-        """Coefficients of ``a x^2 + b x + c`` for the forward of each layer kind ``[kinds, 3]``, seconds.
-
-        Linear regression over ``PROFILED_TOKENS`` (arXiv:2605.27918, section 4.1).
-        """
+        """Coefficients of ``a x^2 + b x + c``, seconds of a forward of each layer kind ``[kinds, 3]``."""
         key = (module.name, tp, cp)
         if key not in self._fits:
             measured = [self.measure(module, np.array([tokens]), tp, cp) for tokens in PROFILED_TOKENS]
@@ -269,10 +255,7 @@ class LayerProfile:
         return self._fits[key]
 
     def pack_times(self, module: ModuleSpec, tp: int, cp: int, split: bool = False) -> PackTimes:
-        """Return the seconds that each sequence adds to a packed chunk, and the constant of a chunk.
-
-        With ``split`` a separate pass computes weight gradients.
-        """
+        """Return seconds that sequences add to a packed chunk, and a chunk's own; ``split``: with weight passes."""
         key = (module.name, tp, cp, split)
         if key not in self._packs:
             lengths, offsets = probes()

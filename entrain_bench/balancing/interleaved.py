@@ -1,7 +1,5 @@
 """Schedules of a chain of stages: interleaved 1F1B (arXiv:2104.04473, 2.2), ZB-H1 and ZB-V (arXiv:2401.10241)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -60,10 +58,7 @@ class ZeroBubble(Recomputation):
 
 @dataclass(frozen=True, slots=True)
 class ZeroBubbleH1(ZeroBubble):
-    """ZB-H1: 1F1B's forwards and backwards, and weight passes that come later the later the stage (section 2.3).
-
-    A weight pass follows the backward of the microbatch that comes as many later as there are stages before it.
-    """
+    """ZB-H1 (section 2.3): weight passes follow their backwards by as many microbatches as there are stages before."""
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """Return the program; ``IncompatibleError`` if the modules do not form a chain of one stage a rank."""
@@ -199,10 +194,7 @@ def interleaved_slots(
 
 
 def interleaved_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
-    """Interleaved 1F1B over a chain of virtual stages: of the encoders, then the LLM's, then the generators'.
-
-    ``IncompatibleError`` if the stages do not go round the ranks, or microbatches are no multiple of the ranks.
-    """
+    """Interleaved 1F1B over a chain of virtual stages; ``IncompatibleError`` if they do not go round the ranks."""
     chain = find_turns(model, layout)
     if chain is None:
         needed = "the interleaved schedule needs virtual stages that go round the ranks in order"

@@ -1,7 +1,5 @@
 """Units dealt out to bins, compiled: longest first, with exchanges, into equal counts, or by largest differences."""
 
-from __future__ import annotations
-
 from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
@@ -124,10 +122,7 @@ def _best_swap(mine, theirs, my_load, their_load, cost, below):  # type: ignore[
 def balanced_groups(
     size: FloatArray, num_groups: int, load: FloatArray | None = None, fewest_first: bool = True
 ) -> IntArray:
-    """Group of each sample by LPT: by falling size, each to the least-loaded group that has a free place ``[samples]``.
-
-    Every group takes ``ceil(samples / groups)``; ``load`` is what groups have ``[groups]``; equal ones go by samples.
-    """
+    """Group of each sample by LPT, as many samples each ``[samples]``; ``load`` is what groups have ``[groups]``."""
     before = np.zeros(num_groups) if load is None else load
     group: IntArray = fill_groups(np.argsort(-size, kind="stable"), size, before, fewest_first)
     return group

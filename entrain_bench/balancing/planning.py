@@ -1,7 +1,5 @@
 """Building blocks of planners: shares of ranks, stages of layers, placement on ranks, and layouts of a file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -82,10 +80,7 @@ def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max
 
 
 def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
-    """Return consecutive layers per stage that minimize the slowest stage (arXiv:2605.27918, Algorithm 2, tier 1).
-
-    Seconds are those of each layer for one microbatch ``[layers]``. ``UserError`` for more stages than layers.
-    """
+    """Return consecutive layers per stage that minimize the slowest (arXiv:2605.27918, Algorithm 2, tier 1)."""
     num_layers = len(layer_s)
     if num_stages > num_layers:
         raise UserError(f"layout: {num_layers} layers cannot fill {num_stages} stages; each needs at least 1 layer")
@@ -263,10 +258,7 @@ class Island:
 def place_islands(
     job: Job, islands: Sequence[Island], num_microbatches: int, single_rank_boundary: bool = False
 ) -> Layout:
-    """Place encoders, LLM and generators on disjoint ranks; all encoders share ranks, and so do all generators.
-
-    If all have one TP, CP and DP, replicas follow each other; otherwise groups of modules do, widest TP first.
-    """
+    """Place encoders, LLM and generators on disjoint ranks: by replica if alike, otherwise by group, widest TP first."""
     groups = job.model.module_groups
     firsts = [islands[group[0]] for group in groups]
     shapes = [(island.dp, len(island.layers_per_stage), island.tp * island.cp) for island in firsts]
@@ -293,10 +285,7 @@ def place_islands(
 def recompute_choices(
     job: Job, groups: Sequence[Sequence[int]] | None = None, chosen_later: bool = False
 ) -> list[tuple[bool, ...]]:
-    """Return the combinations of groups to recompute (each module alone by default), or the one that the job requests.
-
-    None is recomputed if the scheduler has it ``chosen_later``. ``IncompatibleError`` for a request of half a group.
-    """
+    """Return the combinations of groups (by default single modules) to recompute, or the one that a job requests."""
     groups = [(index,) for index in range(len(job.model.modules))] if groups is None else groups
     asked = job.request.recompute
     if asked is None:

@@ -1,7 +1,5 @@
 """Profiles: all that strategies may know of costs and samples, among it estimated times of programs, and trial runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -40,10 +38,7 @@ class ProgramTimes:
         return place_actions(program, duration_s, handed.delay_s, hold_s=hold_s)[1]
 
     def iteration_s(self, program: Program, duration_s: FloatArray) -> float:
-        """Return the estimated iteration time of a program in seconds, with transfers, weight gathers and the step.
-
-        Durations are of each action; those of steps are ignored ``[actions]``. ``DeadlockError`` as for ``simulate``.
-        """
+        """Return an iteration's estimated seconds with transfers, gathers and the step, by durations ``[actions]``."""
         costs = self._truth.step_costs
         layer_s = self._layers_s(program.layout)
         ends = [costs.ends(program, index, module_s, duration_s) for index, module_s in enumerate(layer_s)]

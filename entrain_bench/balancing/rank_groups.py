@@ -1,10 +1,4 @@
-"""Units of a micro-step on aligned groups of ranks: neighbours that share their work, or groups that end first.
-
-``joined`` lets neighbouring positions share what they have where that ends sooner; ``grouped`` deals units out to
-groups of any width, the greedy packing that FlexSP begins with (arXiv:2412.01523).
-"""
-
-from __future__ import annotations
+"""Units of a micro-step on aligned groups of ranks: neighbours that share their work, or groups that end first."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -174,11 +168,7 @@ def joined(
 def unit_costs(
     module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, profile: Profile
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the believed costs of a module's units in one stage.
-
-    Seconds that a unit adds to a pack at each degree ``[degrees, units]``; its bytes ``[units]``; a pack's seconds
-    besides ``[degrees]``.
-    """
+    """Believed seconds of units ``[degrees, units]``, their bytes ``[units]``, a pack's own seconds ``[degrees]``."""
     kinds = module.kind_counts(placed.layers_per_stage)[0]
     again = kinds * np.array([kind.remade_share for kind in module.kinds]) * placed.recompute
     seconds = []

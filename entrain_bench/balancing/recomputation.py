@@ -1,7 +1,5 @@
 """Recomputation by chunk: a program that recomputes everything buys time back with the memory its order leaves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self

@@ -60,10 +60,7 @@ def plane_layout(
     *,
     sharded: bool = False,
 ) -> Layout:
-    """Return a layout whose stages have planes of equally many ranks, each with groups of CP 1, 2, 4, ....
-
-    With ``leading`` encoders have stages before the LLM's, otherwise they are on its first; generators are on its last.
-    """
+    """Return a layout of equally wide planes with groups of CP 1, 2, 4, ...; ``leading``: encoders come first."""
     llm = job.model.llm_index
     pp = len(layers[llm]) + (max(map(len, layers[:llm]), default=0) if leading else 0)
     firsts = chain_starts(job.model, pp, layers, leading)
@@ -241,10 +238,7 @@ def is_plane_fixed(request: LayoutRequest) -> bool:
 
 
 def plane_degrees(job: Job, degrees: Sequence[int]) -> list[int]:
-    """TP of the layouts without stages that a request allows, of some degrees; none if it asks for stages.
-
-    A requested CP and DP are together the positions of a stage; one of them alone divides the positions.
-    """
+    """TP of the layouts of one stage that a request allows, of some; CP x DP are the positions, or divide them."""
     asked = job.request
     num_ranks = job.cluster.num_ranks
     copies = (asked.dp or 1) * (asked.cp or 1)
@@ -290,8 +284,6 @@ def packed_program(shapes: SampleShapes, layout: Layout, assignment: Assignment,
 @dataclass(frozen=True, slots=True)
 class PlanePlanner(TrialOptions):
     """Plans TP and PP as in a static layout, DP x CP as one plane of groups, and one round per static microbatch.
-
-    So CP and microbatch size of the static layout are what walks the tokens that a rank may hold in a round.
 
     Attributes:
         sharded: whether weights are sharded over all ranks, in one stage.

@@ -1,7 +1,5 @@
 """Schedules as slots: from microbatch order to the order on a lane; 1F1B; checks of what may follow whom."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -34,10 +32,7 @@ def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArr
 
 
 def stages_behind(layout: Layout, llm: int = -1) -> list[IntArray]:
-    """Lanes of a replica's chain (encoders, the LLM at position ``llm``, generators) after each stage ``[stages]``.
-
-    One array a module. ``IncompatibleError`` if the stages are virtual or form no chain.
-    """
+    """Lanes of a replica's chain after each stage, by module ``[stages]``; ``IncompatibleError`` if there is none."""
     _refuse_virtual_stages(layout)
     for one, other in combinations(range(len(layout.modules)), 2):
         shared = np.intersect1d(layout.blocks[one].lanes, layout.blocks[other].lanes).size
@@ -161,10 +156,7 @@ def slotted_program(
     slots: Callable[[int, Chunks, IntArray, IntArray], Slots],
     split_backward: bool = False,
 ) -> Program:
-    """The program of a chain in an order that ``slots`` gives for every module.
-
-    It takes a module's index, its chunks, the microbatch in whose slot each runs backward, and its replica's places.
-    """
+    """The program of a chain in the order that ``slots(module, chunks, last microbatch, replica's places)`` gives."""
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward)
     freed = backward_microbatch(model, shapes, assignment, chunks)
     modules = zip(chunks, freed, microbatches_per_replica(layout, chunks, freed), strict=True)
@@ -229,10 +221,7 @@ def check_colocated(layout: Layout) -> None:
 def check_routes(
     model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment, *, in_order: bool
 ) -> None:
-    """Raise ``IncompatibleError`` for a sample of which an item is encoded in another group than the LLM's.
-
-    With ``in_order`` no LLM microbatch may come before an encoder microbatch that it needs.
-    """
+    """Raise ``IncompatibleError`` for an item in another group than its sample's LLM, or later (``in_order``)."""
     check_assignment(assignment, model, layout, shapes)
     *encoders, llm = layout.modules
     consumer = assignment.modules[-1]

@@ -1,10 +1,4 @@
-"""One tuner for every strategy: it simulates the most promising candidates of the knobs that a job leaves free.
-
-A planner answers for fixed knobs with its best estimates. The tuner keeps the best of every value of every knob, and
-halves the candidates successively on batches that are the same for all strategies. Its budget counts simulated batches.
-"""
-
-from __future__ import annotations
+"""One tuner for every strategy: it simulates the most promising candidates of the knobs that a job leaves free."""
 
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,10 +28,7 @@ PRIOR = 1.0
 def by_turns(
     estimated_s: FloatArray, knobs: Sequence[tuple[object, ...]], runs: Callable[[int], bool] = lambda _: True
 ) -> Iterator[int]:
-    """Candidates that run, each once: by turns the best that is left of all and of every value of every knob.
-
-    A candidate that does not run costs its value no turn.
-    """
+    """Candidates that run, each once: by turns the best left of all and of every value of every knob."""
     values: dict[object, list[int]] = {}
     for index in np.argsort(decisive(estimated_s), kind="stable").tolist():
         for value in (None, *enumerate(knobs[index])):
@@ -229,10 +220,7 @@ def candidate_key(layout: Layout) -> tuple[object, ...]:
 def _drafted(
     trials: Trials, offers: Sequence[Candidate], num_drafts: int
 ) -> tuple[list[tuple[float, Layout]], list[Layout]]:
-    """Drafts that run, the fastest first, and what was not tried.
-
-    A share of them is taken by turns; each of the others is the fastest by what those before it say of the estimates.
-    """
+    """Drafts that run, the fastest first, and what was not tried: a share by turns, then the fastest expected."""
     estimated_s = np.array([offer.estimated_s for offer in offers])
     knobs = [offer.knobs for offer in offers]
     drafted: list[tuple[float, int]] = []
@@ -269,10 +257,7 @@ def _drafted(
 
 
 def halved(trials: Trials, offers: Sequence[Candidate], budget: int, entered: Sequence[Layout] = ()) -> list[Layout]:
-    """The finalists of successive halving, the fastest first; the budget counts simulated batches.
-
-    ``entered`` layouts are in the last round in any case; the first stays ahead unless one ``gains`` over it.
-    """
+    """Finalists of successive halving, the fastest first; the first of ``entered`` is ahead unless one ``gains``."""
     count = max(1, budget // -(-trials.profile.job.global_batch // COUNTED_SAMPLES))
     batches = trials.batches
     drafted, untried = _drafted(trials, offers, max(1, int(count * DRAFTS)))
@@ -325,10 +310,7 @@ def default_job(job: Job) -> Job | None:
 
 
 def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
-    """Return the most promising jobs with fixed TP, CP, DP and microbatch size, at most ``MAX_JOBS``.
-
-    Rated by the time of a 1F1B pipeline that is perfectly balanced and of the longest units; best of every value first.
-    """
+    """Return jobs with fixed TP, CP, DP and microbatch size, rated by balanced 1F1B and the longest units' times."""
     jobs: list[Job] = []
     ratings_s: list[float] = []
     knobs: list[tuple[object, ...]] = []
@@ -443,10 +425,7 @@ def chosen_layout(
     others: Sequence[Candidates] = (),
     quick: Candidates | None = None,
 ) -> Layout:
-    """Return the layout of a planner: chosen by the tuner if there is a tuning budget, otherwise by own trials.
-
-    As ``fastest_in_trials``; ``quick`` are candidates for the tuner without simulated batches, if not the same.
-    """
+    """Return the layout by the tuner (``quick`` candidates, if any) or, without a budget, by ``fastest_in_trials``."""
     if profile.tuning_budget is None:
         return fastest_in_trials(profile, candidates, make_program, num_trials, others)
     return tuned(profile, (quick or candidates, *others), make_program, profile.tuning_budget)

@@ -1,7 +1,5 @@
 """The conformance suite: checks of every strategy, the runs that they are done on, and what strategies may import."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from collections.abc import Callable, Collection, Iterator, Sequence

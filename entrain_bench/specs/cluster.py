@@ -1,10 +1,8 @@
 """Clusters: devices and the links between them. ``experiments/cluster/sources.csv`` says where constants come from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 
@@ -40,10 +38,7 @@ OF_DEVICE: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One accelerator. Efficiencies are the attainable fractions of the datasheet figure for large, regular work.
-
-    Smaller work attains less: at ``*_half_*`` a product, a sequence or a head attains half (``costs/roofline.py``).
-    """
+    """One accelerator. Efficiencies are attainable shares for large work; at ``*_half_*`` half of them is attained."""
 
     name: str
     peak_bf16_flops: Rate
@@ -100,9 +95,9 @@ class Speed:
     def __post_init__(self) -> None:
         check_fields(self, "speed.")
 
-    def times(self, other: Speed) -> Speed:
+    def times(self, other: Self) -> Self:
         """Both sets of factors, one after the other."""
-        return Speed(**{name: value * getattr(other, name) for name, value in asdict(self).items()})
+        return replace(self, **{name: value * getattr(other, name) for name, value in asdict(self).items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +127,7 @@ class ClusterSpec:
         """The innermost tier that joins all the given ranks."""
         return self.tiers[int(self.tier_of(np.array(ranks.min()), np.array(ranks.max())))]
 
-    def at(self, speed: Speed) -> ClusterSpec:
+    def at(self, speed: Speed) -> Self:
         """The cluster with its constants multiplied; a peak rises where an efficiency would exceed 1."""
         device = self.device
         changed = {
@@ -153,10 +148,7 @@ class ClusterSpec:
         return replace(self, device=replace(device, **changed), tiers=tuple(tiers))
 
     def ring_tiers(self, rings: IntArray) -> list[LinkTier]:
-        """The links of rings through the given ranks ``[rings, ranks]``: the slowest each crosses.
-
-        Data leave a block through the links of all ranks that a ring has there, as with NCCL's ring for each.
-        """
+        """The slowest links of rings of ranks ``[rings, ranks]``, which leave a block through all their ranks there."""
         rings = np.sort(rings, axis=1)
         outermost = self.tier_of(rings[:, 0], rings[:, -1])
         bandwidth = np.full(len(rings), np.inf)
@@ -171,12 +163,14 @@ class ClusterSpec:
             bandwidth = np.where(crosses, np.minimum(bandwidth, fewest * attained), bandwidth)
         links = []
         for index, slowest in zip(outermost.tolist(), bandwidth.tolist(), strict=True):
-            attained = {"bandwidth_bytes_per_s": slowest, "collective_efficiency": 1.0} if np.isfinite(slowest) else {}
-            links.append(replace(self.tiers[index], **attained))
+            link = self.tiers[index]
+            if np.isfinite(slowest):
+                link = replace(link, bandwidth_bytes_per_s=slowest, collective_efficiency=1.0)
+            links.append(link)
         return links
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ClusterSpec:
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Parse a cluster YAML; ``UserError`` for wrong values. A key ``sources`` may say where constants are from."""
         config = {key: value for key, value in config.items() if key != "sources"}
         if isinstance(config.get("tiers"), list):

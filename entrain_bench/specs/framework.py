@@ -1,11 +1,9 @@
 """Settings of the training framework; they are the same for every strategy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.specs.cluster import ATTENTION_KERNELS, DeviceSpec
@@ -57,7 +55,7 @@ class FrameworkOptions:
         """Bytes of a parameter that its optimizer step moves for the gradient's cast to fp32."""
         return BF16_BYTES + FP32_BYTES if self.grad_dtype == BF16 else 0
 
-    def of(self, module: ModuleSpec) -> FrameworkOptions:
+    def of(self, module: ModuleSpec) -> Self:
         """Return the settings with the module's own sequence parallelism."""
         if self.encoder_sp or not module.is_encoder:
             return self
@@ -110,7 +108,7 @@ class FrameworkOptions:
         require({*self.freeze} != {*names}, "freeze", [*self.freeze], "some modules, not all: one must be trained")
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> FrameworkOptions:
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
         """Build the settings from the top-level keys of a run."""
         given = {name: values[name] for name in cls.__dataclass_fields__}
         return cls(**given | {"freeze": tuple(str(name) for name in given["freeze"])})

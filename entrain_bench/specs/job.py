@@ -1,12 +1,10 @@
 """The training job that every strategy is given: what is fixed for all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from math import isqrt
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.specs.cluster import ClusterSpec
@@ -37,7 +35,7 @@ class LayoutRequest:
         check_fields(self, "layout.")
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> LayoutRequest:
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
         """The request as ``layout.*`` states it."""
         recompute = values.get("recompute")
         return cls(**{**values, "recompute": None if recompute is None else tuple(map(str, recompute))})
@@ -89,7 +87,7 @@ class Job:
         """Memory that plans may count on; the rest of the budget is for batches heavier than the profiled ones."""
         return PLANNING_SHARE * self.memory_budget_bytes
 
-    def each_microbatch_size(self) -> list[Job]:
+    def each_microbatch_size(self) -> list[Self]:
         """The job with every power of two that divides a replica's samples; itself where the size is given."""
         if not self.free_microbatch_size:
             return [self]
@@ -97,7 +95,7 @@ class Job:
         sizes = (2**i for i in range(MAX_MICROBATCH_SIZE.bit_length()))
         return [self.with_microbatch_size(size) for size in sizes if not rest and share % size == 0] or [self]
 
-    def with_microbatch_size(self, size: int) -> Job:
+    def with_microbatch_size(self, size: int) -> Self:
         """The job with a microbatch size that is given."""
         return replace(self, microbatch_size=size, free_microbatch_size=False)
 

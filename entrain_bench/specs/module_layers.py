@@ -1,11 +1,9 @@
 """The layers of a module: blocks between an input embedding and a head, as a module's YAML states them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from entrain_bench.base.errors import require
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
@@ -73,10 +71,7 @@ UNFUSED, FUSED, EAGER = CROSS_ENTROPIES = ("unfused", "fused", "eager")
 
 
 def build_layers(config: ModuleConfig) -> tuple[Layer, ...]:
-    """The layers of a module: ``embed``, ``num_layers`` blocks (``block`` or ``window_block``), ``head``.
-
-    Bytes are of a bf16 model with flash attention and fused kernels, each of which keeps its input (arXiv:2205.05198).
-    """
+    """The layers of a module: ``embed``, ``num_layers`` blocks (``block`` or ``window_block``), ``head``."""
     is_llm = config.role == Role.LLM
     embed = _token_embedding(config) if is_llm else _encoder_embedding(config)
     head = language_head(config) if is_llm else _projector(config)
@@ -261,7 +256,7 @@ class RopeScaling:
     original_context_tokens: Count
 
     @classmethod
-    def of(cls, values: Mapping[str, Any] | None, where: str = "rope_scaling") -> RopeScaling | None:
+    def of(cls, values: Mapping[str, Any] | None, where: str = "rope_scaling") -> Self | None:
         """The scaling that a module's YAML states, None for none; ``UserError`` names a wrong key."""
         if values is None:
             return None

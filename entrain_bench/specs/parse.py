@@ -1,7 +1,5 @@
 """Check plain mappings against frozen dataclasses, with errors that name the field."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
@@ -102,7 +100,7 @@ def check_fields(instance: Any, where: str = "") -> None:
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 

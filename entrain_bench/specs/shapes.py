@@ -157,11 +157,7 @@ class Items:
 def shapes_of(
     text_tokens: IntArray, modalities: Mapping[str, Items], sample_ids: IntArray | TextArray | None = None
 ) -> SampleShapes:
-    """Return the shapes of samples with items of several modalities, in the mapping's order within a sample.
-
-    ``sample_ids`` are unique integers or strings ``[samples]``, by default row numbers. ``UserError`` if columns do
-    not fit together.
-    """
+    """Return the shapes of samples with items of several modalities; ``sample_ids`` are by default row numbers."""
     text = np.asarray(text_tokens, np.int64)
     parts = list(modalities.values())
     counts = np.zeros(len(text), np.int64)

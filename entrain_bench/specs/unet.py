@@ -3,8 +3,6 @@
 A token is a position of the latent image; level l works on 4^-l as many. Ranks of a TP group share out the images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

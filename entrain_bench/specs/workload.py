@@ -1,7 +1,5 @@
 """Workloads: their interface, streams of listed samples, and contents of samples, which only training reads."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
