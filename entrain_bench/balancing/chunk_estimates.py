@@ -58,9 +58,8 @@ def stages_s(
     module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks, profile: Profile
 ) -> tuple[FloatArray, FloatArray]:
     """Estimated forward seconds ``[chunks, stages]``; share of a full backward's products needed ``[stages]``."""
-    units = module.units(shapes)
     seconds = np.zeros(shapes.num_items if module.per_item else len(shapes))
-    seconds[units] = profile.estimates.units(module, shapes, placed.tp, placed.cp)
+    seconds[module.units(shapes)] = profile.estimates.units(module, shapes, placed.tp, placed.cp)
     kinds = _kinds_s(module, placed, shapes, profile)
     stages = matmul(module.kind_counts(placed.layers_per_stage), kinds)
     forward = sum_rows(chunks.offsets, seconds[chunks.members])[:, None] * (stages / stages.sum())
@@ -141,13 +140,11 @@ def sync_after_s(program: Program, profile: Profile) -> FloatArray:
     layout = program.layout
     after = np.zeros(int(program.first_action[-1]))
     exposed = [step.sync_s for step in profile.programs.exposed_steps(layout)]
-    if not profile.job.framework.overlap_grad_reduce:
-        lanes_s = layout.lane_sums(exposed)
-        exposed = [
-            np.maximum.reduceat(lanes_s[blocks.lanes], blocks.offsets[:-1]).reshape(-1, blocks.num_stages).max(axis=0)
-            for blocks in layout.blocks
-        ]
-    for index, seconds in enumerate(exposed):
-        for actions in (program.forward_actions(index), program.backward_actions(index)):
-            after[actions] = seconds
+    lanes_s = layout.lane_sums(exposed)
+    for index, (blocks, seconds) in enumerate(zip(layout.blocks, exposed, strict=True)):
+        if not profile.job.framework.overlap_grad_reduce:
+            block_s = np.maximum.reduceat(lanes_s[blocks.lanes], blocks.offsets[:-1])
+            seconds = block_s.reshape(-1, blocks.num_stages).max(axis=0)
+        after[program.forward_actions(index)] = seconds
+        after[program.backward_actions(index)] = seconds
     return after

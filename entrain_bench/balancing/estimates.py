@@ -147,20 +147,17 @@ class PackTimes:
 def probes() -> tuple[IntArray, IntArray]:
     """Lengths and offsets of the packs to measure: of one token, then two of every length."""
     count = -(-PACK_TOKENS // LENGTHS)
-    counts = np.concatenate(([1], np.stack([count, 2 * count], axis=1).ravel()))
-    return np.repeat(np.concatenate(([1], np.repeat(LENGTHS, 2))), counts), offsets_from_counts(counts)
+    counts = np.append(1, np.stack([count, 2 * count], axis=1))
+    return np.repeat(np.append(1, np.repeat(LENGTHS, 2)), counts), offsets_from_counts(counts)
 
 
 def pack_times(measured: Sequence[PassTimes]) -> PackTimes:
     """Take apart the times of packs (``probes``): what sequences add, the mean rest of all lengths, and the least."""
     count = -(-PACK_TOKENS // LENGTHS)[:, None]
-    columns = [
-        [kind.forward_s + kind.forward_comm_s for kind in measured],
-        [kind.backward_s + kind.backward_comm_s for kind in measured],
-    ]
-    if weights := [kind.weight_s for kind in measured if kind.weight_s is not None]:
-        columns.append(weights)
-    passes = np.stack([np.stack(column, axis=1) for column in columns])
+    forward = [kind.forward_s + kind.forward_comm_s for kind in measured]
+    backward = [kind.backward_s + kind.backward_comm_s for kind in measured]
+    weight = [kind.weight_s for kind in measured if kind.weight_s is not None]
+    passes = np.stack([np.stack(column, axis=1) for column in (forward, backward, weight) if column])
     once = passes[:, 1::2]
     twice = passes[:, 2::2]
     added = (twice - once) / count
@@ -318,19 +315,8 @@ def smoothed_over_lengths(values: FloatArray, lengths: IntArray) -> FloatArray:
 class BatchCache:
     """Read-only estimates of the last batch, by key."""
 
-    _shapes: SampleShapes | None = None
-    _values: dict[tuple[object, ...], FloatArray] = field(default_factory=dict)
-
-    def get(self, shapes: SampleShapes, key: tuple[object, ...], make: Callable[[], FloatArray]) -> FloatArray:
-        """Return the value of a key for a batch; ``make`` computes it at the first call."""
-        if self._shapes is not shapes:
-            self._shapes = shapes
-            self._values = {}
-        values = self._values
-        if key not in values:
-            freeze(estimate := make())
-            values[key] = estimate
-        return values[key]
+    shapes: SampleShapes | None = None
+    values: dict[tuple[object, ...], FloatArray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,17 +328,9 @@ class UnitEstimates:
     _seed: int
     _belief_error: float = 0.0
     _belief_bias: float = 0.0
-    _smooth: bool = False
-    _correction: Corrector = field(default_factory=Corrector)
+    smooth: bool = False  # whether units of about the same length err alike
+    correction: Corrector = field(default_factory=Corrector)
     _cache: BatchCache = field(default_factory=BatchCache)
-
-    def smoothed(self) -> Self:
-        """See ``Profile.smoothed``."""
-        return replace(self, _smooth=True)
-
-    def corrected(self, correction: Corrector) -> Self:
-        """See ``Profile.corrected``."""
-        return replace(self, _correction=correction, _cache=BatchCache())
 
     def units(self, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int) -> FloatArray:
         """Return the estimated forward seconds of the whole module for each unit separately ``[units]``."""
@@ -375,18 +353,26 @@ class UnitEstimates:
             ids = shapes.sample_ids[module.owners(shapes, units)]
             factor = sample_error(module.name, ids, self._seed, self._belief_error)
             factor = factor * length_bias(module.name, lengths, self._seed, self._belief_bias)
-            if self._smooth and len(factor):
+            if self.smooth and len(factor):
                 factor = smoothed_over_lengths(factor, lengths)
-            if self._correction.ratios:
+            if self.correction.ratios:
                 index = [other.name for other in self._model.modules].index(module.name)
-                factor = factor * self._correction.penalties(shape_classes(lengths, index))
+                factor = factor * self.correction.penalties(shape_classes(lengths, index))
             return factor
 
         return self.remember(shapes, ("error", module.name), made)
 
     def remember(self, shapes: SampleShapes, key: tuple[object, ...], make: Callable[[], FloatArray]) -> FloatArray:
         """Return the read-only estimate that ``make`` returns for a batch; estimates of the last batch are kept."""
-        return self._cache.get(shapes, (self._smooth, *key), make)
+        cache = self._cache
+        if cache.shapes is not shapes:
+            cache.shapes = shapes
+            cache.values = {}
+        key = (self.smooth, *key)
+        if key not in cache.values:
+            freeze(estimate := make())
+            cache.values[key] = estimate
+        return cache.values[key]
 
     def samples(self, shapes: SampleShapes, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
         """Return the estimated forward seconds of each sample: all encoders together, and the LLM ``[samples]``."""

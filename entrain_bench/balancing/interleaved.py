@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -41,19 +42,15 @@ class ZeroBubble(Recomputation):
             frugal = recompute_all(program) if recomputes else program
             return bool(profile.memory.peak_bytes(frugal).max() <= profile.job.planning_budget_bytes)
 
-        program = make(longest)
-        if longest and not fits(program):
-            least = 0
-            program = make(0)
-            while longest - least > 1:
-                middle = (least + longest) // 2
-                shorter = make(middle)
-                if fits(shorter):
-                    program = shorter
-                    least = middle
-                else:
-                    longest = middle
-        return self.within_memory(program, profile)
+        make = cache(make)
+        least = longest if fits(make(longest)) else 0
+        while longest - least > 1:
+            middle = (least + longest) // 2
+            if fits(make(middle)):
+                least = middle
+            else:
+                longest = middle
+        return self.within_memory(make(least), profile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +112,13 @@ class Turns:
 def find_turns(model: ModelSpec, layout: Layout, valley: bool = False) -> Turns | None:
     """The pipeline over virtual stages, round the ranks or down and back (``valley``), of a layout; None if none."""
     # Where encoders of a valley end on the lowest rank the LLM may begin on its other place.
-    for apart in (False, True)[: 1 + valley]:
-        chain = find_places(model, layout, apart)
-        if chain is None:
-            continue
-        of_place, places = chain
+    for of_place, places in filter(None, (find_places(model, layout, apart) for apart in (False, True)[: 1 + valley])):
         count = len(of_place)
         num_ranks = len(np.unique(of_place))
-        turns = count // num_ranks
+        turns, rest = divmod(count, num_ranks)
         again = of_place[::-1] if valley else of_place[np.arange(count) % num_ranks]
         fits = turns == 2 if valley else turns > 1
-        if num_ranks > 1 and fits and turns * num_ranks == count and np.array_equal(of_place, again):
+        if num_ranks > 1 and fits and not rest and np.array_equal(of_place, again):
             return Turns(num_ranks, turns, places)
     return None
 
@@ -197,8 +190,9 @@ def interleaved_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, 
     """Interleaved 1F1B over a chain of virtual stages; ``IncompatibleError`` if they do not go round the ranks."""
     chain = find_turns(model, layout)
     if chain is None:
-        needed = "the interleaved schedule needs virtual stages that go round the ranks in order"
-        raise IncompatibleError(f"schedule: {needed} (strategy.planner.virtual_order=loop)")
+        raise IncompatibleError(
+            "schedule: interleaving needs virtual stages round the ranks (strategy.planner.virtual_order=loop)"
+        )
 
     def slots(index: int, chunks: Chunks, last: IntArray, count: IntArray) -> Slots:
         uneven = count[count % chain.num_ranks > 0]
@@ -232,8 +226,8 @@ class Interleaved(OneForwardOneBackward):
         is_valley = find_turns(model, layout, valley=True) is not None
         if is_valley or layout.split_backward:
             self._refuse_eager("a split backward")
-            zero_bubble = ZeroBubbleV(memory=self.memory) if is_valley else ZeroBubbleH1(memory=self.memory)
-            return zero_bubble.schedule(shapes, layout, assignment, profile)
+            zero_bubble = ZeroBubbleV if is_valley else ZeroBubbleH1
+            return zero_bubble(memory=self.memory).schedule(shapes, layout, assignment, profile)
         if max(placed.stages_per_rank for placed in layout.modules) > 1 or find_turns(model, layout) is not None:
             self._refuse_eager("virtual stages")
             return self.within_memory(interleaved_program(model, shapes, layout, assignment), profile)

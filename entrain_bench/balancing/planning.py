@@ -258,7 +258,7 @@ class Island:
 def place_islands(
     job: Job, islands: Sequence[Island], num_microbatches: int, single_rank_boundary: bool = False
 ) -> Layout:
-    """Place encoders, LLM and generators on disjoint ranks: by replica if alike, otherwise by group, widest TP first."""
+    """Place encoders, LLM and generators on disjoint ranks: by replica if alike, else by group, widest TP first."""
     groups = job.model.module_groups
     firsts = [islands[group[0]] for group in groups]
     shapes = [(island.dp, len(island.layers_per_stage), island.tp * island.cp) for island in firsts]

@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from entrain_bench.balancing.estimates import Corrector, LayerProfile, ProfiledSamples, UnitEstimates
+from entrain_bench.balancing.estimates import BatchCache, Corrector, LayerProfile, ProfiledSamples, UnitEstimates
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.edges import held_s
 from entrain_bench.costs.memory import Memory
@@ -101,10 +101,10 @@ class ProgramTimes:
             lanes = [blocks.of_stage(stage) for blocks in layout.blocks for stage in range(blocks.num_stages)]
             forward_s = []
             backward_s = []
-            for placed, (ahead_s, back_s) in zip(layout.modules, self._layers_s(layout), strict=True):
-                starts = np.cumsum((0, *placed.layers_per_stage[:-1]))
-                forward_s.append(np.add.reduceat(ahead_s, starts))
-                backward_s.append(np.add.reduceat(back_s, starts) + placed.recompute * forward_s[-1])
+            for placed, passes in zip(layout.modules, self._layers_s(layout), strict=True):
+                ahead_s, back_s = np.add.reduceat(passes, np.cumsum((0, *placed.layers_per_stage[:-1])), axis=1)
+                forward_s.append(ahead_s)
+                backward_s.append(back_s + placed.recompute * ahead_s)
             modules = [*zip(self._job.model.modules, layout.modules, strict=True)]
             costs = self._truth.step_costs
             if framework.overlap_param_gather and framework.align_param_gather:
@@ -166,13 +166,13 @@ class Profile:
 
     def smoothed(self) -> Self:
         """Return the profile whose estimates have the mean error of units of about the same length."""
-        return replace(self, estimates=self.estimates.smoothed())
+        return replace(self, estimates=replace(self.estimates, smooth=True))
 
     def corrected(self, correction: Corrector) -> Self:
         """Return the profile whose estimates have the penalties that executed iterations have taught."""
         if not correction.active or not correction.ratios:
             return self
-        return replace(self, estimates=self.estimates.corrected(correction))
+        return replace(self, estimates=replace(self.estimates, correction=correction, _cache=BatchCache()))
 
 
 def create_profile(

@@ -146,13 +146,13 @@ def joined(
         size = 1 << level
         node = step * groups + (position >> level)
 
-        def sums(values: FloatArray | None, node: IntArray = node, groups: int = groups) -> FloatArray:
-            return np.asarray(np.bincount(node, values, steps * groups).reshape(steps, groups), np.float64)
-
-        shared_s = decisive(sums(unit_s) + once * (sums(None) > 0))
+        work_s, held, units = (
+            np.bincount(node, values, steps * groups).reshape(steps, groups) for values in (unit_s, bytes_, None)
+        )
+        shared_s = decisive(work_s + once * (units > 0))
         exists = (1 + np.arange(groups)) * size <= num_positions
         # Nothing is wider than the widest, whatever it holds: what exceeds memory is refused later, with the reason.
-        fits = (sums(bytes_) <= room * size) | (level == len(seconds) - 1)
+        fits = (held <= room * size) | (level == len(seconds) - 1)
         shared_s = np.where(exists & fits, shared_s, np.inf)
         if not level:
             ends_s = shared_s

@@ -20,8 +20,8 @@ from entrain_bench.balancing.options import TrialOptions
 from entrain_bench.balancing.planning import (
     average_layer_s,
     chain_starts,
+    checked_layout,
     partition_layers,
-    partitions,
     recompute_choices,
     recompute_factor,
     stage_sums,
@@ -35,7 +35,7 @@ from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, group_chunks
-from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Degrees, Job, LayoutRequest
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -80,9 +80,7 @@ def plane_layout(
         )
         for module, split, first, again in zip(job.model.modules, layers, firsts, recompute, strict=True)
     )
-    layout = Layout(modules, num_microbatches)
-    check_layout(layout, job.model, job.cluster)
-    return layout
+    return checked_layout(job, modules, num_microbatches)
 
 
 def even_layers(model: ModelSpec, layer_s: Sequence[FloatArray], pp: int) -> list[tuple[list[tuple[int, ...]], bool]]:
@@ -91,27 +89,21 @@ def even_layers(model: ModelSpec, layer_s: Sequence[FloatArray], pp: int) -> lis
     whole = [(len(seconds),) for seconds in layer_s]
     loaded = layer_s[llm].copy()
     loaded[-1] += sum(float(seconds.sum()) for seconds in layer_s[llm + 1 :])
-    alone = partitions(loaded)
-    first_s = sum(float(seconds.sum()) for seconds in layer_s[:llm])
-    loaded_first = loaded.copy()
-    loaded_first[0] += first_s
     splits = []
     if pp <= len(loaded):
+        loaded_first = loaded.copy()
+        loaded_first[0] += sum(float(seconds.sum()) for seconds in layer_s[:llm])
         splits.append(([*whole[:llm], partition_layers(loaded_first, pp), *whole[llm + 1 :]], False))
-    best: tuple[float, list[tuple[int, ...]]] | None = None
-    for ahead in range(1, min(pp, 1 + min((len(seconds) for seconds in layer_s[:llm]), default=0))):
-        if pp - ahead > len(loaded):
-            continue
-        encoder_splits = [partition_layers(seconds, ahead) for seconds in layer_s[:llm]]
-        encoders_s = np.sum(
-            [stage_sums(seconds, split) for seconds, split in zip(layer_s, encoder_splits, strict=False)], axis=0
-        )
-        rest = alone[pp - ahead - 1]
+    leading = []
+    most = min((len(seconds) for seconds in layer_s[:llm]), default=0)
+    for ahead in range(max(1, pp - len(loaded)), min(pp - 1, most) + 1):
+        split = [partition_layers(seconds, ahead) for seconds in layer_s[:llm]]
+        encoders_s = np.sum([stage_sums(*pair) for pair in zip(layer_s, split, strict=False)], axis=0)
+        rest = partition_layers(loaded, pp - ahead)
         slowest_s = decisive(max(float(encoders_s.max()), float(stage_sums(loaded, rest).max())))
-        if best is None or slowest_s < best[0]:
-            best = slowest_s, [*encoder_splits, rest, *whole[llm + 1 :]]
-    if best is not None:
-        splits.append((best[1], True))
+        leading.append((slowest_s, [*split, rest, *whole[llm + 1 :]]))
+    if leading:
+        splits.append((min(leading, key=lambda entry: entry[0])[1], True))
     return splits
 
 
@@ -161,12 +153,6 @@ def group_numbers(placed: ModuleLayout, first: IntArray, width: IntArray) -> Int
 
 def rounds_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
     """1F1B over the stages; rounds are microbatches. ``IncompatibleError`` if a sample comes before its items."""
-    plain = next((placed.module for placed in layout.modules if not placed.widths), None)
-    if plain:
-        raise IncompatibleError(
-            f"schedule: rounds need groups of several widths, which {plain} does not have. Use the planner of the "
-            "scheduler's strategy"
-        )
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
     consumer = assignment.modules[model.llm_index].microbatch
     for module, labels in zip(model.encoders, assignment.modules, strict=False):
@@ -197,9 +183,11 @@ def layouts_with_widths(job: Job) -> Iterator[Layout]:
     num_ranks = job.cluster.num_ranks
     node = job.cluster.gpus_per_node
     asked = job.request.tp
+    recomputed = [module.name in (job.request.recompute or ()) for module in job.model.modules]
+    whole = [(len(module.layers),) for module in job.model.modules]
     for least in plane_degrees(job, TENSOR_PARALLEL):
         modules = []
-        for module in job.model.modules:
+        for module, again, split in zip(job.model.modules, recomputed, whole, strict=True):
             is_llm = module is job.model.llm
             base = least if is_llm else 1
             widths = [
@@ -211,19 +199,13 @@ def layouts_with_widths(job: Job) -> Iterator[Layout]:
             if not widths or widths[0][0] * widths[0][1] > least:
                 break
             ranks = np.arange(num_ranks).reshape(-1, 1, base)
-            again = module.name in (job.request.recompute or ())
-            modules.append(
-                ModuleLayout(module.name, base, 1, (len(module.layers),), ranks, again, widths=tuple(widths))
-            )
+            modules.append(ModuleLayout(module.name, base, 1, split, ranks, again, widths=tuple(widths)))
         else:
             yield Layout(tuple(modules), 1)
-    whole = [(len(module.layers),) for module in job.model.modules]
     for tp in plane_degrees(job, TENSOR_PARALLEL) if job.framework.encoder_optimizers == 1 else ():
         positions = num_ranks // tp
-        if positions & (positions - 1) or not all(splits(module, tp) for module in job.model.modules):
-            continue
-        recomputed = [module.name in (job.request.recompute or ()) for module in job.model.modules]
-        yield plane_layout(job, tp, whole, False, recomputed, 1, sharded=True)
+        if not positions & (positions - 1) and all(splits(module, tp) for module in job.model.modules):
+            yield plane_layout(job, tp, whole, False, recomputed, 1, sharded=True)
 
 
 def without_stages(job: Job) -> Job:
@@ -274,9 +256,8 @@ def packed_program(shapes: SampleShapes, layout: Layout, assignment: Assignment,
         depth = 0 if module.is_encoder else 1 if module is model.llm else 2
         slots.append(Slots(base + depth, base + 5 - depth))
     program = build_program(model, layout, shapes, chunks, slots)
-    if profile.job.request.recompute is not None:
-        return program
-    if float(profile.memory.peak_bytes(program).max()) <= profile.job.planning_budget_bytes:
+    fits = profile.memory.peak_bytes(program).max() <= profile.job.planning_budget_bytes
+    if fits or profile.job.request.recompute is not None:
         return program
     return recompute_by_chunk(recompute_all(program), profile)
 
@@ -311,7 +292,7 @@ class PlanePlanner(TrialOptions):
 
     def _offered(self, profile: Profile, known: PlaneEstimates, *, chosen_later: bool) -> Iterator[Candidate]:
         job = profile.job
-        problem = None
+        problems = []
         is_any = False
         for tp, pp, rounds in dict.fromkeys(self._planes(job)):
             for layers, leading in even_layers(job.model, known.layers(profile, tp), pp):
@@ -320,12 +301,12 @@ class PlanePlanner(TrialOptions):
                         layout = plane_layout(job, tp, layers, leading, recompute, rounds, sharded=self.sharded)
                         candidate = known.estimated(profile, layout, own_rounds=self.rounds)
                     except UserError as error:
-                        problem = problem or error.with_traceback(None)
-                        continue
-                    is_any = True
-                    yield candidate
-        if problem is not None and not is_any:
-            raise problem
+                        problems.append(error.with_traceback(None))
+                    else:
+                        is_any = True
+                        yield candidate
+        if problems and not is_any:
+            raise problems[0]
 
     def _planes(self, job: Job) -> Iterator[tuple[int, int, int]]:
         """Yield TP, PP and rounds of the static layouts that a request allows."""
@@ -391,10 +372,8 @@ def sharded_job(job: Job) -> Job:
     if is_plane_fixed(asked := job.request) and not plane_degrees(job, TENSOR_PARALLEL):
         tps = [asked.tp] if asked.tp else [tp for tp in TENSOR_PARALLEL if job.cluster.gpus_per_node % tp == 0]
         allowed = " or ".join(str(job.cluster.num_ranks // (tp * (asked.cp or 1))) for tp in tps)
-        raise IncompatibleError(
-            f"layout.dp={asked.dp}: must be null or {allowed} with layout.cp={asked.cp} and sharded weights, "
-            "which have no stages"
-        )
+        why = f"with layout.cp={asked.cp} and sharded weights, which have no stages"
+        raise IncompatibleError(f"layout.dp={asked.dp}: must be null or {allowed} {why}")
     return job
 
 

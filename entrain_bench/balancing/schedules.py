@@ -34,10 +34,9 @@ def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArr
 def stages_behind(layout: Layout, llm: int = -1) -> list[IntArray]:
     """Lanes of a replica's chain after each stage, by module ``[stages]``; ``IncompatibleError`` if there is none."""
     _refuse_virtual_stages(layout)
-    for one, other in combinations(range(len(layout.modules)), 2):
-        shared = np.intersect1d(layout.blocks[one].lanes, layout.blocks[other].lanes).size
-        if shared and layout.modules[one].dp != layout.modules[other].dp:
-            names = f"{layout.modules[one].module} and {layout.modules[other].module}"
+    for (one, lanes), (other, others) in combinations(zip(layout.modules, layout.blocks, strict=True), 2):
+        if one.dp != other.dp and np.intersect1d(lanes.lanes, others.lanes).size:
+            names = f"{one.module} and {other.module}"
             raise IncompatibleError(f"schedule: {names} share ranks, so they need the same DP in a chain of stages")
     first = [blocks.first_lane()[0] for blocks in layout.blocks]
     lanes = np.concatenate(first)
@@ -47,21 +46,16 @@ def stages_behind(layout: Layout, llm: int = -1) -> list[IntArray]:
     llm = llm % len(behind)
     for index, later in [*((i, llm) for i in range(llm)), *((llm, j) for j in range(llm + 1, len(behind)))]:
         if behind[index].min() < behind[later].max():
-            begins = layout.modules[later].module
-            ends = layout.modules[index].module
-            raise IncompatibleError(
-                f"schedule: stages of {begins} start before the last of {ends}, so they form no chain"
-            )
+            names = f"{layout.modules[later].module} start before the last of {layout.modules[index].module}"
+            raise IncompatibleError(f"schedule: stages of {names}, so they form no chain")
     return behind
 
 
 def _refuse_virtual_stages(layout: Layout) -> None:
     for placed in layout.modules:
         if placed.stages_per_rank > 1:
-            raise IncompatibleError(
-                f"schedule: a rank holds {placed.stages_per_rank} stages of {placed.module}, but this schedule "
-                "supports one"
-            )
+            held = f"a rank holds {placed.stages_per_rank} stages of {placed.module}"
+            raise IncompatibleError(f"schedule: {held}, but this schedule supports one")
 
 
 def find_places(model: ModelSpec, layout: Layout, apart: bool = False) -> tuple[IntArray, tuple[IntArray, ...]] | None:
@@ -95,13 +89,12 @@ def chain_chunks(
     """Chunks of every module; with split backward encoder microbatches are cut by the LLM microbatches they feed."""
     check_assignment(assignment, model, layout, shapes)
     consumer = assignment.modules[model.llm_index].microbatch
-    chunks = []
-    for module, labels in zip(model.modules, assignment.modules, strict=True):
-        part = None
-        if module.is_encoder and split_backward:
-            part = consumer[shapes.item_sample[module.units(shapes)]]
-        chunks.append(group_chunks(module, shapes, labels, part))
-    return chunks
+    return [
+        group_chunks(module, shapes, labels, consumer[module.owners(shapes, module.units(shapes))])
+        if module.is_encoder and split_backward
+        else group_chunks(module, shapes, labels)
+        for module, labels in zip(model.modules, assignment.modules, strict=True)
+    ]
 
 
 def backward_microbatch(
@@ -109,14 +102,12 @@ def backward_microbatch(
 ) -> list[IntArray]:
     """Microbatch in whose slot each chunk runs backward, the last that consumes it; one array a module ``[chunks]``."""
     consumer = assignment.modules[model.llm_index].microbatch
-    result = []
-    for module, rows in zip(model.modules, chunks, strict=True):
-        last = rows.microbatch
-        if module.is_encoder and len(rows):
+    last = [rows.microbatch for rows in chunks]
+    for index, rows in enumerate(chunks[: model.llm_index]):
+        if len(rows):
             latest = np.maximum.reduceat(consumer[shapes.item_sample[rows.members]], rows.offsets[:-1])
-            last = np.maximum(latest, last)
-        result.append(last)
-    return result
+            last[index] = np.maximum(latest, last[index])
+    return last
 
 
 def chain_program(
@@ -168,7 +159,7 @@ def microbatches_per_replica(layout: Layout, chunks: Sequence[Chunks], freed: Se
     """Places in the order of every replica, one array a module; modules of one DP count together."""
     counts = {placed.dp: np.zeros(placed.dp, np.int64) for placed in layout.modules}
     for rows, last, placed in zip(chunks, freed, layout.modules, strict=True):
-        np.maximum.at(counts[placed.dp], rows.replica, np.maximum(rows.microbatch, last) + 1)
+        np.maximum.at(counts[placed.dp], rows.replica, last + 1)
     return [counts[placed.dp] for placed in layout.modules]
 
 
@@ -193,19 +184,20 @@ def learns(module: ModuleSpec) -> bool:
 def three_phase_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
     """All encoder forwards, then 1F1B of the LLM, then all encoder backwards (arXiv:2605.27678, section 2)."""
     _refuse_virtual_stages(layout)
-    chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
-    first_llm = 1 + max((int(rows.microbatch.max(initial=-1)) for rows in chunks[:-1]), default=-1)
-    llm = chunks[-1]
-    count = np.zeros(layout.modules[-1].dp, np.int64)
-    np.maximum.at(count, llm.replica, llm.microbatch + 1)
     behind = layout.modules[-1].pp - 1 - np.arange(layout.modules[-1].pp)
-    forward, backward = one_f_one_b(llm.microbatch[:, None], count[llm.replica][:, None], behind)
-    last_phase = first_llm + 2 * int(count.max())
-    slots = []
-    for rows, placed in zip(chunks[:-1], layout.modules, strict=False):
-        place = np.repeat(rows.microbatch[:, None], placed.pp, axis=1)
-        slots.append(Slots(place, last_phase + place))
-    return build_program(model, layout, shapes, chunks, [*slots, Slots(first_llm + forward, first_llm + backward)])
+    labels = [labelled.microbatch for labelled in assignment.modules]
+    first_llm = 1 + max((int(microbatch.max(initial=-1)) for microbatch in labels[:-1]), default=-1)
+    last_phase = first_llm + 2 * (1 + max(int(microbatch.max(initial=-1)) for microbatch in labels))
+
+    def slots(index: int, chunks: Chunks, _: IntArray, count: IntArray) -> Slots:
+        place = chunks.microbatch[:, None]
+        if index == model.llm_index:
+            forward, backward = one_f_one_b(place, count[:, None], behind)
+            return Slots(first_llm + forward, first_llm + backward)
+        place = np.repeat(place, layout.modules[index].pp, axis=1)
+        return Slots(place, last_phase + place)
+
+    return slotted_program(model, shapes, layout, assignment, slots)
 
 
 def check_colocated(layout: Layout) -> None:
@@ -323,14 +315,10 @@ def held_tokens(
     rows: Chunks, tokens: FloatArray, num_replicas: int, num_microbatches: int, freed: IntArray
 ) -> FloatArray:
     """Return the most tokens a stage of any replica holds after a warm-up of w = 0..K-1 forwards ``[w]``."""
-    arrived = np.zeros((num_replicas, num_microbatches + 1))
-    gone = np.zeros((num_replicas, num_microbatches + 1))
+    arrived, gone = np.zeros((2, num_replicas, num_microbatches + 1))
     np.add.at(arrived, (rows.replica, rows.microbatch + 1), tokens)
     np.add.at(gone, (rows.replica, freed + 1), tokens)
-    arrived = arrived.cumsum(axis=1)
+    arrived = arrived.cumsum(axis=1)[:, 1:]
     gone = gone.cumsum(axis=1)
-    held = np.empty(num_microbatches)
-    for warmup in range(num_microbatches):
-        done = np.maximum(np.arange(1, num_microbatches + 1) - warmup - 1, 0)
-        held[warmup] = (arrived[:, 1:] - gone[:, done]).max()
-    return held
+    forward = np.arange(num_microbatches)
+    return np.array([(arrived - gone[:, np.maximum(forward - warmup, 0)]).max() for warmup in forward])

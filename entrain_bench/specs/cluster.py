@@ -174,7 +174,9 @@ class ClusterSpec:
         """Parse a cluster YAML; ``UserError`` for wrong values. A key ``sources`` may say where constants are from."""
         config = {key: value for key, value in config.items() if key != "sources"}
         if isinstance(config.get("tiers"), list):
-            config["tiers"] = [{"num_ranks": 0, **tier} for tier in config["tiers"] if isinstance(tier, Mapping)]
+            config["tiers"] = [
+                {"num_ranks": 0, **tier} if isinstance(tier, Mapping) else tier for tier in config["tiers"]
+            ]
         cluster = parse(cls, config, "cluster")
         ranks = cluster.num_ranks
         most = MAX_RANKS // cluster.gpus_per_node

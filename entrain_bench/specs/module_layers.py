@@ -1,13 +1,14 @@
 """The layers of a module: blocks between an input embedding and a head, as a module's YAML states them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated
 
 from entrain_bench.base.errors import require
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
-from entrain_bench.specs.parse import Count, OneOf, Rate, at_least, check_mapping, parse
+from entrain_bench.specs.parse import Count, OneOf, Rate, at_least
+from entrain_bench.specs.unet import UNetConfig
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "squared_relu")
 # How a checkpoint names a module's tensors (``entrain_bench/train/weights.py``).
@@ -20,6 +21,16 @@ class Role(StrEnum):
     ENCODER = "encoder"
     LLM = "llm"
     GENERATOR = "generator"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Rotary frequencies stretched for long contexts, as Llama 3.1 and 3.2 do it (Hugging Face's ``llama3``)."""
+
+    factor: Rate
+    low_freq_factor: Rate
+    high_freq_factor: float
+    original_context_tokens: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +58,16 @@ class ModuleConfig:
     modalities: tuple[str, ...] = ()
     window_tokens: Annotated[int, at_least(0)] = 0  # 0: full attention
     full_attention_layers: tuple[int, ...] = ()
-    embed_gemms: tuple[Mapping[str, float], ...] = ()
-    head_gemms: tuple[Mapping[str, float], ...] = ()
+    embed_gemms: tuple[Gemm, ...] = ()
+    head_gemms: tuple[Gemm, ...] = ()
     head_norm: bool = True
     vocab_size: int = 0
     tied_embeddings: bool = False
     context_tokens: int = 0
     item_tokens: int = 0
-    unet: Mapping[str, Any] | None = None
+    unet: UNetConfig | None = None
     rope_theta: Rate = 10_000.0  # arXiv:2104.09864, section 3.2.2
-    rope_scaling: Mapping[str, Any] | None = None  # ``RopeScaling``
+    rope_scaling: RopeScaling | None = None
     mrope_sections: tuple[int, ...] = ()  # frequencies of time, height, width (arXiv:2409.12191, section 2.1)
     mrope_frame_step: Annotated[float, at_least(0)] = 0.0  # how far time goes on from one video item to the next
     norm_epsilon: Rate = 1e-5  # torch.nn.LayerNorm's
@@ -190,7 +201,7 @@ def language_head(config: ModuleConfig, cross_entropy: str = UNFUSED) -> Layer:
 
 
 def _encoder_embedding(config: ModuleConfig) -> Layer:
-    gemms = parse_gemms(config.embed_gemms, "embed_gemms")
+    gemms = alternate_splits(config.embed_gemms)
     convolutions = config.norm_bias  # LayerNorm encoders embed by convolutions with a bias, GELU after each
     inputs = [BF16_BYTES * gemm.k * gemm.rows_per_token for gemm in gemms]
     outputs = [BF16_BYTES * gemm.n * gemm.rows_per_token for gemm in gemms]
@@ -212,7 +223,7 @@ def _encoder_embedding(config: ModuleConfig) -> Layer:
 
 def _projector(config: ModuleConfig) -> Layer:
     h = config.hidden_size
-    gemms = parse_gemms(config.head_gemms, "head_gemms")
+    gemms = alternate_splits(config.head_gemms)
     norm = (h * (2 if config.norm_bias else 1)) if config.head_norm else 0
     middle = sum(gemm.n * gemm.rows_per_token for gemm in gemms[:-1])
     # Kept: the norm's input, each rank's own; what the products multiply: hidden states on every rank, then GELU's
@@ -237,34 +248,9 @@ def _projector(config: ModuleConfig) -> Layer:
     )
 
 
-def parse_gemms(configs: Sequence[Mapping[str, float]], where: str) -> tuple[Gemm, ...]:
+def alternate_splits(gemms: Sequence[Gemm]) -> tuple[Gemm, ...]:
     """Consecutive products, column and row parallel in turn."""
-    gemms = []
-    for index, config in enumerate(configs):
-        path = f"{where}[{index}]"
-        gemms.append(parse(Gemm, {"row_parallel": index % 2 == 1, **check_mapping(config, path)}, path))
-    return tuple(gemms)
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """Rotary frequencies stretched for long contexts, as Llama 3.1 and 3.2 do it (Hugging Face's ``llama3``)."""
-
-    factor: Rate
-    low_freq_factor: Rate
-    high_freq_factor: float
-    original_context_tokens: Count
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any] | None, where: str = "rope_scaling") -> Self | None:
-        """The scaling that a module's YAML states, None for none; ``UserError`` names a wrong key."""
-        if values is None:
-            return None
-        scaling = parse(cls, values, where)
-        allowed = f"above low_freq_factor={scaling.low_freq_factor}"
-        high = scaling.high_freq_factor
-        require(high > scaling.low_freq_factor, f"{where}.high_freq_factor", high, allowed)
-        return scaling
+    return tuple(replace(gemm, row_parallel=gemm.row_parallel or index % 2 == 1) for index, gemm in enumerate(gemms))
 
 
 def find_activation(config: ModuleConfig) -> str:
@@ -274,7 +260,10 @@ def find_activation(config: ModuleConfig) -> str:
 
 def check_numerics(config: ModuleConfig, where: str) -> None:
     """Raise ``UserError`` for values that no architecture has."""
-    RopeScaling.of(config.rope_scaling, f"{where}.rope_scaling")
+    if scaling := config.rope_scaling:
+        high = scaling.high_freq_factor
+        allowed = f"above low_freq_factor={scaling.low_freq_factor}"
+        require(high > scaling.low_freq_factor, f"{where}.rope_scaling.high_freq_factor", high, allowed)
     sections = [*config.mrope_sections]
     fits = len(sections) == 3 and min(sections) >= 0 and 2 * sum(sections) == config.head_dim
     allowed = f"three counts of frequencies that sum to head_dim / 2={config.head_dim // 2}"
