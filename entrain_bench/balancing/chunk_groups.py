@@ -1,5 +1,7 @@
 """Groups of dependent passes in a program: replicas, and in each the microbatches with their passes."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +41,10 @@ def components(count, one, other):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True, slots=True)
 class ChunkGroups:
-    """Microbatches of a draft with all their chunks; chunks of all modules are numbered together."""
+    """Groups of a draft's chunks; chunks of all modules are numbered in one sequence.
+
+    A group is a microbatch with its encoders' and generators' chunks.
+    """
 
     chunk: IntArray  # of each forward and backward ``[first_action[-1]]``
     chunk_set: IntArray  # set of lanes that each is on ``[chunks]``

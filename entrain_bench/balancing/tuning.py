@@ -147,69 +147,64 @@ class Trials:
     make_program: MakeProgram
     batches: TuningBatches
     refused: list[UserError] = field(default_factory=list)  # why candidates cannot run
-    _known: dict[tuple[object, ...], float | None] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], float] = field(default_factory=dict)
 
-    def seconds(self, layout: Layout, index: int) -> float | None:
-        """Measured seconds of a candidate on a batch, by quick programs if the scheduler has some; None if it fails."""
+    def seconds(self, layout: Layout, index: int) -> float:
+        """Measured seconds of a candidate on a batch, by quick programs if the scheduler has some; inf if it fails."""
         key = (*candidate_key(layout), index)
         if key not in self._known:
             shapes = self.batches.drawn[index]
-            try:
+
+            def run() -> float:
                 check_memory(self.profile, layout, self.make_program, [shapes])
-                self._known[key] = decisive(self.profile.trial_s(self.make_program.draft(shapes, layout)))
-            except UserError as error:
-                # Its frames would keep a program each.
-                self.refused.append(error.with_traceback(None))
-                self._known[key] = None
+                return self.profile.trial_s(self.make_program.draft(shapes, layout))
+
+            self._known[key] = self._tried(run)
         return self._known[key]
 
-    def mean_s(self, layout: Layout, indices: Sequence[int]) -> float | None:
-        """Mean of ``seconds`` over batches; None if one of them is."""
+    def _tried(self, run: Callable[[], float]) -> float:
+        try:
+            return decisive(run())
+        except UserError as error:
+            # Its frames would keep a program each.
+            self.refused.append(error.with_traceback(None))
+            return np.inf
+
+    def mean_s(self, layout: Layout, indices: Sequence[int]) -> float:
+        """Mean of ``seconds`` over batches, up to the first that fails."""
         total_s = 0.0
         for index in indices:
-            seconds = self.seconds(layout, index)
-            if seconds is None:
-                return None
-            total_s += seconds
+            total_s += self.seconds(layout, index)
+            if total_s == np.inf:
+                break
         return decisive(total_s / len(indices))
 
     def gains(self, layout: Layout, over: Layout, indices: Sequence[int]) -> bool:
         """Whether a layout is faster than another by more than a standard error; with drafts also by full programs."""
-        ahead = np.array([self.seconds(over, index) for index in indices], np.float64)
-        ahead -= [self.seconds(layout, index) or np.inf for index in indices]
+        ahead = np.array([self.seconds(over, index) - self.seconds(layout, index) for index in indices])
         error = float(np.std(ahead, ddof=1)) / len(ahead) ** 0.5 if len(ahead) > 1 else 0.0
         if decisive(float(ahead.mean())) <= decisive(error):
             return False
-        if self.make_program.draft is self.make_program:
-            return True
-        return self._full_s(layout) < self._full_s(over)
+        return self.make_program.draft is self.make_program or self._full_s(layout) < self._full_s(over)
 
     def _full_s(self, layout: Layout) -> float:
-        """Seconds of full programs on the batches for drafts together; infinite if one fails."""
-        total_s = 0.0
-        for shapes in (self.batches.drawn[index] for index in self.batches.drafts):
-            try:
-                total_s += self.profile.trial_s(self.make_program(shapes, layout))
-            except UserError as error:
-                self.refused.append(error.with_traceback(None))
-                return np.inf
-        return decisive(total_s)
+        drafts = [self.batches.drawn[index] for index in self.batches.drafts]
+        return self._tried(lambda: sum(self.profile.trial_s(self.make_program(shapes, layout)) for shapes in drafts))
 
     def fits(self, layout: Layout) -> bool:
         """Whether a layout fits memory on the heaviest batches, and on the others if these leave little."""
         job = self.profile.under(layout).job
         drawn = self.batches.drawn
-        try:
-            chosen = heaviest(drawn, job)
+        chosen = heaviest(drawn, job)
+
+        def run() -> float:
             need = check_memory(self.profile, layout, self.make_program, [drawn[index] for index in chosen])
-            later = self.make_program.chooses_recomputation
-            if need > ENOUGH * job.planning_budget_bytes and not later:
-                others = (batch for index, batch in enumerate(drawn) if index not in chosen)
-                check_memory(self.profile, layout, self.make_program, others)
-        except UserError as error:
-            self.refused.append(error.with_traceback(None))
-            return False
-        return True
+            if need <= ENOUGH * job.planning_budget_bytes or self.make_program.chooses_recomputation:
+                return need
+            others = (batch for index, batch in enumerate(drawn) if index not in chosen)
+            return check_memory(self.profile, layout, self.make_program, others)
+
+        return self._tried(run) < np.inf
 
 
 def candidate_key(layout: Layout) -> tuple[object, ...]:
@@ -234,9 +229,9 @@ def _drafted(
     def runs(index: int) -> bool:
         left[index] = False
         seconds = trials.seconds(offers[index].layout, trials.batches.drafts[0])
-        if seconds is not None:
+        if seconds < np.inf:
             insort(drafted, (seconds, index), key=lambda entry: entry[0])
-        return seconds is not None or is_over()
+        return seconds < np.inf or is_over()
 
     def is_over() -> bool:
         return bool(drafted) and (len(drafted) >= most or int(np.sum(~left)) >= MAX_REFUSED * most)
@@ -264,19 +259,18 @@ def halved(trials: Trials, offers: Sequence[Candidate], budget: int, entered: Se
     if len(drafted) == 1 and not untried and not entered:
         return [drafted[0][1]] if trials.fits(drafted[0][1]) else []
     second = [layout for _, layout in drafted[: max(1, int(count * SECOND))]]
-    timed = [(trials.mean_s(layout, batches.drafts), layout) for layout in second]
-    ranked = sorted(((seconds, layout) for seconds, layout in timed if seconds is not None), key=lambda entry: entry[0])
+    ranked = sorted(second, key=lambda layout: trials.mean_s(layout, batches.drafts))
     last = batches.last(int(count * LAST) // FINALISTS)
 
     def finished(layouts: Iterable[Layout]) -> Iterator[tuple[float, Layout]]:
         for layout in layouts:
-            seconds = trials.mean_s(layout, last) if trials.fits(layout) else None
-            if seconds is not None:
+            if trials.fits(layout) and (seconds := trials.mean_s(layout, last)) < np.inf:
                 yield seconds, layout
 
     known = {candidate_key(layout) for layout in entered}
     finalists = [*finished(entered)]
-    finalists += islice(finished(layout for _, layout in ranked if candidate_key(layout) not in known), FINALISTS)
+    draft_runs = (layout for layout in ranked if trials.mean_s(layout, batches.drafts) < np.inf)
+    finalists += islice(finished(layout for layout in draft_runs if candidate_key(layout) not in known), FINALISTS)
     if len(finalists) <= len(entered):
         rest = chain((layout for _, layout in drafted[len(second) :]), () if finalists else untried)
         finalists += islice(finished(rest), 1)

@@ -1,7 +1,5 @@
 """Groups of several widths: joined against all nested groups, packs of micro-steps, and what a request binds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The tuner: against all fixed jobs by brute force, freedom that costs nothing, the same layout again, its budget."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -231,10 +229,9 @@ def test_megatron_is_within_2_percent_of_all_its_layouts(
     layouts, trials = all_layouts(context.plan, monkeypatch)
     assert len(layouts) > 500
     last = trials.batches.last(int(BUDGET * LAST) // FINALISTS)
-    first_s = [trials.seconds(layout, last[0]) or np.inf for layout in layouts]
+    first_s = [trials.seconds(layout, last[0]) for layout in layouts]
     near = [one for one, seconds in zip(layouts, first_s, strict=True) if seconds <= HOPELESS * min(first_s)]
-    timed = [(trials.mean_s(layout, last), layout) for layout in near if trials.fits(layout)]
-    best = min(((seconds, layout) for seconds, layout in timed if seconds is not None), key=lambda each: each[0])[1]
+    best = min(filter(trials.fits, near), key=lambda layout: trials.mean_s(layout, last))
     rng = np.random.default_rng([planning_seed, 1])
     fresh = [context.source.draw(global_batch, rng) for _ in range(FRESH)]
     programs = MakeProgram(context.strategy, context.planning)
