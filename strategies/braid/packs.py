@@ -20,7 +20,7 @@ from entrain_bench.balancing.rank_groups import room_bytes, step_assignment
 from entrain_bench.balancing.rounds import group_widths, packed_program
 from entrain_bench.base.arithmetic import decisive, matmul
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
-from entrain_bench.base.compiled import inlined, njit
+from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
@@ -158,20 +158,28 @@ def _span(units, seconds, count, place):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def _split(units, work, module, most):  # type: ignore[no-untyped-def]
-    """Degree of a module at which units are through first in a pack of a width, and the group of each unit there."""
+def _split(units, work, module, most, shared=False):  # type: ignore[no-untyped-def]
+    """Degree of a module at which units are through first in a pack of a width, when, and the group of each unit there.
+
+    If a pack is ``shared`` with many others, groups of a narrower width share all units evenly.
+    """
     best = -1
     best_s = np.inf
     chosen, place = np.zeros((2, len(units)), np.int64)
     for degree in range(work.first_degree[module], work.first_degree[module + 1]):
         if work.width[degree] > most:
             continue
-        span = _span(units, work.units[0, degree], most // work.width[degree], place) + work.chunk_s[degree]
+        count = most // work.width[degree]
+        span = _span(units, work.units[0, degree], count, place) + work.chunk_s[degree]
+        if shared:
+            span = 0.0
+            for unit in units:
+                span += work.units[0, degree, unit] / count
         if span < best_s * (1 - 1e-9):
             best = degree
             best_s = span
             chosen[:] = place
-    return best, chosen
+    return best, best_s, chosen
 
 
 @njit()
@@ -194,7 +202,7 @@ def labelled(work, order, offsets, width, first, place, first_group):  # type: i
                     count += 1
             if count == 0:
                 continue
-            best, where = _split(members[:count], work, module, width[some])
+            best, _, where = _split(members[:count], work, module, width[some])
             group = first_group[best] + first[some] // work.width[best]
             for index in range(count):
                 replica[members[index]] = group + where[index]
@@ -237,36 +245,20 @@ def _priced(work, widths, num_samples):  # type: ignore[no-untyped-def]
     """
     modules = len(work.first_degree) - 1
     totals = np.zeros((5, len(widths), num_samples))
-    place = np.zeros(len(work.members) + 1, np.int64)
     for level in range(len(widths)):
-        for sample in range(num_samples):
-            for module in range(modules):
-                row = sample * modules + module
-                sample_units = work.members[work.offsets[row] : work.offsets[row + 1]]
-                if not len(sample_units):
-                    continue
-                best = np.full(5, np.inf)
-                for degree in range(work.first_degree[module], work.first_degree[module + 1]):
-                    if work.width[degree] > widths[level]:
-                        continue
-                    count = widths[level] // work.width[degree]
-                    span = _span(sample_units, work.units[0, degree], count, place)
-                    if level == 0:
-                        # Many share a pack, which groups of a narrower width share evenly.
-                        span = 0.0
-                        for unit in sample_units:
-                            span += work.units[0, degree, unit] / count
-                    else:
-                        span += work.chunk_s[degree]
-                    if span < best[0] * (1 - 1e-9):
-                        best[0] = span
-                        load = np.zeros((5, count))
-                        for index in range(len(sample_units)):
-                            load[:, place[index]] += work.units[:, degree, sample_units[index]]
-                        for column in range(1, 5):
-                            best[column] = load[column].max()
-                totals[:4, level, sample] += best[:4]
-                totals[4, level, sample] = max(totals[4, level, sample], best[4])
+        for row in range(num_samples * modules):
+            units = work.members[work.offsets[row] : work.offsets[row + 1]]
+            if not len(units):
+                continue
+            sample = row // modules
+            degree, span, place = _split(units, work, row % modules, widths[level], level == 0)
+            load = np.zeros((5, len(units)))
+            for index in range(len(units)):
+                load[:, place[index]] += work.units[:, degree, units[index]]
+            totals[0, level, sample] += span
+            for column in range(1, 4):
+                totals[column, level, sample] += load[column].max()
+            totals[4, level, sample] = max(totals[4, level, sample], load[4].max())
     return totals
 
 
@@ -298,68 +290,45 @@ def _exchanged(group_of, seconds, start, rounds):  # type: ignore[no-untyped-def
     """Groups of samples after moves and swaps that lower the busiest group, and when that is done."""
     group_of = group_of.copy()
     load = start.copy()
-    # A group's samples are linked: its first one, and the next of each; -1: none.
-    head = np.full(len(load), -1)
-    after = np.full(len(group_of), -1)
     for sample in range(len(group_of) - 1, -1, -1):
         load[group_of[sample]] += seconds[sample]
-        after[sample] = head[group_of[sample]]
-        head[group_of[sample]] = sample
+    # Samples of each group, the last moved first.
+    members = [np.flatnonzero(group_of == group) for group in range(len(load))]
     for _ in range(rounds):
         top = load.argmax()
         low = load.argmin()
         gain = 1e-9 * load[top]
         one = -1
         other = -1
-        sample = head[top]
-        while sample >= 0:
+        for sample in members[top]:
             less = load[top] - max(load[top] - seconds[sample], load[low] + seconds[sample])
             if less > gain * (1 + 1e-9):
                 gain = less
                 one = sample
-            sample = after[sample]
         for turn in range(-1, len(load)):
             # The idlest group first: a swap gains half of the difference at most, which rules out most others.
             group = low if turn < 0 else turn
             room = load[top] - load[group]
             if room < 2 * gain * (1 - 1e-6):
                 continue
-            sample = head[top]
-            while sample >= 0:
-                partner = head[group]
-                while partner >= 0:
+            for sample in members[top]:
+                for partner in members[group]:
                     less = seconds[sample] - seconds[partner]
                     if min(less, room - less) > gain * (1 + 1e-9):
                         gain = min(less, room - less)
                         one = sample
                         other = partner
-                    partner = after[partner]
-                sample = after[sample]
         if one < 0:
             break
         goal = low if other < 0 else group_of[other]
-        _relink(one, goal, group_of, load, seconds, head, after)
-        if other >= 0:
-            _relink(other, top, group_of, load, seconds, head, after)
+        for sample, source, target in ((one, top, goal), (other, goal, top)):
+            if sample >= 0:
+                members[source] = members[source][members[source] != sample]
+                members[target] = np.append(np.array([sample]), members[target])
+                group_of[sample] = target
+                load[source] -= seconds[sample]
+                load[target] += seconds[sample]
     return group_of, load.max()
-
-
-@inlined
-def _relink(sample, goal, group_of, load, seconds, head, after):  # type: ignore[no-untyped-def]
-    """Move a sample to another group, with its load and links."""
-    source = group_of[sample]
-    before = head[source]
-    if before == sample:
-        head[source] = after[sample]
-    else:
-        while after[before] != sample:
-            before = after[before]
-        after[before] = after[sample]
-    after[sample] = head[goal]
-    head[goal] = sample
-    group_of[sample] = goal
-    load[source] -= seconds[sample]
-    load[goal] += seconds[sample]
 
 
 # Which packs come first: factors of their width in the order.
