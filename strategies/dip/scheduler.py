@@ -7,21 +7,22 @@ and nodes widen slowly (Coulom, CG 2006).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
 from entrain_bench.balancing.chunk_estimates import covered_layer_s, packed_durations, stages_s
-from entrain_bench.balancing.chunk_groups import chunk_groups, components, split_by_label
-from entrain_bench.balancing.listing import ListedActions, Wish, draft_actions, list_lanes, list_schedule
+from entrain_bench.balancing.chunk_groups import Replica, split_replicas
+from entrain_bench.balancing.listing import Wish, list_schedule
 from entrain_bench.balancing.options import Memory
 from entrain_bench.balancing.planning import recompute_factor
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all, recompute_by_chunk
 from entrain_bench.balancing.schedules import ordered_program, unordered_program
 from entrain_bench.base.arithmetic import LN_2, decisive, log2
-from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, rows_of
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.base.compiled import in_threads, njit
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program
@@ -69,60 +70,15 @@ def believed_s(profile: Profile, program: Program) -> float:
     return float(profile.programs.simulate(program, duration).max())
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkSegments:
-    """The actions of a program, what they wait for, and the groups that the search puts in order.
+def listed_replicas(draft: Program, assignment: Assignment, profile: Profile) -> list[Replica]:
+    """The replicas of a program, whatever its own order; their groups are microbatches.
 
-    A *segment* is a forward or backward of a chunk through one stage on each rank (arXiv:2504.14145). Chunks that
-    depend on each other are a *group*: a microbatch. Lanes whose actions depend on each other are a *set*: a replica.
+    Passes of a chunk through one stage on each rank are its *segments* (arXiv:2504.14145).
     """
-
-    actions: ListedActions  # of all sets
-    lane_set: IntArray  # set of each lane ``[lanes]``
-    group: IntArray  # group of each action, counted in its set by arrival ``[actions]``
-    # What the search orders as one, counted likewise: the group, or the group's part of one module, of which
-    # ``per_group`` follow each other ``[actions]``.
-    element: IntArray
-    rank: IntArray  # place of each action's chunk in its group, of its pass (``ChunkGroups``) ``[actions]``
-    num_groups: IntArray  # groups of each set ``[sets]``
-    per_group: int
-
-
-def build_segments(draft: Program, assignment: Assignment, profile: Profile, by_module: bool = False) -> ChunkSegments:
-    """The segments of a program, whatever its own order; ``by_module``: a group's modules are elements of their own."""
-    memory = profile.memory
-    count = int(draft.first_action[-1])
-    # Every block is one lane.
-    _, lane = list_lanes(draft)
-    change, working = (values[:count] for values in memory.action_bytes(draft))
-    extra = np.zeros(draft.layout.num_lanes)
-    np.maximum.at(extra, lane, working)
-    extra += memory.posted_bytes(draft)
-    room = profile.job.planning_budget_bytes - memory.lane_state_bytes(draft.layout) - extra
-    wait = rows_of(draft.dep_offsets)
-    need = draft.dep_actions
-    lane_set = components(draft.layout.num_lanes, lane[wait], lane[need])
-    groups = chunk_groups(draft, assignment, lane_set[lane], 1 + int(lane_set.max()))
-    chunk = groups.chunk
-    first_group = groups.first_group
-    is_backward = draft.kind[:count].astype(np.int64)
-    own_group = (groups.group - first_group[groups.chunk_set])[chunk]
-    per_group = len(draft.model.modules) if by_module else 1
-    actions = draft_actions(
-        draft,
-        packed_durations(draft, profile, chunk_s),
-        np.ceil(np.abs(change)).astype(np.int64),
-        np.floor(room).astype(np.int64),
-    )
-    return ChunkSegments(
-        actions,
-        lane_set,
-        own_group,
-        own_group * per_group + (draft.module[:count] if by_module else 0),
-        groups.rank[is_backward, chunk],
-        np.diff(first_group),
-        per_group,
-    )
+    change, working = profile.memory.action_bytes(draft)
+    passes = slice(int(draft.first_action[-1]))
+    seconds = packed_durations(draft, profile, chunk_s)
+    return split_replicas(draft, assignment, profile, seconds, change[passes], working[passes])
 
 
 class Tree(NamedTuple):
@@ -291,37 +247,35 @@ def _is_finished(tree, node, num_left):  # type: ignore[no-untyped-def]
     return child == NONE and tree.num_children[node] == num_left
 
 
-def best_slots(segments: ChunkSegments, rounds: int) -> IntArray:
-    """Slot of every action in the best believed order found, set by set ``[actions]``.
+def best_slots(draft: Program, replicas: Sequence[Replica], rounds: int, by_module: bool = False) -> IntArray:
+    """Slot of every action in the best believed order found, replica by replica ``[actions]``.
 
-    The first rollout is the order of arrival; ``rounds`` more follow.
+    The search orders groups, or with ``by_module`` each module's part of a group. The first rollout is the order of
+    arrival; ``rounds`` more follow.
     """
-    num_sets = len(segments.num_groups)
-    num_actions = len(segments.actions.lanes)
+    num_actions = int(draft.first_action[-1])
     spread = exploration(rounds + 1)
     slot = np.zeros(num_actions, np.int64)
-    set_actions = split_by_label(segments.lane_set[segments.actions.lanes], num_sets)
+    per_group = len(draft.model.modules) if by_module else 1
 
     def search(one: int) -> None:
-        members = set_actions[one]
-        actions = segments.actions.of(members, np.flatnonzero(segments.lane_set == one))
-        num_groups = int(segments.num_groups[one])
-        labels = segments.group[members], segments.element[members], segments.rank[members]
-        place = np.zeros(len(members), np.int64)
+        replica = replicas[one]
+        element = replica.group * per_group + (draft.module[replica.numbers] if by_module else 0)
+        place = np.zeros(len(element), np.int64)
         # The same moves in every iteration: the same batch always gets the same order.
         search_set(
             rounds + 1,
-            new_tree(num_groups * segments.per_group, spread),
+            new_tree((1 + int(replica.group.max())) * per_group, spread),
             np.random.default_rng(one),
-            segments.per_group,
+            per_group,
             float(num_actions),
-            labels,
-            actions,
+            (replica.group, element, replica.rank),
+            replica.actions,
             place,
         )
-        slot[members] = place
+        slot[replica.numbers] = place
 
-    in_threads(search, num_sets)
+    in_threads(search, len(replicas))
     return slot
 
 
@@ -329,10 +283,10 @@ def best_slots(segments: ChunkSegments, rounds: int) -> IntArray:
 def search_set(  # type: ignore[no-untyped-def]
     num_rollouts, tree, rng, per_group, spread, labels, actions, best_place
 ):
-    """More rollouts of one set, none when all orders are scored; ``best_place`` takes its best order ``[actions]``.
+    """More rollouts of a replica, none when all orders are scored; ``best_place`` takes its best order ``[actions]``.
 
     The place of its element in the proposed order is a segment's priority, then its rank in the group, which is below
-    ``spread``. Groups come by the first of their elements. ``labels`` are group, element and rank (``ChunkSegments``).
+    ``spread``. Groups come by the first of their elements. ``labels`` are group, element and rank ``[actions]``.
     """
     group, element, rank = labels
     place = np.empty(len(tree.order), np.int64)
@@ -393,5 +347,6 @@ class DipScheduler(Recomputation):
 
     def _ordered(self, draft: Program, assignment: Assignment, profile: Profile) -> Program:
         """The program in the order that the search finds."""
-        segments = build_segments(draft, assignment, profile, by_module=self.priorities == "modality")
-        return ordered_program(draft, best_slots(segments, self.search_rounds))
+        replicas = listed_replicas(draft, assignment, profile)
+        by_module = self.priorities == "modality"
+        return ordered_program(draft, best_slots(draft, replicas, self.search_rounds, by_module))
