@@ -209,10 +209,7 @@ def _undominated(weight: FloatArray) -> IntArray:
 
 @njit()
 def earliest_starts(held, room, most):  # type: ignore[no-untyped-def]
-    """First sample that a range of at most ``most`` may begin with, by where it ends ``[samples + 1]``.
-
-    ``held`` is the memory of the first samples ``[limits, samples + 1]``, ``room`` that of the limits ``[limits]``.
-    """
+    """First sample that a range of at most ``most`` may begin with under memory, by where it ends ``[samples + 1]``."""
     count = held.shape[1] - 1
     earliest = np.zeros(count + 1, np.int64)
     first = 0
@@ -448,10 +445,7 @@ def _pipelines(program: Program, behind: list[IntArray], profile: Profile) -> Pi
 
 
 def entries(seconds: FloatArray) -> Iterator[IntArray]:
-    """Orders in which microbatches may enter: as they are, then every order of their classes of about equal time.
-
-    A class keeps the order of its microbatches; seconds are believed ``[microbatches]``.
-    """
+    """Orders in which microbatches may enter: as they are, then every order of their classes of about equal time."""
     yield np.arange(len(seconds))
     chosen = time_classes(seconds)
     members = [np.flatnonzero(chosen == one) for one in np.unique(chosen)]
@@ -461,10 +455,7 @@ def entries(seconds: FloatArray) -> Iterator[IntArray]:
 
 
 def time_classes(seconds: FloatArray) -> IntArray:
-    """Class of each microbatch by its time, rising, by Lloyd's k-means from quantiles ``[microbatches]``.
-
-    The public code's starts at random, by the times of the first and the last stage.
-    """
+    """Class of each microbatch by its time, rising, by Lloyd's k-means from quantiles ``[microbatches]``."""
     seconds = decisive(seconds)
     count = min(CLASSES, len(np.unique(seconds)))
     ranked = np.sort(seconds, kind="stable")

@@ -26,7 +26,6 @@ from entrain_bench.balancing.rank_groups import (
 from entrain_bench.balancing.rounds import Rounds, check_plane, round_labels
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
@@ -42,10 +41,7 @@ BUCKETS = 16
 
 
 def blasted(size: FloatArray, count: int) -> IntArray:
-    """Microbatch of each sequence: ``count`` consecutive ones whose largest sum is least (appendix A) ``[sequences]``.
-
-    Bisection over the largest sum. Sizes count as integers; there are at least as many sequences as microbatches.
-    """
+    """Microbatch of each sequence: ``count`` consecutive ones whose largest sum is least (appendix A)."""
     whole = np.rint(size).astype(np.int64)
     order = np.arange(len(whole))
     low = int(whole.max(initial=0))
@@ -67,47 +63,30 @@ def bucketed(rising: IntArray, count: int) -> IntArray:
     distinct, which, number = np.unique(rising, return_inverse=True, return_counts=True)
     if len(distinct) <= count:
         return np.asarray(which.ravel(), np.int64)
-    bucket: IntArray = _buckets(distinct, number, count)[which.ravel()]
-    return bucket
-
-
-@njit()
-def _buckets(value, number, count):  # type: ignore[no-untyped-def]
-    """Bucket of each distinct value that occurs so often."""
-    size = len(value)
-    below = np.zeros(size + 1, np.int64)
-    total = np.zeros(size + 1, np.int64)
-    for index in range(size):
-        below[index + 1] = below[index] + number[index]
-        total[index + 1] = total[index] + number[index] * value[index]
-    far = np.int64(2**62)
-    error = np.full((count + 1, size + 1), far)
-    cut = np.zeros((count + 1, size + 1), np.int64)
-    error[0, 0] = 0
-    for bucket in range(1, count + 1):
-        for end in range(1, size + 1):
-            for begin in range(end):
-                if error[bucket - 1, begin] == far:
-                    continue
-                added = (below[end] - below[begin]) * value[end - 1] - (total[end] - total[begin])
-                if error[bucket - 1, begin] + added < error[bucket, end]:
-                    error[bucket, end] = error[bucket - 1, begin] + added
-                    cut[bucket, end] = begin
-    label = np.empty(size, np.int64)
-    end = size
-    for bucket in range(count, 0, -1):
-        label[cut[bucket, end] : end] = bucket - 1
-        end = cut[bucket, end]
-    return label
+    below = np.append(0.0, np.cumsum(number))
+    total = np.append(0.0, np.cumsum(number * distinct))
+    largest = np.append(0.0, distinct)
+    added = (below - below[:, None]) * largest - (total - total[:, None])
+    added[np.tril_indices(len(below))] = np.inf
+    error = np.where(below == 0, 0.0, np.inf)
+    cuts = []
+    for _ in range(count):
+        longer = error[:, None] + added
+        cuts.append(longer.argmin(axis=0))
+        error = longer.min(axis=0)
+    bucket = np.zeros(len(distinct), np.int64)
+    end = len(distinct)
+    for label in range(count - 1, -1, -1):
+        begin = cuts[label][end]
+        bucket[begin:end] = label
+        end = begin
+    return np.asarray(bucket[which.ravel()])
 
 
 def solved(
     start: SequenceGroups, seconds: FloatArray, bytes_: FloatArray, limits: tuple[IntArray, int, float], work: float
 ) -> SequenceGroups:
-    """The better of ``start`` and what the mixed-integer program over buckets finds within its work.
-
-    ``work`` is CP-SAT's deterministic time, limits are the last arguments of ``grouped``.
-    """
+    """The better of ``start`` and what the mixed-integer program finds in CP-SAT's time; limits as of ``grouped``."""
     widths, num_ranks, room = limits
     floor = max(float(seconds.min(axis=0).max()), float((seconds * widths[:, None]).min(axis=0).sum()) / num_ranks)
     if start.makespan_s <= GOOD * floor or work <= 0:
@@ -235,10 +214,7 @@ def greedy_microbatches(
 
 
 def sample_costs(shapes: SampleShapes, layout: Layout, profile: Profile) -> tuple[FloatArray, FloatArray]:
-    """Believed seconds of both passes of a sample on groups of each width ``[widths, samples]``; bytes ``[samples]``.
-
-    The LLM's as FlexSP has them, by width, and the items' on one position each, shared out evenly over the group.
-    """
+    """Believed seconds of each sample on groups of each width ``[widths, samples]``; bytes ``[samples]``."""
     model = profile.job.model
     widths = np.array([cp for _, cp in layout.modules[model.llm_index].degrees])
     seconds = np.zeros((len(widths), len(shapes)))

@@ -33,10 +33,7 @@ def least_width(length: int, capacity: int) -> int:
 
 
 def dev_rounds(lengths: IntArray, num_ranks: int, capacity: int) -> Rounds:
-    """Rounds in which every rank has one pack of at most ``capacity`` tokens (``next_hdp_group_packing_aware``, dev).
-
-    Sequences have ``lengths``, none above ``capacity`` times ``num_ranks``, a power of two ``[sequences]``.
-    """
+    """Rounds in which every rank has one pack of at most ``capacity`` tokens (``next_hdp_group_packing_aware``)."""
     least = np.array([least_width(length, capacity) for length in lengths.tolist()], np.int64)
     number, first, width = np.zeros((3, len(lengths)), np.int64)
     left = np.argsort(-lengths, kind="stable")

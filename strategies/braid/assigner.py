@@ -68,12 +68,7 @@ def _remade(module: ModuleSpec, recompute: bool) -> FloatArray:
 
 @njit()
 def level_shares(base_s, cost_s):  # type: ignore[no-untyped-def]
-    """Shares of an encoder's work for each of its copies, so that the busiest lane is least busy (water filling).
-
-    ``base_s`` is what the lanes of each copy's stages do anyway ``[replicas, copies, stages]``, ``cost_s`` all the work
-    by stage ``[replicas, stages]``. Returns shares ``[replicas, copies]`` and the busiest lane that takes some
-    ``[replicas]``.
-    """
+    """Shares ``[replicas, copies]`` of an encoder's work ``[replicas, stages]`` that level lanes; and the level."""
     replicas, copies, _ = base_s.shape
     shares = np.zeros((replicas, copies))
     high = np.zeros(replicas)
@@ -340,10 +335,7 @@ def _copies(encoder: ModuleLayout, llm: ModuleLayout) -> int:
 def _work(
     profile: Profile, module: ModuleSpec, shapes: SampleShapes, placed: ModuleLayout, room_bytes: float
 ) -> FloatArray:
-    """Load that each unit adds to each stage ``[units, stages]``.
-
-    A unit that does not fit memory alone will be recomputed, one that takes half will not; in between a share.
-    """
+    """Load of each unit on each stage ``[units, stages]``; one that does not fit memory alone will be recomputed."""
     tp = placed.tp
     cp = placed.cp
     split = placed.layers_per_stage

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from heapq import heapify, heapreplace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s, packed_units_s
 from entrain_bench.balancing.lpt import lpt_with_exchange
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.rank_groups import room_bytes, step_assignment
+from entrain_bench.balancing.rank_groups import room_bytes, step_assignment, unit_costs
 from entrain_bench.balancing.rounds import group_widths, packed_program
 from entrain_bench.base.arithmetic import decisive, matmul
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
@@ -74,15 +73,13 @@ def estimate_work(shapes: SampleShapes, layout: Layout, profile: Profile) -> Uni
         mine = slice(int(first_unit[index]), int(first_unit[index + 1]))
         lengths = module.lengths(shapes, units)
         owners.append(module.owners(shapes, units))
-        kinds = module.kind_counts(placed.layers_per_stage)[0]
+        remade = module.kind_counts(placed.layers_per_stage)[0] * [kind.remade_share for kind in module.kinds]
+        rows = slice(int(first_degree[index]), int(first_degree[index + 1]))
+        seconds[rows, mine], _, chunk_s[rows] = unit_costs(module, placed, shapes, profile)
         for degree, (tp, cp) in enumerate(placed.degrees):
             row = int(first_degree[index]) + degree
             width[row] = tp * cp
-            forward, backward = packed_units_s(module, shapes, tp, cp, profile)
-            again = matmul(forward, kinds * [kind.remade_share for kind in module.kinds])
-            seconds[row, mine] = matmul(forward + backward, kinds) + placed.recompute * again
-            again_s[row, mine] = again * (not asked)
-            chunk_s[row] = float(matmul(profile.layers.pack_times(module, tp, cp).chunk_s.sum(axis=0), kinds))
+            again_s[row, mine] = matmul(packed_units_s(module, shapes, tp, cp, profile)[0], remade) * (not asked)
             for held, recompute in ((bytes_, placed.recompute), (lean, placed.recompute or not asked)):
                 kept, extra = profile.memory.token_bytes(module, replace(placed.at(degree), recompute=recompute))
                 held[row, mine] = lengths * (float(kept[0]) + (index == llm) * hidden_bytes)
@@ -103,10 +100,7 @@ class Deal:
 
 
 def priced(work: UnitWork, widths: IntArray, num_samples: int, room_bytes: float) -> tuple[FloatArray, ...]:
-    """Seconds, bytes kept and bytes of running passes of each sample as a pack on each width ``[widths, samples]``.
-
-    It recomputes the share of its layers that ``room_bytes`` have no room for, and may exceed them even so.
-    """
+    """Seconds, kept and running bytes of each sample as a pack ``[widths, samples]``, recomputing what has no room."""
     seconds, again_s, held, lean, running = _priced(work, widths, num_samples)
     share = np.clip((held + running - room_bytes) / np.maximum(held - lean, 1.0), 0.0, 1.0)
     return seconds + share * again_s, held - share * (held - lean), running
@@ -115,10 +109,7 @@ def priced(work: UnitWork, widths: IntArray, num_samples: int, room_bytes: float
 def dealt(
     seconds: FloatArray, bytes_: FloatArray, widths: IntArray, num_ranks: int, room_bytes: float, limit_s: float
 ) -> Deal:
-    """Samples on groups if none may take longer than ``limit_s`` where a wider group, or less memory, can help.
-
-    A sample takes seconds on each rising width, and bytes on a rank there ``[widths, samples]``.
-    """
+    """Samples on groups if none takes longer than ``limit_s`` where width or memory can help ``[widths, samples]``."""
     cost = decisive(seconds * widths[:, None])
     good = (decisive(seconds) <= limit_s) & (bytes_ <= room_bytes)
     level = np.where(good, cost, np.inf).argmin(axis=0)
@@ -186,36 +177,28 @@ def _split(units, work, module, most, shared=False):  # type: ignore[no-untyped-
 def labelled(work, order, offsets, width, first, place, first_group):  # type: ignore[no-untyped-def]
     """Group and pack of every unit ``[units]``: a pack's units of a module take the degree that is through first.
 
-    ``order`` has the samples pack after pack, from ``offsets`` on, with the width and first rank of their groups
-    ``[samples]``; a pack has a place in the order of packs ``[packs]``, a degree a first group ``[degrees]``.
+    ``order`` has the samples pack after pack, from ``offsets`` on; a pack has a place, a degree a first group.
     """
     replica, number, members = np.zeros((3, len(work.members)), np.int64)
     modules = len(work.first_degree) - 1
     for pack in range(len(place)):
-        some = order[offsets[pack]]
+        samples = order[offsets[pack] : offsets[pack + 1]]
         for module in range(modules):
             count = 0
-            for spot in range(offsets[pack], offsets[pack + 1]):
-                row = order[spot] * modules + module
-                for unit in work.members[work.offsets[row] : work.offsets[row + 1]]:
-                    members[count] = unit
-                    count += 1
-            if count == 0:
-                continue
-            best, _, where = _split(members[:count], work, module, width[some])
-            group = first_group[best] + first[some] // work.width[best]
-            for index in range(count):
-                replica[members[index]] = group + where[index]
-                number[members[index]] = place[pack]
+            for row in samples * modules + module:
+                more = work.offsets[row + 1] - work.offsets[row]
+                members[count : count + more] = work.members[work.offsets[row] : work.offsets[row + 1]]
+                count += more
+            if count > 0:
+                best, _, where = _split(members[:count], work, module, width[samples[0]])
+                replica[members[:count]] = first_group[best] + first[samples[0]] // work.width[best] + where
+                number[members[:count]] = place[pack]
     return replica, number
 
 
 @njit()
 def binned(order, group, bytes_, room, count):  # type: ignore[no-untyped-def]
-    """Bin of each sample within its group ``[samples]``: each to the least filled of so few that all fit.
-
-    Samples with bytes come group after group; a group's bins have room, and there is a least number ``[groups]``.
-    """
+    """Bin of each sample within its group, which follow each other: each to the least filled of so few that all fit."""
     chosen = np.zeros(len(order), np.int64)
     low = 0
     while low < len(order):
@@ -239,10 +222,7 @@ def binned(order, group, bytes_, room, count):  # type: ignore[no-untyped-def]
 
 @njit()
 def _priced(work, widths, num_samples):  # type: ignore[no-untyped-def]
-    """Of each sample on each width what ``UnitWork.units`` says of units ``[5, widths, samples]``.
-
-    All add up over modules but bytes of running passes.
-    """
+    """Of each sample on each width what ``UnitWork.units`` says of units ``[5, widths, samples]``."""
     modules = len(work.first_degree) - 1
     totals = np.zeros((5, len(widths), num_samples))
     for level in range(len(widths)):
@@ -264,22 +244,17 @@ def _priced(work, widths, num_samples):  # type: ignore[no-untyped-def]
 
 @njit()
 def _placed(order, level, seconds, widths, num_ranks):  # type: ignore[no-untyped-def]
-    """First rank of each sample's group, and the load of each rank: every sample on the least loaded of its width.
-
-    Samples of one width follow each other in the order.
-    """
+    """First rank of each sample's group, and each rank's load: every sample on the least loaded of its width."""
     load = np.zeros(num_ranks)
     first = np.zeros(len(order), np.int64)
-    before = -1
-    least = [(0.0, 0)]
     for sample in order:
         width = widths[level[sample]]
-        if level[sample] != before:
-            before = level[sample]
-            least = [(load[start : start + width].max(), start) for start in range(0, num_ranks - width + 1, width)]
-            heapify(least)
-        best_s, best = least[0]
-        heapreplace(least, (best_s + seconds[sample], best))
+        best = 0
+        best_s = np.inf
+        for start in range(0, num_ranks - width + 1, width):
+            if load[start : start + width].max() < best_s:
+                best = start
+                best_s = load[start : start + width].max()
         first[sample] = best
         load[best : best + width] = best_s + seconds[sample]
     return first, load
@@ -338,10 +313,7 @@ WIDE, NARROW, SHARED = ORDERS = (-1, 1, 0)
 def fastest_packs(
     shapes: SampleShapes, layout: Layout, profile: Profile, compare: bool = True
 ) -> tuple[float, Assignment]:
-    """Of several deals, sizes of packs and orders those whose program ends first, and when; infinite if none fits.
-
-    Without ``compare`` packs fit memory, wide ones come first. Sharded weights have rounds instead.
-    """
+    """Of several deals, sizes of packs and orders those whose program ends first, and when; infinite if none fits."""
     if layout.modules[0].sharded:
         return fastest_rounds(shapes, layout, profile)
     work = estimate_work(shapes, layout, profile)
@@ -375,8 +347,8 @@ def fastest_packs(
 def fastest_rounds(shapes: SampleShapes, layout: Layout, profile: Profile) -> tuple[float, Assignment]:
     """Rounds that all ranks begin together, as gathers of sharded weights need it, and when they end by belief.
 
-    All have equal shares of encoders and LLM; a module's units go to the groups that end first. Of the least number of
-    rounds, with all recomputed that can be, and of larger numbers that which ends first; infinite if none fits.
+    All have equal shares of encoders and LLM. Of the least number of rounds, with all recomputed that can be, and of
+    larger numbers that which ends first; infinite if none fits.
     """
     model = profile.job.model
     work = estimate_work(shapes, layout, profile)
@@ -426,9 +398,8 @@ def place_packs(
 ) -> IntArray:
     """Place of each sample's pack in the order in which ranks run them ``[samples]``.
 
-    Of a group's packs the largest is last, to hide the reduction. Samples take seconds, keep bytes on each rank and
-    need bytes while their passes run ``[samples]``. ``first``: ``WIDE`` packs come first, or ``NARROW`` ones, so that
-    wide packs hide the reduction, or the last packs of all widths share a place (``SHARED``).
+    Of a group's packs the largest is last, to hide the reduction. ``first``: ``WIDE`` packs come first, or ``NARROW``
+    ones, or the last packs of all widths share a place (``SHARED``).
     """
     groups, group = np.unique(deal.width * (1 + deal.first.max()) + deal.first, return_inverse=True)
     most = np.zeros(len(groups))

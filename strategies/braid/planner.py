@@ -172,10 +172,7 @@ class ShapeWork:
 
 
 def split_layers(work: ShapeWork, shape: Shape) -> tuple[list[tuple[int, ...]], float]:
-    """Layers of every module's stages, split evenly, and believed seconds on the busiest rank.
-
-    Copies of an encoder, alike in all segments, share the work out so that the busiest rank is least busy.
-    """
+    """Layers of all stages, split evenly, and the busiest rank's believed seconds if copies share the work out."""
     model = work.profile.job.model
     layer_s = work.layers_s(shape, model.llm_index)
     layers = {model.llm_index: partition_layers(layer_s, shape.llm_stages)}
@@ -209,10 +206,7 @@ def place(job: Job, shape: Shape, layers: Sequence[tuple[int, ...]]) -> Layout:
 
 
 def llm_places(job: Job, degrees: Degrees, spread: bool) -> list[tuple[int, int]]:
-    """Numbers of the LLM's stages and blocks from one to the next: on every block as far as it has layers.
-
-    If ``spread`` also on half, a quarter, ... of the blocks, next to each other or spread over the replica.
-    """
+    """Numbers of the LLM's stages, and blocks from one to the next; if ``spread`` also on a half, a quarter, ...."""
     layers = len(job.model.llm.layers)
     lanes = degrees.pp
     choices = [(min(lanes, layers), 1)]

@@ -52,10 +52,7 @@ SOME = Allowed(bool, "a list with a number")
 def listed_replicas(
     draft: Program, assignment: Assignment, profile: Profile, plain: Program | None = None
 ) -> list[Replica]:
-    """The replicas of a program made of an assignment, whatever its own order.
-
-    The list scheduler may keep activations that ``draft`` recomputes but ``plain``, the same program, does not.
-    """
+    """The replicas of a program; they may keep what ``draft`` recomputes but ``plain``, the same program, does not."""
     count = int(draft.first_action[-1])
     change, working = (values[:count] for values in profile.memory.action_bytes(draft))
     duration_s = packed_durations(draft, profile)
@@ -192,10 +189,7 @@ def moved(choice: Choice, options: BraidScheduler, rng: np.random.Generator) -> 
 
 
 def improve(searches: list[Search], rollouts: int) -> None:
-    """Search for faster schedules with a total number of rollouts.
-
-    The slowest replica decides the iteration time, so it gets every rollout: first its seeds, then moves.
-    """
+    """Search for faster schedules with so many rollouts, all on the slowest replica: first its seeds, then moves."""
     rng = np.random.default_rng(0)
     for _ in range(rollouts):
         slowest = max(searches, key=lambda one: decisive(one.end_s))

@@ -44,10 +44,7 @@ def iteration_s(loads: GroupLoads, gpus: FloatArray, num_steps: int) -> FloatArr
 
 
 def solve(loads: GroupLoads, num_gpus: int, num_steps: int) -> FloatArray:
-    """GPUs of each group, real numbers, that minimise ``iteration_s`` ``[problems, groups]``; NaN if none are enough.
-
-    All groups together have ``num_gpus`` at most; an iteration has ``num_steps`` pipeline steps, BS / (DP_lm M).
-    """
+    """GPUs of each group, real numbers, that minimise ``iteration_s`` ``[problems, groups]``; NaN if too few."""
     most = np.minimum(loads.most, float(num_gpus))
     feasible = np.all(loads.fewest <= most, axis=1) & (loads.fewest.sum(axis=1) <= num_gpus)
     gpus = np.full(loads.gpu_s.shape, np.nan)
@@ -170,10 +167,7 @@ def best_integers(
 
 @njit()
 def _shortest(first, second, third, num_ranks, num_more_steps, num_stages, keep):  # type: ignore[no-untyped-def]
-    """Seconds of the ``keep`` best points and of all that may count as equal to them, and the points' numbers, rising.
-
-    What two groups take is a lower bound on what all three do, rounded or not.
-    """
+    """Seconds and rising numbers of the ``keep`` best points and of all that may count as equal to them."""
     best = np.full(keep, np.inf)
     seconds = [np.inf for _ in range(0)]
     numbers = [0 for _ in range(0)]

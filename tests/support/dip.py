@@ -14,9 +14,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import PLANNING_SHARE
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench_strategies.dip import DipScheduler
-from entrain_bench_strategies.dip.partitioner import sub_microbatches
-from entrain_bench_strategies.dip.scheduler import believed_s, listed_replicas
+from entrain_bench_strategies.dip import DipScheduler, believed_s, listed_replicas, sub_microbatches
 from support.braid import scheduled
 from support.builders import placed, profile_of, random_samples, tiny_job, tiny_model
 
