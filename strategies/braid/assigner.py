@@ -103,11 +103,6 @@ def _taken(level_s, base_s, cost_s, share):  # type: ignore[no-untyped-def]
     return total
 
 
-def stage_work(module: ModuleSpec, layers_per_stage: tuple[int, ...], kinds_s: FloatArray) -> FloatArray:
-    """Seconds of each stage from those of a layer of each kind ``[..., stages]``."""
-    return matmul(kinds_s, module.kind_counts(layers_per_stage).T)
-
-
 @dataclass(frozen=True, slots=True)
 class BraidAssigner:
     """Balances samples over replicas and microbatches, then encoder (and generator) chunks over copies in each replica.
@@ -147,12 +142,11 @@ class BraidAssigner:
         items = {}
         for index, module in others(model).items():
             placed = layout.modules[index]
-            units = module.units(shapes)
-            owner = module.owners(shapes, units)
-            tokens = module.lengths(shapes, units)
-            seconds = work[index].sum(axis=1)
+            owner = module.owners(shapes, module.units(shapes))
+            tokens = module.lengths(shapes, module.units(shapes))
             most = chunk_tokens(profile, module, tokens, placed.tp, placed.cp)
-            items[index] = owner, deal_chunks(replica[owner], microbatch[owner], seconds, tokens, most)
+            chunk = deal_chunks(replica[owner], microbatch[owner], work[index].sum(axis=1), tokens, most)
+            items[index] = owner, chunk
         before = [pair for index, pair in items.items() if index < index_of_llm]
         behind = [pair for index, pair in items.items() if index > index_of_llm]
         first, middle = find_places(replica, microbatch, before, behind)
@@ -336,13 +330,13 @@ def _work(
     profile: Profile, module: ModuleSpec, shapes: SampleShapes, placed: ModuleLayout, room_bytes: float
 ) -> FloatArray:
     """Load of each unit on each stage ``[units, stages]``; one that does not fit memory alone will be recomputed."""
-    tp = placed.tp
-    cp = placed.cp
-    split = placed.layers_per_stage
-    seconds = stage_work(module, split, unit_layers_s(profile, module, shapes, tp, cp, placed.recompute))
+    counts = module.kind_counts(placed.layers_per_stage).T
+    seconds, again = (
+        matmul(unit_layers_s(profile, module, shapes, placed.tp, placed.cp, recompute), counts)
+        for recompute in (placed.recompute, True)
+    )
     if placed.recompute or profile.job.request.recompute is not None:
         return seconds
-    again = stage_work(module, split, unit_layers_s(profile, module, shapes, tp, cp, recompute=True))
     token_bytes, _ = profile.memory.token_bytes(module, placed)
     lengths = module.lengths(shapes, module.units(shapes))
     filled = np.outer(lengths, token_bytes) / max(room_bytes, 1.0)
@@ -351,7 +345,7 @@ def _work(
 
 def _chunk_work(profile: Profile, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
     kinds = chunk_layers_s(profile, module, placed.tp, placed.cp, placed.recompute)
-    return stage_work(module, placed.layers_per_stage, kinds)
+    return matmul(kinds, module.kind_counts(placed.layers_per_stage).T)
 
 
 def _sums(label: IntArray, values: FloatArray, count: int) -> FloatArray:

@@ -31,8 +31,8 @@ EXCHANGES = 400
 LIMITS = (0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
 # Share of the memory beside states that packs may keep; the rest is for what passes need while they run.
 KEPT = 0.97
-# Packs may keep so many times what there is room for, and recompute the rest: larger packs hide more of the traffic of
-# weights and gradients. With sharded weights rounds are so many times as many as they could be.
+# Packs may keep so many times what there is room for, and recompute the rest: larger packs hide more traffic. With
+# sharded weights rounds are so many times as many as they could be.
 STRETCHES = (1.0, 1.25, 1.6, 2.5)
 # Deals, those that end first, whose programs are compared.
 COMPARED = 2
@@ -43,8 +43,8 @@ class UnitWork(NamedTuple):
 
     width: IntArray  # ranks of a group at each degree of every module ``[degrees]``
     first_degree: IntArray  # first degree of each module ``[modules + 1]``
-    # Of a unit at a degree of its module seconds of both passes and of recomputation, bytes kept on each rank, kept if
-    # all that can be is recomputed, and needed while a pass runs ``[5, degrees, units]``.
+    # Seconds of both passes and of recomputation, bytes kept on each rank, kept if all that can be is recomputed, and
+    # needed while a pass runs ``[5, degrees, units]``.
     units: FloatArray
     chunk_s: FloatArray  # what a pack costs besides ``[degrees]``
     first_unit: IntArray  # first unit of each module ``[modules + 1]``
@@ -129,22 +129,14 @@ def dealt(
 
 
 @njit()
-def _span(units, seconds, count, place):  # type: ignore[no-untyped-def]
+def _span(seconds, count, place):  # type: ignore[no-untyped-def]
     """Busiest of so many groups if units go, longest first, to the least loaded; their groups go to ``place``."""
-    if count == 1 or len(units) == 1:
-        place[: len(units)] = 0
-        total = 0.0
-        for unit in units:
-            total += seconds[unit]
-        return total
-    load = np.zeros(min(count, len(units)))
-    falling = np.empty(len(units))
-    for index in range(len(units)):
-        falling[index] = -seconds[units[index]]
-    for index in np.argsort(falling, kind="mergesort"):  # type: ignore[assignment]
-        group = load.argmin()
-        place[index] = group
-        load[group] += seconds[units[index]]
+    load = np.zeros(min(count, len(seconds)))
+    # A lone group takes them as they come.
+    order = np.arange(len(seconds)) if len(load) == 1 else np.argsort(-seconds, kind="mergesort")
+    for index in order:
+        place[index] = load.argmin()
+        load[place[index]] += seconds[index]
     return load.max()
 
 
@@ -161,11 +153,12 @@ def _split(units, work, module, most, shared=False):  # type: ignore[no-untyped-
         if work.width[degree] > most:
             continue
         count = most // work.width[degree]
-        span = _span(units, work.units[0, degree], count, place) + work.chunk_s[degree]
+        seconds = work.units[0, degree][units]
+        span = _span(seconds, count, place) + work.chunk_s[degree]
         if shared:
             span = 0.0
-            for unit in units:
-                span += work.units[0, degree, unit] / count
+            for unit_s in seconds:
+                span += unit_s / count
         if span < best_s * (1 - 1e-9):
             best = degree
             best_s = span

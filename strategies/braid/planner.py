@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -108,8 +108,7 @@ def encoder_degrees(job: Job, degrees: Degrees, planner: BraidPlanner) -> Iterat
             yield tp, cp
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleWork:
+class ModuleWork(NamedTuple):
     """Work of an iteration for a module with given degrees, all replicas together."""
 
     units_s: FloatArray  # seconds of each layer by its units ``[layers]``
@@ -217,18 +216,22 @@ def llm_places(job: Job, degrees: Degrees, spread: bool) -> list[tuple[int, int]
 
 
 def list_shapes(job: Job, choices: Sequence[tuple[bool, ...]], planner: BraidPlanner) -> Iterator[Shape]:
-    """Every shape of a job's degrees and of some choices of recomputation, with the microbatches of its size."""
+    """Every shape of a job's degrees, of some choices of recomputation, and of multiples of its microbatches."""
     model = job.model
     fewest = min((len(module.layers) for module in others(model).values()), default=0)
     for degrees in job.degrees():
         if not splits(model.llm, degrees.tp) or (not fewest and len(model.llm.layers) < degrees.pp):
             continue
+        # A replica has a sample for each microbatch.
+        most = job.global_batch // degrees.dp
+        plain = job.num_microbatches(degrees.dp)
+        counts = sorted({min(most, max(1, round(plain * factor))) for factor in planner.microbatches})
         for (tp, cp), again in product(encoder_degrees(job, degrees, planner), choices):
             stages = degrees.pp * degrees.tp * degrees.cp // max(tp * cp, degrees.tp * degrees.cp)
             runs = divisors(stages) if planner.encoder_copies and fewest else [1]
             runs = [run for run in runs if not fewest or stages // run <= fewest]
-            for segments, (count, stride) in product(runs, llm_places(job, degrees, planner.llm_stages)):
-                yield Shape(degrees, tp, cp, segments, count, stride, again, job.num_microbatches(degrees.dp))
+            for segments, place, count in product(runs, llm_places(job, degrees, planner.llm_stages), counts):
+                yield Shape(degrees, tp, cp, segments, *place, again, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,12 +326,6 @@ class BraidPlanner:
         """Layouts that could be among the best, by the seconds of their busiest rank, or longest sample, and step."""
         job = profile.job
 
-        def sized(shape: Shape) -> list[Shape]:
-            # A replica has a sample for each microbatch.
-            most = job.global_batch // shape.degrees.dp
-            counts = {min(most, max(1, round(shape.num_microbatches * factor))) for factor in self.microbatches}
-            return [replace(shape, num_microbatches=count) for count in sorted(counts)]
-
         def placed(shape: Shape, layers: Sequence[tuple[int, ...]], passes_s: float) -> Candidate:
             layout = place(job, shape, layers)
             return Candidate(passes_s + profile.programs.step_s(layout), layout)
@@ -338,8 +335,8 @@ class BraidPlanner:
             passes_s = max(busiest_s, work.longest_s(shape))
             return Draft(passes_s, partial(placed, shape, layers, passes_s))
 
-        plain = list_shapes(job, recompute_choices(job, chosen_later=recompute_later), self)
-        drafts = (Draft(work.least_s(shape), partial(divided, shape)) for one in plain for shape in sized(one))
+        shapes = list_shapes(job, recompute_choices(job, chosen_later=recompute_later), self)
+        drafts = (Draft(work.least_s(shape), partial(divided, shape)) for shape in shapes)
         best_s = np.inf
         for candidate in rising_candidates(drafts, most_s):
             best_s = min(best_s, candidate.estimated_s)

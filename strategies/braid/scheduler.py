@@ -40,8 +40,8 @@ SWAPPED = 0.75
 SHIFTED = 0.9
 # Rollouts for a program that a planner only compares or checks.
 DRAFT_ROLLOUTS = 24
-# Seconds that a rollout takes for an action (0.38 to 0.53 us on an x86-64 server, numba 0.68, 2026-11), and the share
-# of a believed iteration that all rollouts of a program may take by that; a constant, so that all machines agree.
+# Seconds that a rollout takes for an action (0.38 to 0.53 us on an x86-64 server, 2026-11), the same on all machines,
+# and the share of a believed iteration that all rollouts of a program may take by that.
 ACTION_S = 0.5e-6
 AFFORDED = 0.1
 # An order without recomputation is not searched for if the first is so many times as slow as one with it.

@@ -116,7 +116,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     "omnibal.OmniBalAssigner": {"rounds": [0]},
     "orchmllm.PostBalancing": {"cost": ["cubic"], "padded": ["vision"]},
     "practice.TokenBudget": {"rule": ["best_fit"], "counted": ["images"], "max_tokens": [0]},
-    "veomni.EncoderBalance": {"cost_exponent": [3]},
+    "fsdp.EncoderBalance": {"cost_exponent": [3]},
 }
 # Options that are wrong together or in a list, and what the error names.
 OTHERS: list[tuple[str, dict[str, Any], str]] = [

@@ -13,7 +13,7 @@ from entrain_bench.program.columns import Pass
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
-from entrain_bench_strategies.hybrid_cp import dev_rounds, filled
+from entrain_bench_strategies.sequence_balanced_cp import dev_rounds, filled
 from support.builders import samples
 
 # Lengths, then the work of each of four ranks of capacity 4 in every round of Megatron-LM's dev (d48bd6be).
