@@ -8,7 +8,7 @@ from typing import Any
 
 from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.config.hub import token_rules
-from entrain_bench.config.hub.fields import DEFAULTS, Fields
+from entrain_bench.config.hub.fields import Fields, class_defaults
 from entrain_bench.config.hub.modules import (
     CONFORMER_NAMES,
     NEWER_NAMES,
@@ -34,7 +34,6 @@ class Published:
 
     config: Fields
     processor: Fields  # with what ``processor_config.json`` adds; empty without them
-    other: Callable[[str], Published]  # finds a published model by its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class VisionModel:
 def model_values(published: Published) -> dict[str, Any]:
     """Modules and token rules of a published model as in a YAML; ``UserError`` names a field that does not fit."""
     kind = str(published.config.needed("model_type"))
-    config = replace(published.config, defaults=DEFAULTS.get(kind, {}))
+    config = replace(published.config, defaults=class_defaults(kind))
     published = replace(published, config=config)
     if kind in VISION_FAMILIES:
         parts = _with_vision(published, *VISION_FAMILIES[kind])
@@ -168,26 +167,6 @@ def _idefics3(model: VisionModel) -> Built:
     return with_projector(model.encoder, shuffled), token_rules.longest_edge(model.processor, model.vision, scale)
 
 
-def _idefics2(model: VisionModel) -> Built:
-    resampler = model.config.part_as("perceiver_config", "idefics2_perceiver")
-    width = model.width
-    tokens = token_rules.resampled(model.processor, model.vision, resampler.integer("resampler_n_latents"))
-    rules = tokens["images"]
-    # Latents for each patch of a large image.
-    rows = rules["llm_tokens"] / (rules["longest_edge"] // rules["pixels"]) ** 2
-    head = resampler.integer("resampler_head_dim")
-    queries, keys = (head * resampler.integer(name) for name in ("resampler_n_heads", "num_key_value_heads"))
-    layer = [
-        product(width, queries, rows),
-        product(width, 2 * keys),
-        product(queries, width, rows),
-        product(width, 8 * width, rows),
-        product(4 * width, width, rows),
-    ]
-    projection = [product(model.encoder["hidden_size"], 2 * model.ffn), product(model.ffn, width)]
-    return with_projector(model.encoder, *projection, *layer * resampler.integer("resampler_depth")), tokens
-
-
 def _internvl(model: VisionModel) -> Built:
     ratio = model.config.number("downsample_ratio")
     limits = model.processor.integer("max_patches"), model.processor.integer("min_patches")
@@ -218,7 +197,7 @@ def _qwen_vl(published: Published) -> Parts:
     vision = config.part_as("vision_config", f"{kind}_vision")
     # Older configurations have the language model's fields at the top.
     text = config if config.get("text_config") is None else config.part("text_config")
-    text = replace(text, defaults=DEFAULTS[f"{kind}_text"])
+    text = replace(text, defaults=class_defaults(f"{kind}_text"))
     tokens = token_rules.qwen_images(published.processor, vision)
     return Parts({"vision": qwen_vision(vision, kind)}, text, f"{kind}_text", tokens)
 
@@ -235,7 +214,7 @@ def _phi4(published: Published) -> Parts:
 def _phi4mm(published: Published) -> Parts:
     """Phi-4-multimodal as its authors publish it; its vision encoder is fixed in their code."""
     config = published.config
-    vision = Fields({}, CONFIG, defaults=DEFAULTS["phi4_multimodal_vision"])
+    vision = Fields({}, CONFIG, defaults=class_defaults("phi4_multimodal_vision"))
     audio = config.part("audio_processor").part("config")
     channels = audio.part("nemo_conv_settings").integer("conv_channels")
     embedding = config.part("embd_layer")
@@ -277,34 +256,6 @@ def _voxtral(published: Published) -> Parts:
     return Parts({"audio": heard}, text, str(text.needed("model_type")), tokens)
 
 
-def _ultravox(published: Published) -> Parts:
-    config = published.config
-    audio = _named(published, "audio")
-    text = _named(published, "text")
-    if audio.get("model_type") != "whisper":
-        raise unknown_choice(f"{audio.path}model_type", str(audio.get("model_type")), ["whisper"])
-    heard = whisper(audio, OPENAI_NAMES)
-    stack = config.integer("stack_factor")
-    middle = config.integer("hidden_size")
-    first = product(heard["hidden_size"] * stack, middle, 1 / stack)
-    gated = config.get("projector_act") == "swiglu"
-    second = product(middle // 2 if gated else middle, text.integer("hidden_size"), 1 / stack)
-    # The processor rounds to whole encoder tokens, 50 a second, and the last stack is filled up.
-    rules = {"frames_per_s": 50.0, "window_s": 0.01, "encoder_steps": [], "llm_steps": [[1, stack, 0]]}
-    tokens = {"audio": rules, "audio_segment_s": 30.0, "audio_merge_frames": stack}
-    return Parts({"audio": with_projector(heard, first, second)}, text, str(text.needed("model_type")), tokens)
-
-
-def _named(published: Published, part: str) -> Fields:
-    """A part that a configuration holds, or names as another published model."""
-    held = published.config.get(f"{part}_config")
-    name = published.config.get(f"{part}_model_id")
-    if not (isinstance(held, Mapping) and held.get("model_type")) and name:
-        config = published.other(str(name)).config
-        return replace(config, defaults=DEFAULTS.get(str(config.get("model_type")), {}))
-    return published.config.part(f"{part}_config")
-
-
 def _whisper_alone(published: Published) -> Parts:
     kind = published.config.get("model_type")
     raise UserError(f"model_type={kind}: has cross-attention, which is not supported; use a model with an LLM")
@@ -313,7 +264,6 @@ def _whisper_alone(published: Published) -> Parts:
 # How to build it, the type of its vision transformer, whether that is so whatever files state, and its LLM's part.
 VISION_FAMILIES: Mapping[str, tuple[Build, str, bool, str]] = {
     "gemma3": (_gemma3, "siglip_vision_model", False, "text_config"),
-    "idefics2": (_idefics2, "idefics2_vision", True, "text_config"),
     "idefics3": (_idefics3, "idefics3_vision", True, "text_config"),
     "internvl": (_internvl, "internvl_vision", False, "text_config"),
     "internvl_chat": (_internvl_chat, "intern_vit_6b", False, "llm_config"),
@@ -331,7 +281,6 @@ FAMILIES: Mapping[str, Callable[[Published], Parts]] = {
     "qwen2_vl": _qwen_vl,
     "qwen2_5_vl": _qwen_vl,
     "qwen3_vl": _qwen_vl,
-    "ultravox": _ultravox,
     "voxtral": _voxtral,
     "whisper": _whisper_alone,
 }

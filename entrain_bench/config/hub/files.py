@@ -52,7 +52,7 @@ def _published(reference: str) -> Published:
     for name in NESTED:
         if isinstance(newer.get(name), Mapping):
             processor |= newer[name]
-    return Published(Fields(files[CONFIG], CONFIG), Fields(processor, PROCESSOR), lambda name: _published(HUB + name))
+    return Published(Fields(files[CONFIG], CONFIG), Fields(processor, PROCESSOR))
 
 
 def _file(reference: str, name: str) -> Path | None:

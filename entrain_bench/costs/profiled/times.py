@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,14 +13,7 @@ from entrain_bench.base.arrays import FloatArray, IntArray, sum_in_order
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.costs.layer_times import PassTimes, Stages
 from entrain_bench.costs.loads import Loads, busiest_area, compute_loads
-from entrain_bench.costs.profiled.file import (
-    STATISTICS,
-    CollectivePoint,
-    Constants,
-    DeviceProfile,
-    digest,
-    read_profile,
-)
+from entrain_bench.costs.profiled.file import CollectivePoint, Constants, DeviceProfile, digest, read_profile
 from entrain_bench.costs.profiled.layers import (
     MEDIAN,
     Curve,
@@ -38,7 +31,7 @@ from entrain_bench.specs.framework import PACK, FrameworkOptions
 from entrain_bench.specs.layer import Layer
 from entrain_bench.specs.model import FULL, ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import UNFUSED
-from entrain_bench.specs.parse import OneOf, parse
+from entrain_bench.specs.parse import parse
 
 FORWARD, BACKWARD, REMADE = range(3)
 LINK_KEYS = ("bandwidth_bytes_per_s", "latency_s")
@@ -255,7 +248,6 @@ class ProfiledDevice:
 
     path: str
     extrapolate: bool = False  # a pack may be outside the measured range
-    statistic: Annotated[str, OneOf(STATISTICS)] = "median"  # of a point's repetitions
     name: str | None = None  # the device that the profile must describe; None for any
 
     @classmethod
@@ -276,12 +268,12 @@ class ProfiledDevice:
         return digest(Path(self.path).expanduser(), self.where)
 
     def read(self) -> DeviceProfile:
-        """Read the profile, reduced to ``statistic``; ``UserError`` if it is none, or describes another device."""
+        """Read the profile; ``UserError`` if it is none, or describes another device."""
         profile = read_profile(Path(self.path).expanduser(), self.where)
         if self.name is not None and profile.subject.device != self.name:
             stated = f"cluster.device.name={self.name}"
             raise UserError(f"{self.where}: describes device {profile.subject.device}, not {stated}")
-        return profile.only(self.statistic)
+        return profile
 
 
 def cluster_with_times(

@@ -44,10 +44,6 @@ WHISPER = {"model_type": "whisper", "d_model": 32, "encoder_layers": 2, "encoder
     "encoder_ffn_dim": 128,
     "num_mel_bins": 80,
 }
-ULTRAVOX = {"model_type": "ultravox", "hidden_size": 48, "stack_factor": 8, "projector_act": "swiglu"} | {
-    "audio_config": WHISPER,
-    "text_config": LLAMA,
-}
 
 
 def write(folder: Path, config: Mapping[str, Any], processor: Mapping[str, Any] | None = None) -> str:
@@ -155,20 +151,6 @@ def test_limits_of_images_under_all_their_names(limits: Mapping[str, Any], token
     assert ModelSpec.from_config(published_model(write(tmp_path, QWEN, processor))).tokens.max_image_tokens == tokens
 
 
-def test_parts_that_are_called_like_the_whole(tmp_path: Path) -> None:
-    config = {
-        "model_type": "idefics2",
-        "text_config": {**LLAMA, "model_type": "mistral", "num_key_value_heads": 2},
-        "vision_config": {"model_type": "idefics2", "hidden_size": 64, "num_attention_heads": 4, "patch_size": 14},
-        "perceiver_config": {"model_type": "idefics2", "resampler_depth": 2},
-    }
-    processor = {"size": {"shortest_edge": 378, "longest_edge": 980}, "do_image_splitting": True}
-    spec = ModelSpec.from_config(published_model(write(tmp_path, config, processor)))
-    assert spec.encoders[0].config.num_layers == 12
-    tiles = image_items(np.array([1]), np.array([900.0]), np.array([450.0]), spec.tokens, 2**20)
-    assert tiles.llm_tokens.sum() == 5 * 64 + 6
-
-
 def test_internvl_as_its_authors_publish_it(tmp_path: Path) -> None:
     spec = ModelSpec.from_config(published_model(write(tmp_path, INTERNVL_CHAT)))
     assert [module.name for module in spec.modules] == ["vision", "llm"]
@@ -200,21 +182,6 @@ def test_phi4_as_its_authors_publish_it(tmp_path: Path) -> None:
     # As transformers counts its own format, less the pooling head that sees no image.
     assert ours == {"vision": pytest.approx(425.1e6, rel=1e-3), "audio": pytest.approx(466.0e6, rel=1e-3)}
     assert audio_items(np.array([30.0]), spec.tokens).llm_tokens.tolist() == [375]
-
-
-def test_ultravox_and_models_that_it_names(cache: Path, tmp_path: Path) -> None:
-    held = ModelSpec.from_config(published_model(write(tmp_path / "held", ULTRAVOX)))
-    seconds = np.array([0.5, 3.21, 29.99])
-    ours = audio_items(seconds, held.tokens)
-    # As its processor: samples of 16 kHz, 320 of them a frame, 8 frames a token.
-    frames = [round(second * 16000 / 320 + 1e-4) for second in seconds]
-    assert ours.llm_tokens.tolist() == [-(-frame // 8) for frame in frames]
-    assert [(gemm.k, gemm.n) for gemm in held.encoders[0].layers[-1].gemms] == [(256, 48), (24, 64)]
-    cached(cache, "openai/ear", WHISPER)
-    cached(cache, "meta/voice", LLAMA)
-    names = {"audio_model_id": "openai/ear", "text_model_id": "meta/voice", "audio_config": {}, "text_config": None}
-    named = ModelSpec.from_config(published_model(write(tmp_path / "named", {**ULTRAVOX, **names})))
-    assert [module.parameters for module in named.modules] == [module.parameters for module in held.modules]
 
 
 @pytest.mark.parametrize(
