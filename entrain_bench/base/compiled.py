@@ -21,11 +21,7 @@ MAX_VERSIONS = 8
 
 
 def njit[**P, Result](**options: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
-    """As ``numba.njit(cache=True)``, whose cache forgets a loop only when the loop's own file changes.
-
-    A loop holds the machine code of what it calls in other files as well. So every version of the files with compiled
-    loops has a cache of its own.
-    """
+    """As ``numba.njit(cache=True)``, with a cache for each version of all loops: a loop holds what it calls."""
 
     def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
         outer = config.CACHE_DIR  # type: ignore[attr-defined]
@@ -65,11 +61,7 @@ def _cache_of(package: str) -> Path:
 
 
 def in_threads(call: Callable[[int], object], count: int) -> None:
-    """Call a function with 0, 1, ... ``count - 1``, in as many threads as numba may use (``NUMBA_NUM_THREADS``).
-
-    Calls must not depend on each other, so that threads change no result; what they compute gains from threads as far
-    as it is compiled with ``nogil``.
-    """
+    """Call a function with 0 to ``count - 1``, independent of each other, in numba's number of threads."""
     num_threads = min(config.NUMBA_NUM_THREADS, count)  # type: ignore[attr-defined]
     if num_threads < 2:
         for index in range(count):

@@ -79,7 +79,7 @@ def remove_partial(folder: Path) -> None:
 def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """A folder in ``parent``, or the system's, that is removed afterwards, or as soon as this process is killed.
 
-    A process of ``sh`` in a session of its own, which no Ctrl-C reaches, waits until the pipe from this one closes.
+    A process in a session of its own, which no Ctrl-C reaches, waits until the pipe from this one closes.
     """
     folder = (parent or Path(tempfile.gettempdir())) / f"{prefix}{secrets.token_hex(8)}"
     command = ["/bin/sh", "-c", GUARD]

@@ -50,8 +50,7 @@ class Sweep:
 
     Attributes:
         cells: the overrides of every run; the last key varies first.
-        launcher: the choice of ``hydra/launcher``.
-        num_processes: how many it uses; -1 for all there is.
+        num_processes: how many the launcher uses; -1 for all there is.
         address: where Ray's cluster is; None for this machine.
     """
 
@@ -62,11 +61,7 @@ class Sweep:
 
 
 class Composer:
-    """Composes runs, and caches them for later processes until a YAML changes.
-
-    Args:
-        config_dir: a folder of the user's, whose YAMLs and Python files are found beside ours; None for none.
-    """
+    """Composes runs with the choices of a folder ``config_dir``, if any; results are stored until a YAML changes."""
 
     def __init__(self, config_dir: str | None = None) -> None:
         add_config_dir(config_dir)
@@ -80,10 +75,7 @@ class Composer:
         self._combined: dict[tuple[str, ...], Mapping[str, Any]] = {}
 
     def run(self, overrides: Sequence[str]) -> RunConfig:
-        """Return the run that the overrides describe. ``~key`` is the key's default; keys of Hydra change no run.
-
-        ``UserError`` for unknown keys, unknown choices, wrong types and values out of range.
-        """
+        """Return the run of overrides, ``~key`` the key's default; ``UserError`` for whatever is wrong with one."""
         plain: dict[str, Any] = {}
         chosen: list[str] = []
         inside: list[Override] = []
@@ -125,9 +117,7 @@ class Composer:
         return config
 
     def sweep(self, overrides: Sequence[str]) -> Sweep:
-        """Return the runs of a sweep, including those of a figure's ``hydra.sweeper.params``, and its launcher.
-
-        An override takes the place of a figure's value for the same key; ``~key`` takes the figure's value away.
+        """Return the runs of a sweep, with a figure's values for keys that are not given, and its launcher.
 
         ``UserError`` for unknown choices, invalid overrides, and a sweep without runs.
         """
@@ -176,10 +166,7 @@ class Composer:
             raise unknown_key(str(override.input_line), {"/".join(path.parts[-2:]) for path in inside})
 
     def _choose(self, choices: tuple[str, ...]) -> Mapping[str, Any]:
-        """Return the values of overrides that choose.
-
-        The choices of a group are composed without those of the others, unless they reach into others.
-        """
+        """Return the values of overrides that choose: each group is composed alone, unless it reaches into others."""
         if choices not in self._combined:
             by_group: dict[str, list[str]] = {}
             for text in choices:
@@ -257,10 +244,7 @@ class Composer:
 
 
 def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
-    """Return the run of overrides, as on the command line, with the choices of a user's folder.
-
-    ``UserError`` for unknown keys, unknown choices, wrong types and values out of range.
-    """
+    """Return the run of overrides, as on the command line; ``UserError`` for whatever is wrong with one."""
     composer = Composer(config_dir)
     config = composer.run(overrides)
     composer.save()

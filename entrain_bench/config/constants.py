@@ -26,10 +26,7 @@ Draws = Mapping[str, Mapping[int, Speed]]
 
 
 def speed_of(config: RunConfig) -> Speed:
-    """All factors on the constants of a run's cluster: those of ``speed`` times those of the draw.
-
-    ``UserError`` if the cluster's device has no such draw, or the file of draws is wrong.
-    """
+    """All factors on the constants of a run's cluster: ``speed`` times its draw; ``UserError`` if there is none."""
     if not config.constants:
         return config.speed
     device = config.cluster["device"]

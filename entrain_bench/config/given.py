@@ -1,7 +1,4 @@
-"""Choices that no YAML states: clusters by number of GPUs (``cluster=16xh100``), ``data=FILE``, and ``plan=FILE``.
-
-A plan is data: it names registered choices and gives values to their keys, and that is all it can do.
-"""
+"""Choices that no YAML states: clusters by number of GPUs (``cluster=16xh100``), ``data=FILE``, and ``plan=FILE``."""
 
 from __future__ import annotations
 
@@ -48,9 +45,7 @@ PLAIN_NAME = re.compile(r"[^\W_]\w*")
 def cluster_values(name: str, tree: Path) -> dict[str, Any] | None:
     """Return the YAML of a cluster that is named by its device and its number of GPUs, such as ``16xh100``.
 
-    None if the tree has a YAML of this name, or none of this device.
-
-    ``UserError`` for a number of GPUs that makes no whole nodes.
+    None if there is a YAML of this name, or none of this device; ``UserError`` for GPUs that make no whole nodes.
     """
     match = COUNTED.fullmatch(name) or NAMED.fullmatch(name)
     if not match or (tree / CLUSTER / f"{name}.yaml").is_file():
@@ -114,9 +109,9 @@ def _node_values(file: Path) -> dict[str, Any]:
 
 
 def with_plan(overrides: Sequence[str]) -> tuple[str, ...]:
-    """The overrides with those of a plan in the place of ``plan=FILE``; other values of the same keys replace its own.
+    """The overrides with those of a plan for ``plan=FILE``; other values of the same keys replace them.
 
-    ``UserError`` for a file that is no plan, for two of them, and for overrides of what the plan decides.
+    ``UserError`` for a file that is no plan, for two plans, and for overrides of what the plan decides.
     """
     files = [text for text in overrides if text.partition("=")[0] == PLAN]
     if not files:

@@ -61,9 +61,8 @@ class Verb[K]:
         keys: a frozen dataclass of its own keys (``own``).
         passed: top-level keys of a configuration, whose overrides it composes itself.
         words: what words without ``=`` name, for its help; empty if it takes none.
-        options: those it takes, besides ``--help``.
         examples: command lines without ``entrain-bench``.
-        more: further text of its help, with what a folder of the user's adds; nothing: none.
+        more: further text of its help, given the user's folder.
     """
 
     keys: type[K]
@@ -106,11 +105,7 @@ class Request[K]:
 
 
 def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
-    """Parse a command line of a verb.
-
-    ``UserError`` for unknown options and keys, each with the nearest; for words that it does not take, and for values
-    of its own keys and of ``data`` that do not fit.
-    """
+    """Parse a command line of a verb; ``UserError`` for unknown options, keys and words, and values that do not fit."""
     for text in line.unknown:
         raise UserError(_no_option(text, verb))
     for option in (*line.options, *(line.hydra[:1] if name != RUN else ())):

@@ -44,7 +44,6 @@ class Line:
         words: without ``=``.
         overrides: ``key=value``.
         options: values of options by name; nothing for a flag, and for ``--help`` without a topic.
-        unknown: what looks like an option and is none.
         hydra: options that Hydra answers, with their values.
     """
 

@@ -46,10 +46,7 @@ def top_of(override: Override) -> str:
 
 
 def with_value(node: Any, override: Override, done: int = 0) -> Any:
-    """Return a copy of nested values with the one exchanged that an override names, ``done`` keys inside of its path.
-
-    ``UserError`` for a key that is not there, with those that are.
-    """
+    """Return a copy of nested values with an override's; ``UserError`` names the keys if there is no such one."""
     path = override.key_or_group.split(".")
     if done == len(path):
         return override.value()

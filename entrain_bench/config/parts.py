@@ -37,10 +37,7 @@ def meanings_of(target: str) -> dict[str, str]:
 
 
 def with_options(group_and_name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A choice's YAML, with the options of the class that it names if it is a part and names nothing else.
-
-    A class that cannot be found, or must not be named, has none: the run that builds the part says what is wrong.
-    """
+    """A choice's YAML, with the options of the class that it names if it is a part and names nothing else."""
     target = values.get(TARGET)
     if not PART.fullmatch(group_and_name) or {*values} - {"defaults"} != {TARGET} or not is_trusted(target):
         return dict(values)

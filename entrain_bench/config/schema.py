@@ -40,11 +40,7 @@ Error = Annotated[float, between(0, nextafter(1, 0), "in [0, 1)")]
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """One fully resolved run.
-
-    Attributes:
-        strategy, workload, model, cluster, harness: the chosen groups as plain mappings.
-    """
+    """One fully resolved run, with the chosen groups as plain mappings."""
 
     strategy: Mapping[str, Any]
     workload: Mapping[str, Any]

@@ -132,10 +132,7 @@ def in_tree(config_dir: str | None = None) -> Iterator[None]:
 def compose_values(
     overrides: Sequence[str], config_dir: str | None, config_name: str = CONFIG_NAME, with_hydra: bool = False
 ) -> dict[str, Any]:
-    """Return what Hydra composes, with or without its own configuration; interpolations are unresolved.
-
-    ``UserError`` if Hydra cannot compose them.
-    """
+    """Return what Hydra composes, interpolations unresolved; ``UserError`` if it cannot compose the overrides."""
     given = " ".join(overrides)
     try:
         with _COMPOSING, in_tree(config_dir), hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):

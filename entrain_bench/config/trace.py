@@ -46,14 +46,9 @@ type Scanned = Any
 
 @dataclass(frozen=True, slots=True)
 class TraceCommand:
-    """The options of ``entrain-bench trace``.
+    """A scan, what ``entrain-bench trace`` says of it, and overrides of the run that its summary is of.
 
-    Attributes:
-        scan: writes the trace to a path; its second argument is told of every shard: shards in all, its samples, those
-            left out.
-        output: the trace.
-        source: of the data, as configured.
-        run: overrides of the run that the summary is of.
+    ``scan`` takes a path and a function that is told of every shard: shards in all, its samples, those left out.
     """
 
     scan: Callable[[Path, Callable[[int, int, int], None]], Scanned]
@@ -63,10 +58,7 @@ class TraceCommand:
 
 
 def compose_trace(keys: TraceKeys, overrides: Sequence[str], config_dir: str | None) -> TraceCommand:
-    """The scan that keys and overrides describe; overrides of other keys are of the run that its summary is of.
-
-    ``UserError`` for unknown keys, unknown sources, wrong types and values out of range.
-    """
+    """The scan that keys and overrides describe; ``UserError`` for whatever is wrong with one."""
     add_config_dir(config_dir)
     mine = [text for text in overrides if top_of(parse(text)) in CHOSEN]
     parsed = [parse(text) for text in mine]

@@ -1,8 +1,4 @@
-"""A lower bound on the iteration time that no assignment and no order of actions can beat under a given layout.
-
-All of a stage's work in its best packing, divided by its replicas, bounds the busiest lane from below, and a sample
-alone bounds every chunk that holds it, as layer times rise with what they are given (``LayerTimes``).
-"""
+"""A lower bound on the iteration time that no assignment and no order of actions can beat under a given layout."""
 
 from __future__ import annotations
 
@@ -52,8 +48,6 @@ def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes, split:
        share of the total work, and what must follow on the way back (drain) and at the step.
     2. Critical path: the gather of a first stage's weights; the heaviest sample alone, forward and backward through all
        stages and, between them, its slowest item through its generator; and the step.
-
-    With split backwards (``split``) gradients of weights may come after those of inputs on every stage.
     """
     steps = []
     alone = []
@@ -84,8 +78,7 @@ def _ends(truth: CostTruth, module: ModuleSpec, placed: ModuleLayout) -> Exposed
 def _sample_paths(truth: CostTruth, shapes: SampleShapes, alone: Sequence[PassTimes]) -> tuple[FloatArray, FloatArray]:
     """Seconds from a sample's first action until it leaves each LLM stage, and back ``[llm stages + 1, samples]``.
 
-    Row 0 is the slowest of its items through their encoders. ``alone`` has times of every module's units as chunks of
-    their own, each ``[units, stages]``.
+    Row 0 is the slowest of its items. ``alone`` has times of every module's units as chunks ``[units, stages]``.
     """
     times = alone[truth.model.llm_index]
     num_stages = times.forward_s.shape[1]
@@ -186,8 +179,8 @@ def _busiest_replica_s(
 ) -> tuple[FloatArray, FloatArray]:
     """Least work of the busiest replica: an even share of all ``[stages]``, and its heaviest units ``[sets, stages]``.
 
-    Of the k x DP + 1 longest units some replica has k + 1, which are at least as long as the k + 1 shortest of them; a
-    set for every k that is a power of 2.
+    Of the k x DP + 1 longest units some replica has k + 1, at least as long as the k + 1 shortest of them; a set for
+    every k that is a power of 2.
     """
     nothing = np.zeros((0, placed.pp))
     if not len(lengths):
@@ -223,11 +216,7 @@ def least_gpu_s(truth: CostTruth, shapes: SampleShapes) -> float:
 
 
 def cluster_bound_s(truth: CostTruth, shapes: SampleShapes, work: float) -> float:
-    """A bound on the iteration time under any layout: all work over all GPUs, or the longest sample at its widest.
-
-    A sample passes an item's encoder, the LLM and an item's generator one after the other, each at its best tensor and
-    context parallelism. ``work`` is the GPU time of all samples (``least_gpu_s``).
-    """
+    """A bound on the iteration time under any layout: ``work`` over all GPUs, or the longest sample at its widest."""
     modules = truth.model.modules
     ranks = truth.cluster.num_ranks
     longest = int(np.argmax(shapes.llm_tokens))

@@ -101,10 +101,7 @@ class Memory:
         return np.asarray(learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes)
 
     def optimizer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
-        """Return the bytes that a rank of each stage needs only during its optimizer step ``[stages]``.
-
-        It is an fp32 copy of each gradient in another type whose states the rank holds; gradients of shards are fp32.
-        """
+        """Bytes of fp32 copies of gradients, needed on a rank of each stage during its optimizer step ``[stages]``."""
         casts = self.gradient_bytes < FP32_BYTES and not placed.sharded
         shared = self.sharing(module, placed) if self.framework.distributed_optimizer or placed.sharded else 1
         learning = self.learning_parameters(module, placed) / module.weight_shards(placed.tp)
@@ -115,8 +112,8 @@ class Memory:
     ) -> tuple[FloatArray, FloatArray]:
         """Bytes a token adds on one rank of each stage ``[stages]``: kept for backward, and at most while a pass runs.
 
-        ``remade`` are layers that chunks recompute ``[chunks, stages]``, for results of each; by default all that
-        recomputation covers, or none, as the layout says.
+        ``remade`` are layers that chunks recompute ``[chunks, stages]``, for results of each; by default as the layout
+        says.
         """
         counts = module.kind_counts(placed.layers_per_stage)
         if remade is not None and not placed.recompute:
@@ -154,8 +151,7 @@ class Memory:
     def layer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         """Bytes a token adds on a rank by a layer of each kind ``[kinds]``: kept, and while a pass runs.
 
-        The latter is what recomputation brings back, what a layer needs besides, and with sequence parallelism the
-        buffer into which megatron-core gathers hidden states.
+        The latter is what recomputation brings back, what a layer needs besides, and gathered hidden states.
         """
         tp = placed.tp
         split = self.framework.splits_tokens(module, placed.tp)
@@ -218,10 +214,7 @@ class Memory:
             yield _OffloadWindow(last[lanes], first[lanes], *held)
 
     def transfers(self, program: Program) -> HandedTensors:
-        """Tensors that the program's actions hand each other.
-
-        Inside a module a rank has the hidden states of its own tokens; at a module's border it has all rows.
-        """
+        """Tensors that the program's actions hand each other; at a module's border a rank has all rows."""
         source = program.dep_actions
         target = rows_of(program.dep_offsets)
         layout = program.layout
@@ -293,10 +286,7 @@ class Memory:
         return change, working
 
     def _score_bytes(self, program: Program, index: int) -> tuple[FloatArray, FloatArray]:
-        """Scores of unfused attention on a rank: kept, and while a pass runs ``[chunks, stages]``; else zeros.
-
-        Each layer keeps its probabilities; the softmax has the scores besides, its backward two gradients.
-        """
+        """Scores of unfused attention on a rank: kept, and while a pass runs ``[chunks, stages]``; else zeros."""
         module = program.model.modules[index]
         placed = program.layout.modules[index]
         chunks = program.chunks[index]

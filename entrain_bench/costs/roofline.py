@@ -1,8 +1,7 @@
-"""The cost truth of a layer: a roofline whose efficiency depends on size.
+"""The cost truth of a layer: a roofline whose efficiency depends on size (docs/costs.md).
 
-Every operator takes the longest of its arithmetic, its memory traffic and its kernel launches. Small work is less
-efficient: tiles are padded, weights are read for any number of tokens, and n FLOPs take (n + half) / limit (Hockney and
-Jesshope, Parallel Computers, 1981, r-infinity and n-half). Time rises with size. See docs/costs.md.
+Every operator takes the longest of its arithmetic, its memory traffic and its kernel launches; n FLOPs take
+(n + half) / limit (Hockney and Jesshope, Parallel Computers, 1981, r-infinity and n-half).
 """
 
 from __future__ import annotations
@@ -134,8 +133,7 @@ class Roofline:
     def layer_s(self, layer: Layer, loads: Loads, tp: int, cp: int, split: bool = False) -> PassTimes:
         """Times of one layer for each chunk ``[chunks]``.
 
-        The weight pass of a split backward has the FLOPs of the forward's products; attention, norms, the embedding's
-        gradient and communication stay in the backward. Less of the communication hides there.
+        The weight pass of a split backward has the FLOPs of the forward's products; all else stays in the backward.
         """
         tokens = loads.tokens
         if not layer.tensor_parallel:
@@ -258,8 +256,7 @@ class Roofline:
         With sequence parallelism forward gathers inputs of column-parallel products and scatters sums of row-parallel
         ones; backward does the reverse and gathers the inputs again. Without, sums are all-reduced in forward, inputs'
         gradients in backward. megatron-core 0.19 (``LinearWithGradAccumulationAndAsyncCommunication``) overlaps an
-        input's gather with the product for its gradient, and that gradient's transfer with the weight's product, unless
-        another pass makes that. ``columns`` are forward times of column-parallel products.
+        input's gather with the product for its gradient, and that gradient's transfer with the weight's product.
         """
         states = (BF16_BYTES * layer.hidden_size / cp) * tokens
         tier = self.cluster.group_tier(np.arange(tp))
@@ -278,10 +275,7 @@ class Roofline:
         return forward, backward, sum_in_order(hidden if overlaps else [], tokens)
 
     def _exposed_s(self, comm: FloatArray, hidden: FloatArray, compute: FloatArray) -> FloatArray:
-        """Seconds that communication adds to compute: its place hides a part, ``tp_overlap`` a share of the rest.
-
-        Each second that hides costs computation ``overlap_cost`` seconds. No more hides than there is compute.
-        """
+        """Seconds that communication adds to compute: its place hides a part, ``tp_overlap`` a share of the rest."""
         exposed = (1.0 - self.framework.tp_overlap) * (comm - hidden)
         return np.maximum(exposed + self.cluster.device.overlap_cost * (comm - exposed), comm - compute)
 

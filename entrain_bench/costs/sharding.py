@@ -1,10 +1,10 @@
 """Fully sharded weights (FSDP, ZeRO-3): the time and memory that gathering weights layer by layer adds.
 
-Every rank holds a part of every layer. A layer's weights are gathered before its forward and before its backward, its
-gradients reduce-scattered after its backward. While a layer computes, the next layer's gather and the previous layer's
-scatter run (torch 2.13, ``_fsdp_param_group.py``): it takes the longer of both, and ``overlap_cost`` seconds for each
-second of communication. Nothing hides the first gather and the last scatter of a micro-step through all modules. The
-collectives need all replicas, so a pass starts on all of them at the same time (``collective_passes``).
+A layer's weights are gathered before its forward and before its backward, its gradients reduce-scattered after its
+backward. While a layer computes, the next layer's gather and the previous layer's scatter run (torch 2.13,
+``_fsdp_param_group.py``): it takes the longer of both, and ``overlap_cost`` seconds for each second of communication.
+Nothing hides the first gather and the last scatter of a micro-step through all modules. The collectives need all
+replicas, so a pass starts on all of them at the same time (``collective_passes``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LAYERS_GATHERED = 2
 def layer_parameters(module: ModuleSpec, *, learning: bool = False, closed: bool = True) -> FloatArray:
     """Return the parameters of each layer before tensor parallelism ``[layers]``; with ``learning`` only trainable.
 
-    A tied embedding counts with the first layer alone if the pipeline is closed: its ends are on the same ranks.
+    If the pipeline is closed, its ends are on the same ranks, and a tied embedding counts with the first layer alone.
     """
     parameters = np.array([float(layer.parameters * (layer.learns or not learning)) for layer in module.layers])
     if module.config.tied_embeddings and closed:
@@ -46,8 +46,7 @@ def gathered_bytes(
 ) -> tuple[float, float]:
     """Return the bytes of gathered weights and gradients on a rank during a forward, and during a backward.
 
-    Weights: the two consecutive layers with most parameters, plus a tied embedding. In a backward also the
-    gradients of one layer, in the type in which they are reduced.
+    Weights: the two consecutive layers with most parameters, plus a tied embedding; gradients: those of one layer.
     """
     shards = module.weight_shards(placed.tp)
     inner = layer_parameters(module) / shards
@@ -113,10 +112,7 @@ def exposed_s(
     cluster: ClusterSpec,
     framework: FrameworkOptions,
 ) -> FloatArray:
-    """Return the seconds that gathers and scatters add to every pass ``[actions]``; 0 for modules that do not shard.
-
-    ``layers_s`` are seconds of the layers of each of ``sharded_modules`` (``price_layers``).
-    """
+    """Return the seconds that gathers and scatters add to passes ``[actions]``, given ``price_layers`` by module."""
     added, first_ready, last_left = np.zeros((3, program.num_actions))
     gradient_bytes = framework.gradient_bytes(BF16_BYTES)
     sets = list[Passes]()
@@ -227,10 +223,7 @@ def remade_layers(program: Program, index: int) -> BoolArray:
 
 
 def _neighbours(program: Program, sharded: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the previous and next sharded pass of the same micro-step on each lane ``[entries]``; -1 if none.
-
-    A micro-step ends when a forward follows a backward, where the root's backward ends.
-    """
+    """Return the previous and next sharded pass of the same micro-step on each lane ``[entries]``; -1 if none."""
     counts = np.zeros(program.num_actions, bool)
     counts[sharded] = True
     order = program.lane_actions

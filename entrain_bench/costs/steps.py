@@ -1,8 +1,7 @@
 """The end of an iteration, and what of it reaches into the next: gradients, optimizer, weights.
 
-Gradients and weights travel in buckets, which parameters fill in the order of a backward; inside a layer they are
-spread evenly over its time. A bucket's reduce-scatter starts when its last gradient is there and the bucket before is
-through (megatron-core 0.19.2, param_and_grad_buffer.py).
+Gradients and weights travel in buckets, which parameters fill in the order of a backward. A bucket's reduce-scatter
+starts when its last gradient is there and the bucket before is through (megatron-core 0.19.2).
 """
 
 from __future__ import annotations
@@ -33,12 +32,7 @@ BUCKET_PARAMETERS_PER_COPY = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Times of the step, for every stage of every module in their order ``[stages]``.
-
-    Attributes:
-        tied: pairs of stages that hold one embedding, and the seconds that reducing it between them takes after both
-            are synchronised.
-    """
+    """Times of the step, for every stage of every module in their order ``[stages]``."""
 
     overlapped: bool  # gradients are synchronised beside what else ranks do, rather than after it
     sync_s: FloatArray  # how long the gradients of a stage occupy the links
@@ -337,10 +331,7 @@ def bucket_parameters(parameters: float, copies: int, overlapped: bool) -> Float
 def _reached_s(
     layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, begins: bool = False
 ) -> FloatArray:
-    """When a pass is through with the given ascending numbers of parameters ``[passes, points]``.
-
-    With ``begins``, when the next parameter begins instead, which layers without any (frozen ones) may precede.
-    """
+    """When a pass is through with the given numbers of parameters, or begins the next ``[passes, points]``."""
     layer, inside = _points(layer_parameters.tobytes(), parameters.tobytes(), begins)
     before = np.cumsum(layer_s, axis=1) - layer_s
     return np.asarray(before[:, layer] + inside * layer_s[:, layer])
@@ -375,8 +366,7 @@ def gather_stall_s(
 ) -> FloatArray:
     """How long a forward waits in all if each gather is launched when the one before is through ``[passes]``.
 
-    So does megatron-core without ``align_param_gather``. Arguments as for ``sync_lag_s``, of forwards and gathers;
-    buckets are in the order of a backward here as well.
+    Arguments as for ``sync_lag_s``, of forwards and gathers; buckets are in the order of a backward here as well.
     """
     needed = _needed_s(layer_s, layer_parameters, parameters)
     bucket_s = bucket_s[::-1]
@@ -421,7 +411,7 @@ def trailing_s(
     """How long synchronisations go on after the last backward of each lane ``[lanes]``; as ``place_steps`` queues them.
 
     ``lag_s`` goes from the end of a stage's last backward (``backward_s``) to the end of its synchronisation, links
-    free; ``link_s`` of it occupies the links ``[stages]``. ``lanes`` as for ``delayed_s``.
+    free; ``link_s`` of it occupies the links ``[stages]``.
     """
     left = np.zeros(num_lanes)
     ends_s = []

@@ -132,10 +132,7 @@ class CostTruth:
         remade: IntArray | None = None,
         split: bool = False,
     ) -> PassTimes:
-        """Return the times of packed chunks ``[chunks, stages]``, of which ``remade`` layers of each are recomputed.
-
-        By default the layout decides (``placed_stages``). With ``split`` a separate pass computes weight gradients.
-        """
+        """Return the times of packed chunks ``[chunks, stages]``, of which ``remade`` layers of each are recomputed."""
         loads = chunk_loads(self.layer_times, module, shapes, chunks.members, chunks.offsets)
         return self._times(module, placed, chunks.replica, loads, remade, split)
 

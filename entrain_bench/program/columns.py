@@ -19,8 +19,7 @@ from entrain_bench.specs.shapes import SampleShapes
 class Pass(IntEnum):
     """Kind of an action: a pass of a chunk, or a stage's step at the end of the iteration.
 
-    Where a module's backward is split, ``BACKWARD`` makes the gradients of a stage's inputs, ``WEIGHT`` those of its
-    weights (arXiv:2401.10241, section 2); otherwise ``BACKWARD`` makes both.
+    If a backward is split, ``WEIGHT`` makes the gradients of weights (arXiv:2401.10241, section 2).
     """
 
     FORWARD = 0
@@ -64,16 +63,13 @@ class Program:
     which occupy that stage's lanes of all replicas.
 
     Attributes:
-        model, layout, shapes: what the program runs, where, on which samples.
-        chunks: chunks of each module.
         first_action: first action of each module ``[modules + 1]``; the last entry is the first step action.
         module, stage, replica, chunk, kind: labels of each action ``[actions]``; chunk and replica are -1 for steps.
         num_lanes: lanes each action occupies ``[actions]``.
         lane_offsets, lane_actions: order of actions on every lane, CSR.
         dep_offsets, dep_actions: actions each action waits for, CSR.
         dep_bytes: bytes that travel along each dependency ``[dependencies]``; 0 for mere order.
-        remade: for every module how many layers of a stage each chunk recomputes in its backward ``[chunks, stages]``
-            (``recomputation``); empty if none does, but for modules that the layout recomputes.
+        remade: for every module how many layers of a stage each chunk recomputes ``[chunks, stages]``; empty if none.
     """
 
     model: ModelSpec
@@ -181,10 +177,7 @@ def covered_per_stage(module: ModuleSpec, layers_per_stage: Sequence[int]) -> In
 
 
 def remade_kinds(module: ModuleSpec, layers_per_stage: Sequence[int], remade: IntArray) -> FloatArray:
-    """Layers of each kind that chunks recompute, of ``remade`` each on a stage ``[chunks, stages, kinds]``.
-
-    The first covered layers of a stage, as with megatron-core's ``recompute_method=block``.
-    """
+    """Layers of each kind that chunks recompute ``[chunks, stages, kinds]``: a stage's first covered ones."""
     covered = covered_layers(module)
     first = 0
     counts = np.zeros((*remade.shape, len(module.kinds)))

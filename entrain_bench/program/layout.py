@@ -244,17 +244,12 @@ class ModuleLayout:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Layout of all modules, in the model's order. Modules on the same ranks are colocated, otherwise disjoint.
-
-    A lane is a maximal set of ranks that always act together: two ranks share a lane if they share a block in every
-    module.
+    """Layout of all modules, in the model's order; a lane is a maximal set of ranks that share a block in every module.
 
     Attributes:
         num_microbatches: LLM microbatches of a replica that the planner assumed.
-        split_backward: whether the planner assumed split backwards (input gradients and weight gradients), for
-            schedulers that follow the layout.
-        single_rank_boundary: whether all data between modules passes through one rank, instead of directly from each
-            source block to each destination block.
+        split_backward: whether the planner assumed input and weight gradients in passes of their own.
+        single_rank_boundary: whether all data between modules passes through one rank.
         lane_width: ranks of each lane ``[lanes]``.
         lane_first_rank: lowest rank of each lane ``[lanes]``.
         blocks: lanes of each module's blocks.
@@ -435,10 +430,7 @@ def layout_from_json(text: str) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How replicas meet at the boundary; at least one of the two is 1.
-
-    Encoder replica u and LLM replica v are of one group if ``u // fan_in == v // fan_out``.
-    """
+    """How replicas meet: encoder u and LLM v are of one group if ``u // fan_in == v // fan_out``; one of these is 1."""
 
     fan_in: int  # encoder replicas whose shards one LLM replica concatenates
     fan_out: int  # LLM replicas among which one encoder replica's shard is sliced
@@ -470,10 +462,7 @@ def is_disjoint(encoder: ModuleLayout, llm: ModuleLayout) -> bool:
 
 
 def are_grids(encoder: ModuleLayout, llm: ModuleLayout) -> bool:
-    """Whether both are grids over the same ranks whose groups hold the same ranks; the encoder in one stage.
-
-    Colocated collectives then stay inside a group (arXiv:2605.27678, section 1).
-    """
+    """Whether both are grids over the same ranks and groups, the encoder in one stage (arXiv:2605.27678, section 1)."""
     if encoder.widths or llm.widths:
         return False
     if encoder.pp > 1 or not is_integer_ratio(encoder.dp, llm.dp) or not is_colocated(encoder, llm):

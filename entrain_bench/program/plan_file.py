@@ -1,8 +1,4 @@
-"""Plans as files: a job, the strategy to run it with, its layout, and what to expect; YAML with a version.
-
-``entrain-bench recommend`` writes one, ``plan=FILE`` runs it with any harness, ``BalancedBatchSampler.from_plan`` feeds
-a training loop by it.
-"""
+"""Plans as files: a job, the strategy to run it with, its layout, and what to expect; YAML with a version."""
 
 from __future__ import annotations
 

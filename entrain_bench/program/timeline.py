@@ -13,13 +13,10 @@ class Timeline:
     """Start and end of every action of an executed iteration, in seconds from its start.
 
     Attributes:
-        program: the executed program.
-        start_s, end_s: start and end of each action ``[actions]``.
         comm_s: seconds of collective communication inside each action ``[actions]``.
         transfer_wait_s: seconds that each action waited for the transfer of data already computed ``[actions]``.
         peak_memory_bytes: highest device memory of a rank of each lane ``[lanes]``.
-        memory_bytes: memory of a rank while each entry of ``program.lane_actions`` runs and after it
-            ``[2, entries]``; None if the executor cannot tell.
+        memory_bytes: memory of a rank during and after each entry of ``lane_actions`` ``[2, entries]``; None: unknown.
     """
 
     program: Program

@@ -12,8 +12,7 @@ from entrain_bench.program.columns import Program
 def check_program(program: Program) -> None:
     """Check that every unit is processed exactly once and every lane runs exactly its own actions.
 
-    ``UserError`` names the sample, microbatch or rank; ``IncompatibleError`` a module of sharded weights whose backward
-    is split. Whether orders agree with the dependencies is found out by executing them (``DeadlockError``).
+    ``UserError`` names the sample, microbatch or rank; ``IncompatibleError`` sharded weights with a split backward.
     """
     for index, placed in enumerate(program.layout.modules):
         if placed.sharded and program.splits_backward(index):

@@ -39,9 +39,7 @@ class Done:
     """A cell of a sweep and its record.
 
     Attributes:
-        cell: the cell.
-        record: its record; None if it could not be written.
-        problem: why it could not be written.
+        record: None if it could not be written, ``problem`` says why.
         seconds: wall time; None if the record was there before.
     """
 
@@ -52,10 +50,7 @@ class Done:
 
 
 def compose_cells(overrides: Sequence[str], config_dir: str | None = None, multirun: bool = False) -> list[Cell]:
-    """Every cell that the overrides describe, in the sweeper's order; without ``multirun`` exactly one.
-
-    ``UserError`` for bad overrides, and data that cannot be read.
-    """
+    """Every cell of the overrides in the sweeper's order, one without ``multirun``; ``UserError`` for bad ones."""
     composer = Composer(config_dir)
     cells = composer.sweep(overrides).cells if multirun else (tuple(overrides),)
     composed = [Cell.composed(each, composer) for each in cells]

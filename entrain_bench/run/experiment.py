@@ -97,12 +97,7 @@ class SharedJob:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Everything a run needs, built from its configuration.
-
-    Attributes:
-        profile: what assigner and scheduler know.
-        planning: what the planner knows, the same at every seed of a job.
-    """
+    """Everything a run needs; ``planning`` is the planner's profile, the same at every seed of a job."""
 
     shared: SharedJob
     job: Job
@@ -115,18 +110,12 @@ class RunContext:
     planning: Profile
 
     def plan(self) -> Layout:
-        """The strategy's layout for the job, planned from the samples of ``planning_seed``.
-
-        ``UserError`` if no layout meets the request, fits the layers or fits memory; says what is missing.
-        """
+        """The strategy's layout; ``UserError`` if none meets the request, fits the layers or fits memory."""
         return self.strategy.plan(self.planning)
 
 
 def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
-    """Build the objects of a run; ``source``: samples to use instead of the configured workload's.
-
-    ``UserError`` if the configuration or the data is invalid; the error names the field.
-    """
+    """Build the objects of a run, maybe with other samples (``source``); ``UserError`` names a bad field."""
     shared = shared_job(config, source)
     truth = shared.truth
     budget = shared.job.memory_budget_bytes
@@ -259,12 +248,12 @@ def run_experiment(
         config: the run.
         progress: called with the number of finished iterations.
         source: samples to use instead of the configured workload's; only with harness=simulate.
-        plans: cache of plans of earlier runs; None: plan again.
+        plans: cache of plans of earlier runs.
         keep_timeline: whether to return the first iteration's timeline; harness=train always does.
         added: metrics of the user's (``metrics_in``); harness=train computes none.
 
     Raises:
-        UserError: if the configuration, the data or a strategy's output is invalid; the error names the field.
+        UserError: if the configuration, the data or a strategy's output is invalid.
         ExecutionError: if the run failed with valid input.
     """
     setting = prepare(config, source)

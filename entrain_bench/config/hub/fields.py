@@ -17,10 +17,7 @@ MAX_FIELD = 2**31
 
 @cache
 def class_defaults(model_type: str) -> Mapping[str, Any]:
-    """Defaults of the fields of a type's class in transformers, by name; none for a type that it lacks.
-
-    They are stored, for transformers takes seconds to import.
-    """
+    """Defaults of a type's class in transformers by field, stored because it takes seconds to import; maybe none."""
     store = Store("model-defaults", version("transformers"))
     known: dict[str, Any] | None = store.get([model_type])
     if known is None:

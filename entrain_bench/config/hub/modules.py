@@ -101,10 +101,10 @@ def whisper(fields: Fields, names: Names) -> dict[str, Any]:
 
 
 def conformer(fields: Fields, names: Names, channels: int) -> dict[str, Any]:
-    """The conformer of Phi-4-multimodal, with one MLP in place of two gated ones and the products between convolutions.
+    """The conformer of Phi-4-multimodal, whose first convolutions have ``channels``.
 
-    Products have the same sizes in all, and a layer the same number of parameters except for norms and biases.
-    ``channels`` are those of its first convolutions.
+    One MLP has the products of two gated ones and those between convolutions: of the same sizes, with as many
+    parameters except for norms and biases.
     """
     width = fields.integer(names[0])
     stride = fields.integer("time_reduction")

@@ -35,10 +35,7 @@ QuantilesOrNone = Annotated[tuple[float, ...], Allowed(lambda seconds: not secon
 
 @dataclass(frozen=True, slots=True)
 class StagePoint:
-    """Measured times of a stage of ``layers`` layers of one kind, forward and backward on one pack.
-
-    Seconds are the 10th percentile, median and 90th percentile of the repetitions.
-    """
+    """10th percentile, median and 90th percentile of seconds of a stage of layers of one kind on one pack."""
 
     module: str
     kind: str

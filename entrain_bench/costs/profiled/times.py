@@ -47,9 +47,8 @@ UNUSED = {
 class ProfiledTimes:
     """Times of a model's layers, interpolated between the points of a device profile.
 
-    A context-parallel degree that was not profiled takes the times of degree 1 for its rank's tokens, scores and
-    segments, which leaves out what copies of gathered keys and values take. Communication follows from the cluster's
-    links; only ``tp_overlap`` hides it, because a profile has no times of single matrix products.
+    A context-parallel degree that was not profiled takes the times of degree 1 for its rank's share, without copies of
+    gathered keys and values. Only ``tp_overlap`` hides communication.
     """
 
     roofline: Roofline  # of the cluster; prices communication
@@ -132,10 +131,7 @@ class ProfiledTimes:
         return replace(whole, backward_s=whole.backward_s - weight_s, weight_s=weight_s)
 
     def work_s(self, module: ModuleSpec, loads: Loads, stages: Stages) -> FloatArray:
-        """Return the least seconds of a chunk's sequences on each stage, for any packing ``[chunks, stages]``.
-
-        Every term of a curve is at least its lowest rate times its quantity. Communication is least in one pack.
-        """
+        """Return the least seconds of a chunk's sequences on each stage, for any packing ``[chunks, stages]``."""
         cp = self.roofline.framework.sequence_parts(module, stages.cp)
         carried = dict[str, tuple[FloatArray, FloatArray, FloatArray]]()
         for layer in module.kinds:
@@ -149,10 +145,7 @@ class ProfiledTimes:
         return all((module.name, layer.kind, tp, 1) in self.curves for layer in module.kinds)
 
     def gpu_s(self, module: ModuleSpec, loads: Loads, counts: FloatArray) -> FloatArray:
-        """Return the least GPU-seconds of each stage for a chunk's sequences, at any degrees ``[chunks, stages]``.
-
-        A shard may be faster than its share, because it may fit a cache that is too small for the whole layer.
-        """
+        """Return the least GPU-seconds of each stage for a chunk's sequences, at any degrees ``[chunks, stages]``."""
         degrees = sorted({key[2:] for key in self.curves if key[0] == module.name and self.knows(module, key[2])})
         group_s = [tp * cp * self.work_s(module, loads, Stages(counts, tp, cp)) for tp, cp in degrees]
         return np.asarray(np.min(group_s, axis=0))
@@ -226,8 +219,7 @@ class ProfiledTimes:
 def _weight_share(layer: Layer, tokens: FloatArray, scores: FloatArray) -> FloatArray:
     """Return the share of a layer's backward FLOPs that computes weight gradients ``[chunks]``.
 
-    A profile has one time for a backward. Backward products take twice their forward's FLOPs, half of them for weights;
-    attention takes 2.5 times (``roofline``). The rest of the backward is divided in the same proportion.
+    Backward products take twice their forward's FLOPs, half of them for weights; attention takes 2.5 times.
     """
     if not layer.learns:
         return np.zeros_like(tokens)
@@ -279,10 +271,7 @@ class ProfiledDevice:
 def cluster_with_times(
     config: Mapping[str, Any], model: ModelSpec, framework: FrameworkOptions, speed: Speed
 ) -> tuple[ClusterSpec, ProfiledTimes | None]:
-    """Return the cluster with its constants multiplied by ``speed``, and its profiled layer times if there are any.
-
-    ``UserError`` names a field of the configuration or the profile that is invalid.
-    """
+    """Return the cluster at ``speed``, and its profiled layer times if any; ``UserError`` names an invalid field."""
     device = ProfiledDevice.of(config)
     if device is None:
         cluster = ClusterSpec.from_config(config).at(speed)
@@ -302,10 +291,7 @@ def cluster_with_times(
 
 
 def filled(config: Mapping[str, Any], profile: DeviceProfile, where: str) -> dict[str, Any]:
-    """Return a cluster's configuration with the profile's device, and its links where they are null.
-
-    ``UserError`` if the profile did not measure them.
-    """
+    """Return a cluster's configuration with the profile's device and links; ``UserError`` for unmeasured ones."""
     constants = profile.constants
     values = {name: getattr(constants, name) for name in constants.__dataclass_fields__ if name != "sources"}
     tiers = []
