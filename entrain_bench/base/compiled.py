@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numba
 from numba import config
-
-# Versions of packages whose compiled loops are kept: those made last.
-MAX_VERSIONS = 8
 
 
 def njit[**P, Result](**options: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
@@ -50,14 +45,7 @@ def _cache_of(package: str) -> Path:
             for file in sorted(Path(folder).rglob("*.py")):
                 if b"njit" in (text := file.read_bytes()):
                     content.update(text)
-    kept = Path(__file__).parent / "__pycache__"
-    folder = kept / f"compiled-{content.hexdigest()[:16]}"
-    if not folder.exists():
-        with suppress(FileNotFoundError):  # Another process removes them, too.
-            known = sorted(kept.glob("compiled-*"), key=lambda path: path.stat().st_mtime)
-            for old in known[: 1 - MAX_VERSIONS]:
-                shutil.rmtree(old, ignore_errors=True)
-    return folder
+    return Path(__file__).parent / "__pycache__" / f"compiled-{content.hexdigest()[:16]}"
 
 
 def in_threads(call: Callable[[int], object], count: int) -> None:

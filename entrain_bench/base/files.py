@@ -13,7 +13,6 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 from typing import IO
 
-# What the name of a file ends with that is being written.
 PARTIAL = ".partial"
 # Reads paths until whoever writes them is gone, then removes them; again and again, for processes that have yet to
 # notice may still write there.

@@ -31,7 +31,6 @@ from entrain_bench.config.tree import choices, folders
 
 FIGURE = "figure"
 HYDRA = "hydra"
-# Keys of a figure's YAML that do not change its runs.
 SWEEP_KEYS = frozenset({HYDRA, FIGURE})
 # Which strategies ``glob(*)`` finds for a figure: those whose YAML says one of these of ``in_figures``.
 SHOWN = "figure.strategies"
@@ -46,18 +45,12 @@ INTERPOLATED = re.compile(r"\$\{\W*(\w+)")
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The runs of a sweep and its launcher.
+    """The runs of a sweep and its launcher."""
 
-    Attributes:
-        cells: the overrides of every run; the last key varies first.
-        num_processes: how many the launcher uses; -1 for all there is.
-        address: where Ray's cluster is; None for this machine.
-    """
-
-    cells: tuple[tuple[str, ...], ...]
+    cells: tuple[tuple[str, ...], ...]  # overrides of every run; the last key varies first
     launcher: str
-    num_processes: int
-    address: str | None
+    num_processes: int  # that the launcher uses; -1 for all there is
+    address: str | None  # of Ray's cluster; None for this machine
 
 
 class Composer:
@@ -66,10 +59,8 @@ class Composer:
     def __init__(self, config_dir: str | None = None) -> None:
         add_config_dir(config_dir)
         self.config_dir = config_dir
-        # Hash of all that compositions depend on, besides their overrides.
         self.version = _tree_hash(folders(config_dir))
         self._store = Store("compositions", self.version)
-        # Fingerprints of the files behind groups, read once.
         self.fingerprints: dict[str, list[str]] = {}
         # Values by their choices, of this process alone.
         self._combined: dict[tuple[str, ...], Mapping[str, Any]] = {}
@@ -158,7 +149,6 @@ class Composer:
         self._store.save()
 
     def _check_group(self, override: Override) -> None:
-        """Raise ``UserError`` for the name of a group that no tree has."""
         group = override.key_or_group
         trees = folders(self.config_dir)
         if "/" in group and not any((tree / group).is_dir() for tree in trees):
@@ -182,8 +172,6 @@ class Composer:
         return self._combined[choices]
 
     def _changes(self, choices: tuple[str, ...]) -> Mapping[str, Any]:
-        """Return the top-level values that differ from the default run's, as Hydra composes them."""
-
         def changed() -> dict[str, Any]:
             values = compose_values(choices, self.config_dir)
             return {name: value for name, value in values.items() if value != self._default.get(name)}
@@ -194,7 +182,6 @@ class Composer:
 
     @cached_property
     def _default(self) -> Mapping[str, Any]:
-        """The values of a run without overrides."""
         return self._stored(lambda: compose_values((), self.config_dir), "default")
 
     def _hydra(self, choices: tuple[str, ...]) -> Mapping[str, Any]:
@@ -210,7 +197,6 @@ class Composer:
         return self._stored(settings, HYDRA, *choices)
 
     def _stored(self, make: Callable[[], dict[str, Any]], *key: str) -> Mapping[str, Any]:
-        """Return what an earlier process made for a key, or make it."""
         values: dict[str, Any] | None = self._store.get(key)
         if values is None:
             values = make()
@@ -235,7 +221,6 @@ class Composer:
         return [f"{key}={text}" for text in override.sweep_string_iterator()]
 
     def _in_figures(self, strategy: str) -> str:
-        """Return the value of ``in_figures`` in a strategy's YAML; ``UserError`` for an unknown one."""
         places = (folder / "strategy" / f"{strategy}.yaml" for folder in folders(self.config_dir))
         word = str(_yaml_values(next(file for file in places if file.is_file())).get("in_figures", IN_FIGURES[0]))
         if word not in IN_FIGURES:
@@ -265,7 +250,6 @@ def check_hydra_key(override: Override) -> None:
 
 
 def _check_file(workload: Mapping[str, Any], inside: Sequence[Override]) -> None:
-    """Raise ``UserError`` for another file under the name of a workload with its own file."""
     changed = {override.key_or_group: override.value() for override in inside}
     path = changed.get("workload.path")
     if path is None or "workload.name" in changed or not isinstance(workload, Mapping) or not workload.get("name"):
@@ -280,7 +264,6 @@ def _check_file(workload: Mapping[str, Any], inside: Sequence[Override]) -> None
 
 @cache
 def _plain_value(text: str) -> Any:
-    """Return the value of a plain override, converted to the type of its key."""
     override = parse(text)
     typed = OmegaConf.structured(ConfigSchema)
     try:

@@ -20,7 +20,6 @@ from entrain_bench.specs.cluster import Speed
 
 FILE = "posterior.csv"
 COLUMNS = ("device", "draw", *(each.name for each in fields(Speed)))
-# Significant digits of a factor.
 DIGITS = 4
 Draws = Mapping[str, Mapping[int, Speed]]
 

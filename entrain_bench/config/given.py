@@ -19,7 +19,6 @@ from entrain_bench.program.plan_file import TrainingPlan, plan_overrides, read_p
 
 MODEL = "model"
 CLUSTER = "cluster"
-# The workload of a shape trace, in one word.
 DATA = "data"
 TRACE = "trace"
 # 16xh100, and the same as the choices of a cluster are called: h100x16.
@@ -38,7 +37,6 @@ REFERENCE = re.compile(r"(hf:)?[\w.@/~+-]+")
 JOB_KEYS = PLAIN_KEYS - {*ASIDE}
 INSIDE_JOB = re.compile(r"(model|workload|cluster)([./][^\W_]\w*)+")
 INSIDE_STRATEGY = re.compile(r"strategy([./][^\W_]\w*)+")
-# Keys inside of values.
 PLAIN_NAME = re.compile(r"[^\W_]\w*")
 
 
@@ -98,7 +96,6 @@ def with_data(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def _node_values(file: Path) -> dict[str, Any]:
-    """Return the values of a cluster's YAML, and those of the kind of node that it names."""
     values: dict[str, Any] = yaml.safe_load(file.read_text())
     for entry in values.get("defaults", ()):
         for folder in (file.parents[1], config_tree()) if isinstance(entry, dict) and "node" in entry else ():
@@ -187,6 +184,5 @@ def _is_plain(value: Any) -> bool:
 
 
 def _replaced(text: str, keys: Sequence[str]) -> bool:
-    """Whether an override is of one of some keys, or inside of what one of them chooses."""
     key = parse(text).key_or_group
     return any(key == other or key.startswith((f"{other}.", f"{other}/")) for other in keys)

@@ -49,28 +49,19 @@ class Storage(Folder):
     retry: str | None = own(None)
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         check_storage(self.mlflow_uri, self.retry)
 
 
 @dataclass(frozen=True, slots=True)
 class Verb[K]:
-    """The keys, words and options of a verb.
+    """The keys, words and options of a verb."""
 
-    Attributes:
-        keys: a frozen dataclass of its own keys (``own``).
-        passed: top-level keys of a configuration, whose overrides it composes itself.
-        words: what words without ``=`` name, for its help; empty if it takes none.
-        examples: command lines without ``entrain-bench``.
-        more: further text of its help, given the user's folder.
-    """
-
-    keys: type[K]
-    passed: Collection[str] = ()
-    words: str = ""
+    keys: type[K]  # a frozen dataclass of its own keys (``own``)
+    passed: Collection[str] = ()  # top-level keys of a configuration, whose overrides it composes itself
+    words: str = ""  # what words without ``=`` name, for its help; empty if it takes none
     options: Collection[str] = (CONFIG_DIR,)
-    examples: Sequence[str] = ()
-    more: Callable[[str | None], str] | None = None
+    examples: Sequence[str] = ()  # command lines without ``entrain-bench``
+    more: Callable[[str | None], str] | None = None  # further text of its help, given the user's folder
 
     @property
     def fields(self) -> tuple[Field[Any], ...]:
@@ -129,7 +120,6 @@ def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
 
 
 def _values[K](verb: str, keys: type[K], texts: Sequence[str]) -> K:
-    """A verb's own keys, defaults where nothing is given."""
     node = OmegaConf.structured(keys)
     # Of a frozen dataclass it would take no value.
     OmegaConf.set_readonly(node, False)
@@ -154,7 +144,6 @@ def _values[K](verb: str, keys: type[K], texts: Sequence[str]) -> K:
 
 
 def _no_option(text: str, verb: Verb[Any]) -> str:
-    """Return the error for an unknown option: the key that it is, or the nearest option."""
     option, _, value = text.partition("=")
     name = option.lstrip("-").replace("-", "_")
     if name in verb.known:

@@ -83,7 +83,6 @@ def error_line(error: Exception, text: str = "") -> str:
 
 
 def _check_names(text: str, group: str, value: Any) -> None:
-    """Raise ``UserError`` unless a group is given the name of a choice, several in a sweep, or a list of names."""
     several = value.list if isinstance(value, ChoiceSweep) else value
     names = several if isinstance(several, list) else [several]
     listed = isinstance(value, list) and value and all(isinstance(name, str) for name in value)

@@ -85,7 +85,6 @@ class MadeChoices(ConfigSource):
         return None
 
     def _reference(self, config_path: str) -> str:
-        """Return the published model that a path names; empty for the path of a YAML."""
         group, _, name = config_path.lstrip("/").partition("/")
         if group != MODEL or not is_reference(name):
             return ""
@@ -150,7 +149,6 @@ def compose_values(
 
 
 def _missing_choice(error: MissingConfigException) -> UserError:
-    """Return the error for a choice that no tree has."""
     group, _, name = str(error.missing_cfg_file).partition("/")
     if group in GROUP_KEYS and (Path(name).suffix or name.startswith(("/", "."))):
         named = f"use --config-dir FOLDER {group}=NAME, with NAME.yaml in FOLDER/{group}"

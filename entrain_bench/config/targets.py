@@ -86,13 +86,11 @@ def class_of(target: str) -> type:
 
 @cache
 def _is_module(folder: str, *inner: str) -> bool:
-    """Whether a package's folder has a module."""
     path = Path(folder, *inner)
     return (path / "__init__.py").is_file() or path.with_suffix(".py").is_file()
 
 
 def _place(spec: ModuleSpec | None) -> list[str]:
-    """Where a module is: its file, or the folders of a package."""
     return [str(spec.origin), *(spec.submodule_search_locations or ())] if spec else []
 
 
@@ -126,7 +124,6 @@ def _class(node: Mapping[str, Any], where: str) -> type:
 
 
 def _built(value: Any, where: str, **arguments: Any) -> Any:
-    """A copy of a value in which objects are built of nodes with a target."""
     if isinstance(value, list | tuple):
         return [_built(each, f"{where}.{index}") for index, each in enumerate(value)]
     if not isinstance(value, Mapping):

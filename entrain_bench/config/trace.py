@@ -16,7 +16,6 @@ from entrain_bench.config.sources import add_config_dir, compose_values
 from entrain_bench.config.targets import TARGET, check_targets, instantiate
 
 CONFIG_NAME = "trace"
-# Keys of its YAML, and keys of a run that change a summary.
 CHOSEN = ("source", "limits", "scan")
 RUN_KEYS = ("model", "cluster", "layout", "workload", "global_batch", "microbatch_size")
 

@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, rows_of
-from entrain_bench.costs.layer_times import PassTimes, Stages, chunk_loads, placed_stages
+from entrain_bench.costs.layer_times import PassTimes, Stages, placed_stages
 from entrain_bench.costs.steps import ExposedStep
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -129,7 +129,6 @@ def _work_bound(
     split: bool,
     paths: Sequence[tuple[FloatArray, FloatArray]],
 ) -> float:
-    """The work bound over all classes of lanes; a class is the lanes that hold the same stages."""
     held = stages_held(layout)
     heavy = []
     work = []
@@ -209,7 +208,7 @@ def least_gpu_s(truth: CostTruth, shapes: SampleShapes) -> float:
     for module in truth.model.modules:
         units = module.units(shapes)
         if len(units):
-            loads = chunk_loads(truth.layer_times, module, shapes, units, np.array([0, len(units)]))
+            loads = truth.layer_times.loads(module, module.lengths(shapes, units), np.array([0, len(units)]))
             counts = module.kind_counts([len(module.layers)])
             work += float(truth.layer_times.gpu_s(module, loads, counts)[0, 0])
     return work
@@ -233,13 +232,12 @@ def cluster_bound_s(truth: CostTruth, shapes: SampleShapes, work: float) -> floa
 def _widest_s(
     truth: CostTruth, module: ModuleSpec, shapes: SampleShapes, sample: int, widths: Sequence[tuple[int, int]]
 ) -> float:
-    """Least time of the longest unit that a sample has in a module, over blocks of the given TP and CP."""
     units = module.units(shapes)
     mine = units[module.owners(shapes, units) == sample]
     if not len(mine):
         return 0.0
     longest = mine[[int(np.argmax(module.lengths(shapes, mine)))]]
-    loads = chunk_loads(truth.layer_times, module, shapes, longest)
+    loads = truth.layer_times.loads(module, module.lengths(shapes, longest))
     counts = module.kind_counts([len(module.layers)])
     known = [Stages(counts, tp, cp) for tp, cp in widths if truth.layer_times.knows(module, tp)]
     return min((float(truth.layer_times.work_s(module, loads, stages).sum()) for stages in known), default=inf)

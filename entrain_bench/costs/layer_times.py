@@ -13,7 +13,6 @@ from entrain_bench.costs.loads import Loads
 from entrain_bench.program.columns import remade_kinds
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.specs.shapes import SampleShapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +112,6 @@ class LayerTimes(Protocol):
 
     def optimizer_s(self, parameters: FloatArray) -> FloatArray:
         """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
-
-
-def chunk_loads(
-    times: LayerTimes, module: ModuleSpec, shapes: SampleShapes, units: IntArray, offsets: IntArray | None = None
-) -> Loads:
-    """Return the loads of a module's units, packed into chunks; without offsets, each unit is a chunk."""
-    return times.loads(module, module.lengths(shapes, units), offsets)
 
 
 # Layout of some chunks as if all had their width, what they carry, and which they are.

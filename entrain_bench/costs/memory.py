@@ -22,16 +22,12 @@ from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
-# Layouts whose states, and splits of a module whose bytes of a token are remembered.
 MAX_STATES = 16
 MAX_TOKENS = 4096
-# Both Adam moments.
 MOMENT_BYTES = 2 * FP32_BYTES
 
 
 class _OffloadWindow(NamedTuple):
-    """Entries of ``lane_actions`` between which states are away, one a lane, and the parameters of a rank there."""
-
     last_forward: IntArray
     first_backward: IntArray
     parameters: FloatArray
@@ -136,7 +132,6 @@ class Memory:
     def _chunk_token_bytes(
         self, module: ModuleSpec, placed: ModuleLayout, replica: IntArray, remade: IntArray | None
     ) -> tuple[FloatArray, FloatArray]:
-        """As ``token_bytes``, for chunks on their groups ``[chunks, stages]``, or for all alike ``[stages]``."""
         if not placed.widths:
             return self.token_bytes(module, placed, remade)
         degree = placed.degree_of_copy[replica]

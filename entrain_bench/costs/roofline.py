@@ -22,7 +22,6 @@ from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.model import ModuleSpec
 
-# Output tile of a matrix product.
 GEMM_TILE = 128
 # A backward multiplies twice per forward product (input and weight gradients); flash attention's recomputes the scores
 # as well: five products for the forward's two. Elementwise backward reads what forward kept and one gradient more.
@@ -40,7 +39,6 @@ UNFUSED_SCORE_BYTES = (4 * BF16_BYTES, 7 * BF16_BYTES)
 UNFUSED_BACKWARD = 2.0
 # Adam reads gradient, weight and moments, and writes the latter and a bf16 weight.
 OPTIMIZER_TRAFFIC_BYTES = FP32_BYTES * 7 + BF16_BYTES
-# Loads whose layer times are remembered, and chunks they may have.
 MAX_KNOWN = 512
 MAX_KNOWN_CHUNKS = 2048
 
@@ -71,7 +69,6 @@ class Roofline:
 
     @property
     def _elementwise_bytes_per_s(self) -> float:
-        """Bandwidth of kernels that compute as they move data."""
         device = self.cluster.device
         return device.memory_bandwidth_bytes_per_s * device.memory_efficiency * device.elementwise_efficiency
 
@@ -116,7 +113,6 @@ class Roofline:
     def _unfused_attention_s(
         self, attention: Attention, area: FloatArray, tp: int, cp: int
     ) -> tuple[FloatArray, FloatArray]:
-        """Attention of two products, as narrow as a head, and a softmax, which store the scores."""
         device = self.cluster.device
         rate = device.peak_bf16_flops * device.sustained_fraction * device.gemm_efficiency
         bandwidth = self._elementwise_bytes_per_s
@@ -126,7 +122,6 @@ class Roofline:
         for products, num_bytes in zip((1.0, UNFUSED_BACKWARD), UNFUSED_SCORE_BYTES, strict=True):
             arithmetic_s = area * (products * 4.0 * attention.query_width / (tp * cp * rate))
             traffic_s = area * (num_bytes * heads / (tp * cp * bandwidth))
-            # Two products and a softmax, one after the other.
             passes.append(np.maximum(arithmetic_s + traffic_s, 3 * products * device.kernel_launch_s))
         return passes[0], passes[1]
 
@@ -232,7 +227,6 @@ class Roofline:
         return replace(self, framework=self.framework.of(module))
 
     def _elementwise_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
-        """Forward and backward time of norms, residuals, rotary positions and activations."""
         device = self.cluster.device
         bandwidth = self._elementwise_bytes_per_s
         replicated = layer.replicated_elementwise_bytes_per_token

@@ -79,7 +79,6 @@ class PassEnds:
     backward_s: list[FloatArray]  # likewise in the latter
 
 
-# Layouts of a module whose traffic is remembered.
 MAX_KNOWN = 512
 
 
@@ -103,11 +102,11 @@ class StepCosts:
 
     def sync_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """How long the gradients of each stage occupy the links, in their buckets ``[stages]``."""
-        return np.array([stage.sync_s.sum() for stage in self.traffic(module, placed)])
+        return np.array([stage.sync_s.sum() for stage in self._of(module, placed)[1]])
 
     def gather_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """All-gather of the bf16 weights of each stage, in their buckets ``[stages]``; none if they are not sharded."""
-        return np.array([stage.gather_s.sum() for stage in self.traffic(module, placed)])
+        return np.array([stage.gather_s.sum() for stage in self._of(module, placed)[1]])
 
     def tied_s(self, module: ModuleSpec, placed: ModuleLayout) -> float:
         """All-reduce of a tied embedding between the two blocks that hold it, after all other gradients are reduced."""
@@ -156,10 +155,6 @@ class StepCosts:
     def _slowed_s(self, exposed_s: FloatArray, bucket_s: FloatArray) -> FloatArray:
         """Seconds that buckets add to a pass: ``exposed_s`` do not fit beside it, the rest slows it ``[passes]``."""
         return exposed_s + self.cluster.device.overlap_cost * (bucket_s.sum() - exposed_s)
-
-    def traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
-        """Return each stage's traffic of gradients and weights; none if weights are sharded."""
-        return self._of(module, placed)[1]
 
     def _of(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[ModuleSpec, list[Traffic], ExposedStep]:
 
@@ -291,7 +286,6 @@ class StepCosts:
         return release, stall
 
     def _parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
-        """Parameters that learn on a rank of each stage ``[stages]``."""
         return self.memory.learning_parameters(module, placed) / module.weight_shards(placed.tp)
 
 
@@ -337,7 +331,6 @@ def _reached_s(
     return np.asarray(before[:, layer] + inside * layer_s[:, layer])
 
 
-# Every price of a program asks for the points of each of its stages.
 @lru_cache(maxsize=1024)
 def _points(layer_parameters: bytes, parameters: bytes, begins: bool) -> tuple[IntArray, FloatArray]:
     """The layer in which each number of parameters is reached, and the share of it that is through by then."""

@@ -23,7 +23,6 @@ from entrain_bench.costs.edges import (
 from entrain_bench.costs.layer_times import (
     LayerTimes,
     PassTimes,
-    chunk_loads,
     least_times,
     placed_stages,
     priced_by_width,
@@ -133,7 +132,7 @@ class CostTruth:
         split: bool = False,
     ) -> PassTimes:
         """Return the times of packed chunks ``[chunks, stages]``, of which ``remade`` layers of each are recomputed."""
-        loads = chunk_loads(self.layer_times, module, shapes, chunks.members, chunks.offsets)
+        loads = self.layer_times.loads(module, module.lengths(shapes, chunks.members), chunks.offsets)
         return self._times(module, placed, chunks.replica, loads, remade, split)
 
     def _times(
@@ -168,7 +167,8 @@ class CostTruth:
             remade = program.remade[index] if program.remade else None
             split = program.splits_backward(index)
             chunks = program.chunks[index]
-            loads.append(chunk_loads(self.layer_times, module, program.shapes, chunks.members, chunks.offsets))
+            lengths = module.lengths(program.shapes, chunks.members)
+            loads.append(self.layer_times.loads(module, lengths, chunks.offsets))
             times = self._times(module, placed, chunks.replica, loads[index], remade, split)
             forward, backward, weight = program.spans(index)
             comm[forward] = times.forward_comm_s.ravel()

@@ -61,34 +61,27 @@ class Program:
     chunk-major ``[C, S]``, then all backwards ``[C, S]``, then, if its backward is split, all weight passes ``[C, S]``;
     after the modules' actions come one gradient synchronisation and one optimizer step for each stage of each module,
     which occupy that stage's lanes of all replicas.
-
-    Attributes:
-        first_action: first action of each module ``[modules + 1]``; the last entry is the first step action.
-        module, stage, replica, chunk, kind: labels of each action ``[actions]``; chunk and replica are -1 for steps.
-        num_lanes: lanes each action occupies ``[actions]``.
-        lane_offsets, lane_actions: order of actions on every lane, CSR.
-        dep_offsets, dep_actions: actions each action waits for, CSR.
-        dep_bytes: bytes that travel along each dependency ``[dependencies]``; 0 for mere order.
-        remade: for every module how many layers of a stage each chunk recomputes ``[chunks, stages]``; empty if none.
     """
 
     model: ModelSpec
     layout: Layout
     shapes: SampleShapes
     chunks: tuple[Chunks, ...]
-    first_action: IntArray
-    module: IntArray
+    first_action: IntArray  # of each module ``[modules + 1]``; the last entry is the first step action
+    module: IntArray  # of each action ``[actions]``, as all labels
     stage: IntArray
-    replica: IntArray
-    chunk: IntArray
+    replica: IntArray  # -1 for steps
+    chunk: IntArray  # -1 for steps
     kind: IntArray
-    num_lanes: IntArray
-    lane_offsets: IntArray
+    num_lanes: IntArray  # that each action occupies ``[actions]``
+    lane_offsets: IntArray  # order of actions on every lane, CSR
     lane_actions: IntArray
-    dep_offsets: IntArray
+    dep_offsets: IntArray  # actions that each action waits for, CSR
     dep_actions: IntArray
-    dep_bytes: IntArray
-    remade: tuple[IntArray, ...] = ()
+    dep_bytes: IntArray  # that travel along each dependency ``[dependencies]``; 0 for mere order
+    remade: tuple[
+        IntArray, ...
+    ] = ()  # of each module, layers that chunks recompute ``[chunks, stages]``; none if empty
 
     @property
     def num_actions(self) -> int:

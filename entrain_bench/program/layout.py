@@ -134,7 +134,6 @@ def _numbered(sets: Sequence[tuple[IntArray, IntArray]]) -> list[IntArray]:
 
 
 def _block_lanes(flat: IntArray, size: IntArray, lane_of_rank: IntArray, num_lanes: int) -> tuple[IntArray, IntArray]:
-    """Lanes of the ranks of each block, ascending, as CSR."""
     block = np.repeat(np.arange(len(size)), size)
     # Neighbours in a block mostly are neighbours among lanes, which a stable sort is quick with; a hash is not.
     entry = np.sort(block * num_lanes + lane_of_rank[flat], kind="stable")
@@ -244,24 +243,15 @@ class ModuleLayout:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Layout of all modules, in the model's order; a lane is a maximal set of ranks that share a block in every module.
-
-    Attributes:
-        num_microbatches: LLM microbatches of a replica that the planner assumed.
-        split_backward: whether the planner assumed input and weight gradients in passes of their own.
-        single_rank_boundary: whether all data between modules passes through one rank.
-        lane_width: ranks of each lane ``[lanes]``.
-        lane_first_rank: lowest rank of each lane ``[lanes]``.
-        blocks: lanes of each module's blocks.
-    """
+    """Layout of all modules, in the model's order; ranks that share a block in every module are one lane."""
 
     modules: tuple[ModuleLayout, ...]
-    num_microbatches: Count
-    single_rank_boundary: bool = False
-    split_backward: bool = False
-    lane_width: IntArray = field(init=False, compare=False)
-    lane_first_rank: IntArray = field(init=False, compare=False)
-    blocks: tuple[Blocks, ...] = field(init=False, compare=False)
+    num_microbatches: Count  # of a replica's LLM, as the planner assumed
+    single_rank_boundary: bool = False  # all data between modules passes through one rank
+    split_backward: bool = False  # the planner assumed input and weight gradients in passes of their own
+    lane_width: IntArray = field(init=False, compare=False)  # ranks of each lane ``[lanes]``
+    lane_first_rank: IntArray = field(init=False, compare=False)  # lowest rank of each lane ``[lanes]``
+    blocks: tuple[Blocks, ...] = field(init=False, compare=False)  # lanes of each module's blocks
 
     def __post_init__(self) -> None:
         for module in self.modules:

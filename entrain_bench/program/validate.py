@@ -39,7 +39,6 @@ def check_program(program: Program) -> None:
 
 
 def _check_lanes(program: Program) -> None:
-    """Every action is listed once on each lane that holds its layers, and on no other."""
     layout = program.layout
     action = program.lane_actions
     lane = rows_of(program.lane_offsets)

@@ -36,17 +36,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A cell of a sweep and its record.
-
-    Attributes:
-        record: None if it could not be written, ``problem`` says why.
-        seconds: wall time; None if the record was there before.
-    """
+    """A cell of a sweep and its record."""
 
     cell: Cell
-    record: Record | None
-    problem: str = ""
-    seconds: float | None = None
+    record: Record | None  # None if it could not be written
+    problem: str = ""  # why it could not be written
+    seconds: float | None = None  # wall time; None if the record was there before
 
 
 def compose_cells(overrides: Sequence[str], config_dir: str | None = None, multirun: bool = False) -> list[Cell]:
@@ -121,7 +116,6 @@ def run_cells(
 
 
 def _record_death(cell: Cell, died: Died, results: Results) -> Done:
-    """Return a cell whose process died: with its record if it was written before, else with one of the death."""
     record = results.read(cell.key)
     if record is None or record.status == "failed":
         deaths = 1 + (record.deaths if record else 0)

@@ -42,7 +42,6 @@ from entrain_bench.specs.workload import ShapeSource, Workload, counts_of
 MAX_KEPT_ACTIONS = 200_000
 # Jobs that a process remembers: the last ones, for sweeps run the cells of a job one after the other.
 MAX_JOBS = 2
-# Batches that a job remembers: those of a usual run.
 MAX_BATCHES = 8
 # Keys of a configuration that are a strategy's, or say how a run is executed; the last three only planning sees.
 OWN = {"strategy", "harness", "iterations", "belief_error", "belief_bias", "tuning", "tuning_budget", "planning_seed"}
@@ -291,7 +290,6 @@ def run_experiment(
 
 
 def _believable(outcome: RunResult, added: Sequence[Metric]) -> RunResult:
-    """Return the result of a run; raises if its numbers are impossible, for such a record would count as no run."""
     try:
         check_results(outcome.metrics, outcome.iterations, added)
     except ValueError as error:

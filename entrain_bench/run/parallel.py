@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 # Each process compiles or loads the timed loops and holds about half a GiB.
 MAX_PROCESSES = 8
-# Seconds after which a process without a task ends.
 IDLE_S = 60.0
-# How often a process looks whether the process that started it is alive.
 WATCH_S = 0.5
 
 # Executors with one process each, so that a process that dies costs only its task. They stay from one call to the next.
@@ -101,7 +99,6 @@ def run_parallel[Task, Result](
 
 
 def _packed(function: Callable[..., Any], task: object) -> tuple[bytes, tuple[str, ...], Path]:
-    """Return the arguments of ``_call_in_folder``, for a process that may have started in another folder."""
     return pickle.dumps((function, task)), tuple(sys.path), Path.cwd()
 
 

@@ -55,31 +55,20 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A figure or a document.
-
-    Attributes:
-        sweeps: those whose cells must have run.
-        write: brings its files up to date and returns what is missing from it, if anything.
-        committed: files that are kept with the code, by their paths in the folder of results.
-        timelines: the cells whose timelines it reads, in groups: of each group the first cell that has one.
-        files: other files; an output without any file is always written.
-        reads: further sweeps, of which it reads configurations alone.
-        further: sweeps that follow from results of ``sweeps``; ``needs_further``: their cells must have run, too.
-        module: whose code writes it, besides that of ``write``.
-        details: whatever else its files depend on.
-    """
+    """A figure or a document."""
 
     name: str
-    sweeps: Sequence[SweepOverrides]
-    write: Callable[[Study], str]
-    committed: Sequence[str] = ()
+    sweeps: Sequence[SweepOverrides]  # those whose cells must have run
+    write: Callable[[Study], str]  # brings its files up to date and returns what is missing from it, if anything
+    committed: Sequence[str] = ()  # files that are kept with the code, by their paths in the folder of results
+    # Cells whose timelines it reads, in groups: of each group the first cell that has one.
     timelines: Callable[[Study], Iterable[Sequence[Cell]]] = lambda _: ()
-    files: Sequence[str] = ()
-    reads: Sequence[SweepOverrides] = ()
-    module: str = ""
-    details: Sequence[str] = ()
-    further: Callable[[Study], Sequence[SweepOverrides]] = lambda _: ()
-    needs_further: bool = False
+    files: Sequence[str] = ()  # other files; an output without any file is always written
+    reads: Sequence[SweepOverrides] = ()  # further sweeps, of which it reads configurations alone
+    module: str = ""  # whose code writes it, besides that of ``write``
+    details: Sequence[str] = ()  # whatever else its files depend on
+    further: Callable[[Study], Sequence[SweepOverrides]] = lambda _: ()  # sweeps that follow from results of ``sweeps``
+    needs_further: bool = False  # their cells must have run, too
 
     def needed(self, study: Study) -> list[SweepOverrides]:
         """The sweeps whose cells must have run, as far as they are known."""

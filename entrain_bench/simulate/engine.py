@@ -116,7 +116,6 @@ class Actions(NamedTuple):
 
 
 AWAKE = -1  # Where lanes are parked that may go on.
-# Columns of times that each action has.
 TIMES = ("duration_s", "hold_s", "release_s", "stall_s")
 
 
@@ -199,7 +198,6 @@ def _run_lanes(columns):  # type: ignore[no-untyped-def]
 
 @njit()
 def _nothing_run(columns):  # type: ignore[no-untyped-def]
-    """The state before the first action: every lane may go on."""
     num_lanes = len(columns.lane_offsets) - 1
     num_actions = len(columns.num_lanes)
     lanes = Lanes(
@@ -295,14 +293,12 @@ def _occupy(transfer, ready_s, columns, link_free_s):  # type: ignore[no-untyped
 
 @inlined
 def _park(lane, action, lanes, actions):  # type: ignore[no-untyped-def]
-    """Put a lane in front of those that are parked on an action, or of those that may go on."""
     lanes.next_parked[lane] = actions.parked[action]
     actions.parked[action] = lane
 
 
 @inlined
 def _wake(action, lanes, actions):  # type: ignore[no-untyped-def]
-    """Let the lanes that are parked on an action go on."""
     lane = actions.parked[action]
     while lane >= 0:
         after = lanes.next_parked[lane]

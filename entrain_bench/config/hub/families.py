@@ -95,13 +95,11 @@ def model_values(published: Published) -> dict[str, Any]:
     return {"modules": modules, "tokens": {**token_rules.USUAL, **parts.tokens}}
 
 
-# Of a vision model the encoder with its projector, and token rules.
 type Built = tuple[dict[str, Any], Mapping[str, Any]]
 type Build = Callable[[VisionModel], Built]
 
 
 def _with_vision(published: Published, build: Build, vision_type: str, exact: bool, llm: str) -> Parts:
-    """A model whose vision transformer is of a type by default or, if older files state another one, ``exact``."""
     config = published.config
     vision = (config.part_as if exact else config.part)("vision_config", vision_type)
     text = config.part(llm)
@@ -186,7 +184,6 @@ def _internvl_chat(model: VisionModel) -> Built:
 
 
 def _shuffled(model: VisionModel, ratio: float) -> dict[str, Any]:
-    """InternVL's encoder: patches are merged by pixel shuffle, then two linear layers."""
     encoder = _two_layers(model.encoder, model.width, ratio**2, round(1 / ratio**2))
     return {**encoder, "modalities": ["image", "video"]}
 
@@ -224,7 +221,6 @@ def _phi4mm(published: Published) -> Parts:
 
 
 def _phi4_parts(published: Published, vision: Fields, pixels: int, heard: dict[str, Any], rate: int) -> Parts:
-    """Phi-4-multimodal with tiles of ``pixels``, and a token of ``rate`` spectrogram frames."""
     config = published.config
     width = config.integer("hidden_size")
     # Speech has a projector of its own, and another one next to images.

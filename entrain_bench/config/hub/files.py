@@ -14,14 +14,12 @@ from entrain_bench.config.hub.families import CONFIG, PROCESSOR, Published, mode
 from entrain_bench.config.hub.fields import Fields
 
 HUB = "hf:"
-# Names of repositories of the hub, with an optional revision.
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 # Set to 1, missing files are downloaded.
 DOWNLOAD = "ENTRAIN_BENCH_DOWNLOAD"
 # Newer processors are in a file of their own, next to what else there is to know.
 NEWER_PROCESSOR = "processor_config.json"
 NESTED = ("image_processor", "feature_extractor", "audio_processor")
-# Bytes of a configuration at most.
 MAX_BYTES = 2**24
 
 

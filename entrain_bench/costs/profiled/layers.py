@@ -264,7 +264,6 @@ def fit_factors(parts: FloatArray, seconds: Sequence[float]) -> FloatArray:
 
 
 def _best_above(square: FloatArray, right: FloatArray, factors: FloatArray, above: BoolArray) -> FloatArray:
-    """Return the best factors of a positive set; drop from the set those that would become negative."""
     while True:
         best = np.zeros(len(factors))
         best[above] = solve(square[np.ix_(above, above)], right[above])

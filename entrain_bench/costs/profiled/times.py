@@ -158,7 +158,6 @@ class ProfiledTimes:
     def _stages(
         self, module: ModuleSpec, loads: Loads, stages: Stages, cp: int, seconds: Callable[[str, Curve], FloatArray]
     ) -> PassTimes:
-        """Return times of stages; ``seconds(kind, curve)`` gives those of chunks, ``cp`` ranks split sequences."""
         roofline = self.roofline.of(module)
         counts = stages.counts
         tp = stages.tp
