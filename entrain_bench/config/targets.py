@@ -97,14 +97,8 @@ def _place(spec: ModuleSpec | None) -> list[str]:
 def instantiate(node: Any, where: str, method: str | tuple[str, ...], **arguments: Any) -> Any:
     """The object of ``node``, whose keys besides ``_target_`` and ``label`` are constructor arguments.
 
-    Args:
-        node: a mapping with ``_target_``.
-        where: path of the node, for errors.
-        method: what the object must be able to do; of several methods, one.
-        **arguments: further constructor arguments, passed unmodified.
-
-    Raises:
-        UserError: for a target or arguments that are missing, unknown or rejected.
+    It has one of the methods, and takes further arguments unmodified. ``UserError``, which begins with ``where``, for a
+    target or arguments that are missing, unknown or rejected.
     """
     if not isinstance(node, Mapping) or not isinstance(node.get(TARGET), str):
         raise UserError(f"{where}.{TARGET}: missing; it names the class to build")

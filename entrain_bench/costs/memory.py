@@ -22,7 +22,6 @@ from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
-MAX_STATES = 16
 MAX_TOKENS = 4096
 MOMENT_BYTES = 2 * FP32_BYTES
 
@@ -50,11 +49,10 @@ class Memory:
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     element_bytes: int = BF16_BYTES  # of weights and activations; training on a CPU may be fp32
     device: DeviceSpec | None = None  # its allocator and attention kernels; None: tensors alone, and no scores
-    # Bytes of a token by what decides them, and states of the layouts that were last asked for, by their identity.
+    # Bytes of a token by what decides them.
     _tokens: dict[tuple[object, ...], tuple[ModuleSpec, FloatArray, FloatArray]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
-    _states: dict[int, tuple[Layout, FloatArray]] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def parameter_bytes(self, copies: IntArray | int) -> FloatArray:
         """Weight, gradient and optimizer states of a parameter on a rank; ``copies`` ranks share out the latter."""
@@ -167,15 +165,9 @@ class Memory:
         return matmul(module.kind_counts(placed.layers_per_stage), bytes_per_kind * reserved)
 
     def lane_state_bytes(self, layout: Layout) -> FloatArray:
-        """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``; read-only."""
-
-        def made() -> tuple[Layout, FloatArray]:
-            modules = zip(self.model.modules, layout.modules, strict=True)
-            states = layout.lane_sums([self.stage_state_bytes(module, placed) for module, placed in modules])
-            freeze(states)
-            return layout, states
-
-        return remembered(self._states, id(layout), made, MAX_STATES)[1]
+        """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``."""
+        modules = zip(self.model.modules, layout.modules, strict=True)
+        return layout.lane_sums([self.stage_state_bytes(module, placed) for module, placed in modules])
 
     def offload_bytes(self, program: Program) -> FloatArray:
         """Bytes each action moves over a rank's host link ``[actions]``: bf16 weights out, and back."""

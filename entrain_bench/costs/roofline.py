@@ -274,7 +274,7 @@ class Roofline:
         return np.maximum(exposed + self.cluster.device.overlap_cost * (comm - exposed), comm - compute)
 
     def stages_s(self, module: ModuleSpec, loads: Loads, stages: Stages, split: bool = False) -> PassTimes:
-        """Times of each chunk on each stage ``[chunks, stages]``; see ``LayerTimes``."""
+        """Times of each chunk on each stage ``[chunks, stages]``; ``split``: weights have a pass of their own."""
         totals = np.zeros((4 + split, len(loads.tokens), len(stages.counts)))
         again = stages.remade(module)
         layers_s = self.layers_s(module, loads, stages.tp, stages.cp, split)

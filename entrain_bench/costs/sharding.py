@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.costs.layer_times import LayerTimes, PassTimes, priced_by_width
+from entrain_bench.costs.layer_times import PassTimes, priced_by_width
 from entrain_bench.costs.links import all_gather_s
 from entrain_bench.costs.loads import Loads
+from entrain_bench.costs.profiled.times import LayerTimes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.columns import covered_layers
 from entrain_bench.program.layout import ModuleLayout

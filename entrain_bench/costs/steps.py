@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, digest_of, freeze, rows_of
 from entrain_bench.base.remembered import remembered
-from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.profiled.times import LayerTimes
 from entrain_bench.costs.sharding import layer_parameters
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
@@ -326,19 +325,12 @@ def _reached_s(
     layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, begins: bool = False
 ) -> FloatArray:
     """When a pass is through with the given numbers of parameters, or begins the next ``[passes, points]``."""
-    layer, inside = _points(layer_parameters.tobytes(), parameters.tobytes(), begins)
+    ends = np.cumsum(layer_parameters)
+    layer = np.minimum(np.searchsorted(ends, parameters, side="right" if begins else "left"), len(ends) - 1)
+    held = layer_parameters[layer]
+    inside = (parameters - (ends[layer] - held)) / np.maximum(held, 1.0)
     before = np.cumsum(layer_s, axis=1) - layer_s
     return np.asarray(before[:, layer] + inside * layer_s[:, layer])
-
-
-@lru_cache(maxsize=1024)
-def _points(layer_parameters: bytes, parameters: bytes, begins: bool) -> tuple[IntArray, FloatArray]:
-    """The layer in which each number of parameters is reached, and the share of it that is through by then."""
-    held = np.frombuffer(layer_parameters)
-    wanted = np.frombuffer(parameters)
-    ends = np.cumsum(held)
-    layer = np.minimum(np.searchsorted(ends, wanted, side="right" if begins else "left"), len(ends) - 1)
-    return layer, (wanted - (ends[layer] - held[layer])) / np.maximum(held[layer], 1.0)
 
 
 def sync_lag_s(

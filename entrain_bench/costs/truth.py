@@ -21,7 +21,6 @@ from entrain_bench.costs.edges import (
     transfers_between_blocks,
 )
 from entrain_bench.costs.layer_times import (
-    LayerTimes,
     PassTimes,
     least_times,
     placed_stages,
@@ -29,6 +28,7 @@ from entrain_bench.costs.layer_times import (
 )
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.profiled.times import LayerTimes, ProfiledTimes
 from entrain_bench.costs.roofline import Roofline
 from entrain_bench.costs.sharding import collective_passes, exposed_s, price_layers, sharded_modules
 from entrain_bench.costs.steps import StepCosts, Steps
@@ -101,7 +101,7 @@ class CostTruth:
     cluster: ClusterSpec
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     noise: ActionNoise = field(default_factory=ActionNoise)
-    measured: LayerTimes | None = None  # from a device profile; None: roofline
+    measured: ProfiledTimes | None = None  # from a device profile; None: roofline
     layer_times: LayerTimes = field(init=False, repr=False, compare=False)
     memory: Memory = field(init=False, repr=False, compare=False)
     step_costs: StepCosts = field(init=False, repr=False, compare=False)

@@ -76,17 +76,8 @@ def run_cells(
 ) -> Iterator[Done]:
     """Run the cells that have no record yet; yield every cell, in the order in which they are done.
 
-    All cells are composed before the first one starts. A cell whose process dies gets a record that says so.
-
-    Args:
-        cells: what to run.
-        results: where records go.
-        processes: number of cells at a time, each in a process that may die; 0: run them in this process.
-        cluster: run on Ray; None: on this machine.
-        retry_failed: whether every failed cell is run again.
-
-    Raises:
-        UnwritableError: once the folder takes no more files.
+    All are composed before one starts. ``processes`` run at a time (0: this one alone), on a Ray ``cluster`` if given.
+    A cell whose process dies gets a record that says so. ``UnwritableError`` once the folder takes no files.
     """
     kept = deque[Done]()
 

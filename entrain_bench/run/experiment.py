@@ -241,19 +241,11 @@ def run_experiment(
     keep_timeline: bool = True,
     added: Sequence[Metric] = (),
 ) -> RunResult:
-    """Plan once, then assign, schedule, execute and measure every iteration.
+    """Plan once, then assign, schedule, execute and measure every iteration, also by ``added`` metrics of the user's.
 
-    Args:
-        config: the run.
-        progress: called with the number of finished iterations.
-        source: samples to use instead of the configured workload's; only with harness=simulate.
-        plans: cache of plans of earlier runs.
-        keep_timeline: whether to return the first iteration's timeline; harness=train always does.
-        added: metrics of the user's (``metrics_in``); harness=train computes none.
-
-    Raises:
-        UserError: if the configuration, the data or a strategy's output is invalid.
-        ExecutionError: if the run failed with valid input.
+    ``source`` has samples to use instead of the workload's (harness=simulate), ``plans`` those of earlier runs.
+    Training always keeps the first timeline. ``UserError`` if configuration, data or a strategy's output is invalid,
+    ``ExecutionError`` if the run failed with valid input.
     """
     setting = prepare(config, source)
     if setting.executor.trains:

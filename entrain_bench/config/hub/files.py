@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +14,6 @@ from entrain_bench.config.hub.fields import Fields
 
 HUB = "hf:"
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
-# Set to 1, missing files are downloaded.
-DOWNLOAD = "ENTRAIN_BENCH_DOWNLOAD"
 # Newer processors are in a file of their own, next to what else there is to know.
 NEWER_PROCESSOR = "processor_config.json"
 NESTED = ("image_processor", "feature_extractor", "audio_processor")
@@ -65,23 +62,11 @@ def _file(reference: str, name: str) -> Path | None:
 
 
 def _from_hub(repository: str, revision: str | None, name: str) -> Path | None:
-    """A file in the hub's cache, or downloaded to it if the user allows that; None if there is none."""
+    """A file in the hub's cache; None if there is none. Nothing is downloaded."""
     import huggingface_hub
-    from huggingface_hub.errors import EntryNotFoundError
 
     cached = huggingface_hub.try_to_load_from_cache(repository, name, revision=revision)
-    if isinstance(cached, str):
-        return Path(cached)
-    if os.environ.get(DOWNLOAD) != "1":
-        return None
-    try:
-        return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision))
-    except EntryNotFoundError:
-        return None
-    # Errors of the network, of the hub and of a disk have no common base.
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{name} cannot be downloaded ({reason})") from error
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def _missing(reference: str) -> str:
@@ -90,7 +75,7 @@ def _missing(reference: str) -> str:
         return f"there is no {CONFIG}; must be hf:ORG/NAME, a folder with {CONFIG}, or its path"
     repository = name.partition("@")[0]
     get = f"hf download {repository} {CONFIG} {PROCESSOR} {NEWER_PROCESSOR}"
-    return f"is not in the Hugging Face cache; run `{get}`, or set {DOWNLOAD}=1"
+    return f"is not in the Hugging Face cache; run `{get}`"
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class ProfiledTimes:
         return kinds
 
     def stages_s(self, module: ModuleSpec, loads: Loads, stages: Stages, split: bool = False) -> PassTimes:
-        """Return the seconds of each chunk on each stage ``[chunks, stages]``; see ``LayerTimes``."""
+        """Return the seconds of each chunk on each stage ``[chunks, stages]``."""
         tp = stages.tp
         cp = self.roofline.framework.sequence_parts(module, stages.cp)
         carried = {layer.kind: self._carried(module, layer, loads, tp, cp) for layer in module.kinds}
@@ -215,6 +215,10 @@ class ProfiledTimes:
         return tokens, scores, segments
 
 
+# Seconds of layers on one cluster; a longer or further sequence never makes a chunk faster.
+type LayerTimes = Roofline | ProfiledTimes
+
+
 def _weight_share(layer: Layer, tokens: FloatArray, scores: FloatArray) -> FloatArray:
     """Return the share of a layer's backward FLOPs that computes weight gradients ``[chunks]``.
 
@@ -239,7 +243,6 @@ class ProfiledDevice:
 
     path: str
     extrapolate: bool = False  # a pack may be outside the measured range
-    name: str | None = None  # the device that the profile must describe; None for any
 
     @classmethod
     def of(cls, cluster: Mapping[str, Any]) -> ProfiledDevice | None:
@@ -259,12 +262,8 @@ class ProfiledDevice:
         return digest(Path(self.path).expanduser(), self.where)
 
     def read(self) -> DeviceProfile:
-        """Read the profile; ``UserError`` if it is none, or describes another device."""
-        profile = read_profile(Path(self.path).expanduser(), self.where)
-        if self.name is not None and profile.subject.device != self.name:
-            stated = f"cluster.device.name={self.name}"
-            raise UserError(f"{self.where}: describes device {profile.subject.device}, not {stated}")
-        return profile
+        """Read the profile; ``UserError`` if it is none."""
+        return read_profile(Path(self.path).expanduser(), self.where)
 
 
 def cluster_with_times(

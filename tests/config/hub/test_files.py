@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.hub.files import DOWNLOAD, is_reference, published_model
+from entrain_bench.config.hub.files import is_reference, published_model
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench_workloads.tokens import audio_items, image_items
 
@@ -58,7 +58,6 @@ def write(folder: Path, config: Mapping[str, Any], processor: Mapping[str, Any] 
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of the hub."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv(DOWNLOAD, raising=False)
     return tmp_path / "cache"
 
 
@@ -107,26 +106,6 @@ def test_a_model_that_is_not_there_is_not_downloaded(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
     with pytest.raises(UserError, match=r"model=hf:some/model: is not in the Hugging Face cache; run `hf download"):
-        published_model("hf:some/model")
-
-
-def test_downloads_are_made_if_the_user_allows_them(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub.errors import EntryNotFoundError
-
-    asked = []
-
-    def download(repository: str, name: str, revision: str | None) -> str:
-        asked.append((repository, name, revision))
-        if name != "config.json":
-            raise EntryNotFoundError("no such file")
-        return write(cache, LLAMA) + "/config.json"
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    monkeypatch.setenv(DOWNLOAD, "1")
-    assert ModelSpec.from_config(published_model("hf:some/model@v2")).llm.config.num_layers == 2
-    assert asked[0] == ("some/model", "config.json", "v2")
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: 1 / 0)
-    with pytest.raises(UserError, match=r"config\.json cannot be downloaded"):
         published_model("hf:some/model")
 
 

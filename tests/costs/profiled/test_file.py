@@ -106,7 +106,6 @@ def test_bad_files_are_one_line_and_exit_code_2(
 BAD_USE = [
     ("model=tiny_av", "was measured with model=tiny, which has no module audio"),
     ("model.modules.llm.ffn_hidden_size=512", "whose llm has ffn_hidden_size=256. This model has 512"),
-    ("cluster.device.name=A40", "describes device made up, not cluster.device.name=A40"),
     ("sequence_parallel=false", "was measured with sequence_parallel=true. Set the same here, or profile"),
     ("layout.tp=4 layout.pp=2", "was profiled at tp 1, 2, not at 4"),
     ("cluster.device.path=/nonexistent.json", "/nonexistent.json: cannot be read (No such file or directory)"),
