@@ -108,10 +108,7 @@ class Composer:
         return config
 
     def sweep(self, overrides: Sequence[str]) -> Sweep:
-        """Return the runs of a sweep, with a figure's values for keys that are not given, and its launcher.
-
-        ``UserError`` for unknown choices, invalid overrides, and a sweep without runs.
-        """
+        """Return a sweep, with a figure's values for keys not given; ``UserError`` for bad overrides or no runs."""
         parsed = [parse(text) for text in overrides]
         fixed = [one for one in parsed if top_of(one) in SWEEP_KEYS and not one.is_sweep_override()]
         for one in fixed:
@@ -128,7 +125,6 @@ class Composer:
             why = "the sweep is empty, because a glob(...) matches no choice of its group"
             raise UserError(f"{' '.join(overrides)}: {why}. To list the choices, run entrain-bench --help=GROUP")
         launcher = own["launcher"]
-        # Keys of joblib's launcher and of Ray's.
         count = launcher.get("n_jobs", launcher.get("num_cpus", 1))
         fits = isinstance(count, int) and (count >= 1 or count == -1)
         require(fits, "hydra.launcher: number of processes", count, "an integer of at least 1, or -1 for all CPUs")

@@ -24,7 +24,6 @@ TRACE = "trace"
 # 16xh100, and the same as the choices of a cluster are called: h100x16.
 COUNTED = re.compile(r"(?P<count>\d+)x(?P<device>[a-z]+\d+)")
 NAMED = re.compile(r"(?P<device>[a-z]+\d+)x(?P<count>\d+)")
-# Choices that others of a device are made of: one node of eight GPUs.
 NODE = "x8"
 
 PLAN = "plan"
@@ -41,10 +40,7 @@ PLAIN_NAME = re.compile(r"[^\W_]\w*")
 
 
 def cluster_values(name: str, tree: Path) -> dict[str, Any] | None:
-    """Return the YAML of a cluster that is named by its device and its number of GPUs, such as ``16xh100``.
-
-    None if there is a YAML of this name, or none of this device; ``UserError`` for GPUs that make no whole nodes.
-    """
+    """Return the YAML of ``16xh100``; None if there is one, or no such device; ``UserError`` for a wrong number."""
     match = COUNTED.fullmatch(name) or NAMED.fullmatch(name)
     if not match or (tree / CLUSTER / f"{name}.yaml").is_file():
         return None
@@ -106,10 +102,7 @@ def _node_values(file: Path) -> dict[str, Any]:
 
 
 def with_plan(overrides: Sequence[str]) -> tuple[str, ...]:
-    """The overrides with those of a plan for ``plan=FILE``; other values of the same keys replace them.
-
-    ``UserError`` for a file that is no plan, for two plans, and for overrides of what the plan decides.
-    """
+    """The overrides with those of ``plan=FILE``; ``UserError`` for none, two, and keys that a plan decides."""
     files = [text for text in overrides if text.partition("=")[0] == PLAN]
     if not files:
         return tuple(overrides)

@@ -45,10 +45,7 @@ type Scanned = Any
 
 @dataclass(frozen=True, slots=True)
 class TraceCommand:
-    """A scan, what ``entrain-bench trace`` says of it, and overrides of the run that its summary is of.
-
-    ``scan`` takes a path and a function that is told of every shard: shards in all, its samples, those left out.
-    """
+    """A scan, which tells a function of shards in all, a shard's samples and those left out; and what it is of."""
 
     scan: Callable[[Path, Callable[[int, int, int], None]], Scanned]
     output: Path

@@ -76,10 +76,7 @@ def _ends(truth: CostTruth, module: ModuleSpec, placed: ModuleLayout) -> Exposed
 
 
 def _sample_paths(truth: CostTruth, shapes: SampleShapes, alone: Sequence[PassTimes]) -> tuple[FloatArray, FloatArray]:
-    """Seconds from a sample's first action until it leaves each LLM stage, and back ``[llm stages + 1, samples]``.
-
-    Row 0 is the slowest of its items. ``alone`` has times of every module's units as chunks ``[units, stages]``.
-    """
+    """Seconds from a sample's first action until it leaves each LLM stage, and back ``[llm stages + 1, samples]``."""
     times = alone[truth.model.llm_index]
     num_stages = times.forward_s.shape[1]
     forward = np.zeros((num_stages + 1, len(shapes)))
@@ -176,11 +173,7 @@ def stages_held(layout: Layout) -> BoolArray:
 def _busiest_replica_s(
     truth: CostTruth, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Least work of the busiest replica: an even share of all ``[stages]``, and its heaviest units ``[sets, stages]``.
-
-    Of the k x DP + 1 longest units some replica has k + 1, at least as long as the k + 1 shortest of them; a set for
-    every k that is a power of 2.
-    """
+    """Least work of the busiest replica: an even share ``[stages]``, and its heaviest units ``[sets, stages]``."""
     nothing = np.zeros((0, placed.pp))
     if not len(lengths):
         return np.zeros(placed.pp), nothing

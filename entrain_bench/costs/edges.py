@@ -65,10 +65,7 @@ def token_parts(program: Program, framework: FrameworkOptions) -> IntArray:
 
 
 def held_s(program: Program, sends: FloatArray, receives: FloatArray) -> FloatArray:
-    """How long lanes are held after each action by what it sends and what their next one receives ``[actions]``.
-
-    Both move at the same time, in one batch (megatron-core 0.19.2, p2p_communication.py).
-    """
+    """How long lanes are held after actions by sends and the next one's receives, which overlap ``[actions]``."""
     following = np.append(program.lane_actions[1:], -1)
     following[program.lane_offsets[1:] - 1] = -1
     received = np.where(following >= 0, receives[following], 0.0)
@@ -92,9 +89,8 @@ def moved_s(program: Program, link_s: FloatArray, fixed_s: FloatArray) -> tuple[
 def colocated_transforms(program: Program, cluster: ClusterSpec) -> tuple[IntArray, FloatArray]:
     """Dependencies that collectives between two grids on the same ranks serve, and the delay of each (seconds).
 
-    Forward, an LLM replica fed by k encoder replicas all-gathers over groups of k ranks; k LLM replicas fed by one
-    slice what they hold. Backward is the inverse (arXiv:2605.27678, section 1), after a broadcast of gradients from the
-    LLM's first stage. One collective carries an encoder microbatch of a group.
+    An LLM replica all-gathers over the k encoder replicas that feed it; k LLM replicas fed by one slice what they hold.
+    Backward is the inverse (arXiv:2605.27678, section 1), after a broadcast of gradients from the LLM's first stage.
     """
     source = program.dep_actions
     target = rows_of(program.dep_offsets)
@@ -166,10 +162,7 @@ def both(one: LinkTransfers, other: LinkTransfers) -> LinkTransfers:
 
 
 def relay_between_modules(program: Program, travels: BoolArray, tier: LinkTier) -> LinkTransfers:
-    """Return transfers through one rank, which gathers an LLM microbatch of all replicas, then scatters it.
-
-    One transfer in and one out for each LLM microbatch and direction (DFLOP, arXiv:2603.25120, section 4).
-    """
+    """Return transfers through one rank for each LLM microbatch and direction (arXiv:2603.25120, section 4)."""
     source = program.dep_actions
     target = rows_of(program.dep_offsets)
     carried = np.flatnonzero(travels & (program.module[source] != program.module[target]))

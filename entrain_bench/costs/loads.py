@@ -53,8 +53,7 @@ class Packs:
 def split_pieces(tokens: IntArray, cp: int) -> IntArray:
     """Bounds of the pieces into which sequences are cut, from 0 ``[sequences, 2 * cp + 1]``; training reads them, too.
 
-    A rank takes the r-th piece from the front and from the end (Megatron-LM's ``get_batch_on_this_cp_rank``). Pieces
-    differ by a token; Megatron-Core pads each packed sample to a multiple of 2 c tokens (Transformer Engine's ``thd``).
+    A rank takes the r-th piece from the front and from the end (Megatron-LM's ``get_batch_on_this_cp_rank``).
     """
     return np.asarray(tokens)[:, None] * np.arange(2 * cp + 1) // (2 * cp)
 

@@ -104,11 +104,7 @@ class Memory:
     def token_bytes(
         self, module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None
     ) -> tuple[FloatArray, FloatArray]:
-        """Bytes a token adds on one rank of each stage ``[stages]``: kept for backward, and at most while a pass runs.
-
-        ``remade`` are layers that chunks recompute ``[chunks, stages]``, for results of each; by default as the layout
-        says.
-        """
+        """Bytes a token adds on a rank of each stage, kept and while a pass runs; ``remade`` as chunks recompute."""
         counts = module.kind_counts(placed.layers_per_stage)
         if remade is not None and not placed.recompute:
             kept, working = self.layer_bytes(module, placed)
@@ -142,10 +138,7 @@ class Memory:
         return kept, extra
 
     def layer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
-        """Bytes a token adds on a rank by a layer of each kind ``[kinds]``: kept, and while a pass runs.
-
-        The latter is what recomputation brings back, what a layer needs besides, and gathered hidden states.
-        """
+        """Bytes a token adds on a rank by a layer of each kind ``[kinds]``: kept, and at most while a pass runs."""
         tp = placed.tp
         split = self.framework.splits_tokens(module, placed.tp)
         size = self.element_bytes
@@ -304,9 +297,8 @@ class Memory:
     def over_program(self, program: Program) -> FloatArray:
         """Memory of a rank during and after each entry of ``lane_actions``, its states included ``[2, entries]``.
 
-        A forward's activations count from its start, a backward's until its end; what a split backward leaves counts
-        while it runs if it is more than what it frees. Weights and gradients of an offloaded module are away between
-        its last forward and its first backward on the rank. Buffers of receives count as soon as they are posted.
+        A forward's activations count from its start, a backward's until its end; buffers of receives as soon as they
+        are posted.
         """
         handed = self.transfers(program)
         change, working = self.action_bytes(program, handed)

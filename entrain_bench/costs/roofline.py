@@ -126,10 +126,7 @@ class Roofline:
         return passes[0], passes[1]
 
     def layer_s(self, layer: Layer, loads: Loads, tp: int, cp: int, split: bool = False) -> PassTimes:
-        """Times of one layer for each chunk ``[chunks]``.
-
-        The weight pass of a split backward has the FLOPs of the forward's products; all else stays in the backward.
-        """
+        """Times of a layer for each chunk ``[chunks]``; a weight pass has the FLOPs of the forward's products."""
         tokens = loads.tokens
         if not layer.tensor_parallel:
             # Whole sequences on every rank: rows are shared as under context parallelism, and nothing is gathered.
@@ -247,10 +244,8 @@ class Roofline:
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Tensor-parallel communication of a layer: of forward, of backward, and what of the latter products hide.
 
-        With sequence parallelism forward gathers inputs of column-parallel products and scatters sums of row-parallel
-        ones; backward does the reverse and gathers the inputs again. Without, sums are all-reduced in forward, inputs'
-        gradients in backward. megatron-core 0.19 (``LinearWithGradAccumulationAndAsyncCommunication``) overlaps an
-        input's gather with the product for its gradient, and that gradient's transfer with the weight's product.
+        megatron-core 0.19 (``LinearWithGradAccumulationAndAsyncCommunication``) overlaps an input's gather with the
+        product for its gradient, and that gradient's transfer with the weight's product.
         """
         states = (BF16_BYTES * layer.hidden_size / cp) * tokens
         tier = self.cluster.group_tier(np.arange(tp))

@@ -1,10 +1,8 @@
 """Fully sharded weights (FSDP, ZeRO-3): the time and memory that gathering weights layer by layer adds.
 
-A layer's weights are gathered before its forward and before its backward, its gradients reduce-scattered after its
-backward. While a layer computes, the next layer's gather and the previous layer's scatter run (torch 2.13,
+While a layer computes, the next layer's gather and the previous layer's scatter run (torch 2.13,
 ``_fsdp_param_group.py``): it takes the longer of both, and ``overlap_cost`` seconds for each second of communication.
-Nothing hides the first gather and the last scatter of a micro-step through all modules. The collectives need all
-replicas, so a pass starts on all of them at the same time (``collective_passes``).
+Nothing hides the first gather and the last scatter of a micro-step through all modules.
 """
 
 from __future__ import annotations
@@ -32,10 +30,7 @@ LAYERS_GATHERED = 2
 
 
 def layer_parameters(module: ModuleSpec, *, learning: bool = False, closed: bool = True) -> FloatArray:
-    """Return the parameters of each layer before tensor parallelism ``[layers]``; with ``learning`` only trainable.
-
-    If the pipeline is closed, its ends are on the same ranks, and a tied embedding counts with the first layer alone.
-    """
+    """Parameters (that learn) of each layer ``[layers]``; if closed, a tied embedding counts with the first one."""
     parameters = np.array([float(layer.parameters * (layer.learns or not learning)) for layer in module.layers])
     if module.config.tied_embeddings and closed:
         parameters[-1] -= parameters[0]
@@ -45,10 +40,7 @@ def layer_parameters(module: ModuleSpec, *, learning: bool = False, closed: bool
 def gathered_bytes(
     module: ModuleSpec, placed: ModuleLayout, element_bytes: int, gradient_bytes: int = FP32_BYTES
 ) -> tuple[float, float]:
-    """Return the bytes of gathered weights and gradients on a rank during a forward, and during a backward.
-
-    Weights: the two consecutive layers with most parameters, plus a tied embedding; gradients: those of one layer.
-    """
+    """Bytes of gathered weights (two layers, a tied embedding), and with a layer's gradients, on a rank."""
     shards = module.weight_shards(placed.tp)
     inner = layer_parameters(module) / shards
     kept = 0.0
@@ -146,16 +138,12 @@ def exposed_s(
         seconds = (np.maximum(slowed, beside) - compute_s + alone).sum(axis=1)
         # The ends of a micro-step have nothing to hide behind.
         seconds += np.where(previous < 0, pass_set.ready_s[0], 0.0) + np.where(following < 0, pass_set.left_s[-1], 0.0)
-        # Lanes of an action work together, so the slowest decides.
         np.maximum.at(added, pass_set.actions[rows], seconds)
     return added
 
 
 def collective_passes(program: Program) -> IntArray:
-    """Return the group of each pass ``[actions]``, -1 for none; a group starts together on all replicas.
-
-    It is one pass of one microbatch (and part) of a sharded module. Ranks without units take part while they wait.
-    """
+    """Return groups of passes that start on all replicas together, by microbatch and part ``[actions]``; -1: none."""
     group = np.full(program.num_actions, -1)
     count = 0
     for index, (placed, chunks) in enumerate(zip(program.layout.modules, program.chunks, strict=True)):
@@ -169,10 +157,7 @@ def collective_passes(program: Program) -> IntArray:
 
 
 def price_layers(program: Program, index: int, layer_times: LayerTimes, loads: Loads) -> tuple[FloatArray, FloatArray]:
-    """Return the seconds of each layer in forward, and in backward with recomputation ``[chunks, layers]``.
-
-    Of a split backward, in its weight pass, for which all that is recomputed is there.
-    """
+    """Return seconds of each layer in forward, and in backward (or weight pass) ``[chunks, layers]``."""
     module = program.model.modules[index]
     split = program.splits_backward(index)
 

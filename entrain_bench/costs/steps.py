@@ -1,8 +1,4 @@
-"""The end of an iteration, and what of it reaches into the next: gradients, optimizer, weights.
-
-Gradients and weights travel in buckets, which parameters fill in the order of a backward. A bucket's reduce-scatter
-starts when its last gradient is there and the bucket before is through (megatron-core 0.19.2).
-"""
+"""The end of an iteration, and what of it reaches into the next: gradients, optimizer and weights, in buckets."""
 
 from __future__ import annotations
 
@@ -132,7 +128,6 @@ class StepCosts:
         tied_s[[0, -1]] += self.tied_s(module, placed)
         for stage, (stage_traffic, forward, backward) in enumerate(zip(traffic, *layers, strict=True)):
             if len(stage_traffic.parameters) < 2:
-                # A single bucket hides nowhere.
                 continue
             if framework.overlap_grad_reduce and stage_traffic.sync_s.any():
                 sync_s[stage] = self._lag_s(backward[None], stage_traffic)[0] + tied_s[stage]
@@ -222,10 +217,7 @@ class StepCosts:
         layer_s: tuple[FloatArray, FloatArray],
         duration_s: FloatArray | None = None,
     ) -> PassEnds:
-        """Where the passes of one of a program's modules begin and end, given its layers' times (``price_layers``).
-
-        Given seconds of whole passes ``[actions]``, layers share them in proportion to ``layer_s`` ``[layers]``.
-        """
+        """Where a module's passes begin and end, by its layers' times, scaled to those of passes ``[actions]``."""
         _, traffic, exposed = self._of(program.model.modules[index], program.layout.modules[index])
         passes = first_of_stages(program, index), last_of_stages(program, index)
         bounds = np.cumsum(program.layout.modules[index].layers_per_stage[:-1])
@@ -349,10 +341,7 @@ def sync_lag_s(
 def gather_stall_s(
     layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, bucket_s: FloatArray
 ) -> FloatArray:
-    """How long a forward waits in all if each gather is launched when the one before is through ``[passes]``.
-
-    Arguments as for ``sync_lag_s``, of forwards and gathers; buckets are in the order of a backward here as well.
-    """
+    """How long a forward waits if each gather follows the one before ``[passes]``; arguments as ``sync_lag_s``."""
     needed = _needed_s(layer_s, layer_parameters, parameters)
     bucket_s = bucket_s[::-1]
     stalls = np.maximum(bucket_s[1:] - np.diff(needed, axis=1), 0.0)

@@ -199,10 +199,7 @@ class CostTruth:
         return Handovers(send, receive, delay + link)
 
     def _moved_s(self, program: Program, link: FloatArray, delay: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return how long sends and receives keep an action's lanes from computing ``[actions]``.
-
-        Overlapped transfers slow the computation beside them: they take ``overlap_cost`` of their time on the links.
-        """
+        """Return how long transfers keep lanes from computing; overlapped ones slow computation ``[actions]``."""
         if self.framework.p2p == "blocking":
             return moved_s(program, link, delay)
         return moved_s(program, self.cluster.device.overlap_cost * link, np.zeros_like(delay))

@@ -64,10 +64,7 @@ def same_microbatches(
     encoder_replica: IntArray | None = None,
     generator_replica: IntArray | None = None,
 ) -> Assignment:
-    """Return an assignment of whole samples, whose items go where the sample goes; all labels are ``[samples]``.
-
-    Generators share the LLM's microbatches; encoders and generators may have replicas of their own.
-    """
+    """Return an assignment of samples with their items; generators share the LLM's microbatches ``[samples]``."""
     labels = {
         Role.ENCODER: (replica if encoder_replica is None else encoder_replica, encoder),
         Role.LLM: (replica, llm),

@@ -20,9 +20,9 @@ from entrain_bench.specs.shapes import SampleShapes
 class Slots:
     """When a module's actions run on their lanes: each lane runs its actions by rising slot ``[chunks, stages]``.
 
-    Forwards that share a slot run in the model's order of modules, then by microbatch and part. Backwards that share a
-    slot follow its forwards, in the reverse order of modules, then by microbatch, the part that waited longest first;
-    weight passes follow its backwards, in the same order. Two stages of a module on the same ranks never share a slot.
+    Forwards that share a slot run in the model's order of modules, then by microbatch and part; then backwards, in the
+    reverse order of modules, then by microbatch, the part that waited longest first; then weight passes in this order.
+    Two stages of a module on the same ranks never share a slot.
     """
 
     # Slots ``[chunks, stages]``, non-negative integers.

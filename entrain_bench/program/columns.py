@@ -17,10 +17,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 
 class Pass(IntEnum):
-    """Kind of an action: a pass of a chunk, or a stage's step at the end of the iteration.
-
-    If a backward is split, ``WEIGHT`` makes the gradients of weights (arXiv:2401.10241, section 2).
-    """
+    """Kind of an action; ``WEIGHT`` makes weights' gradients of a split backward (arXiv:2401.10241, section 2)."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -184,10 +181,7 @@ def remade_kinds(module: ModuleSpec, layers_per_stage: Sequence[int], remade: In
 
 
 def recompute_chunks(program: Program, remade: Sequence[IntArray]) -> Program:
-    """The program with chunks that recompute so many covered layers of each stage ``[chunks, stages]``, by module.
-
-    ``UserError`` for more than a stage has, and for a module that the layout recomputes as a whole.
-    """
+    """The program with chunks that recompute covered layers ``[chunks, stages]``; ``UserError`` for too many."""
     for module, placed, rows, layers in zip(
         program.model.modules, program.layout.modules, program.chunks, remade, strict=True
     ):

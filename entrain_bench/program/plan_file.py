@@ -16,7 +16,6 @@ from entrain_bench.program.layout import Layout, ModuleLayout, layout_values
 from entrain_bench.specs.parse import Count, Rate, between, check_keys, check_mapping, parse
 
 VERSION = 1
-# A plan of 200,000 ranks has less.
 MAX_BYTES = 4 * 2**20
 HEADER = (
     "# A plan of entrain-bench: entrain-bench plan=THIS_FILE runs it, with harness=train on real ranks.\n"

@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 def timeline_frame(timeline: Timeline) -> pd.DataFrame:
-    """A timeline as a table, one row for each action and lane it occupies.
-
-    ``parent`` is the microbatch that an encoder's sub-microbatch is a part of, else ``microbatch``; ``group`` names
-    ranks and degrees of a pass if groups have several widths; memory is of a rank of the lane while an action runs and
-    after it.
-    """
+    """A timeline as a table, one row for each action and lane it occupies; memory is during and after an action."""
     # A run starts before pandas is imported.
     import pandas as pd
 

@@ -10,10 +10,7 @@ from entrain_bench.program.columns import Program
 
 
 def check_program(program: Program) -> None:
-    """Check that every unit is processed exactly once and every lane runs exactly its own actions.
-
-    ``UserError`` names the sample, microbatch or rank; ``IncompatibleError`` sharded weights with a split backward.
-    """
+    """Raise ``UserError`` unless every unit is processed exactly once and every lane runs exactly its own actions."""
     for index, placed in enumerate(program.layout.modules):
         if placed.sharded and program.splits_backward(index):
             raise IncompatibleError(

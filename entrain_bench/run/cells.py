@@ -82,7 +82,6 @@ def run_cells(
     kept = deque[Done]()
 
     def missing() -> Iterator[Cell]:
-        # All are composed before one runs, so that a wrong one costs no run.
         for cell in [*cells]:
             # Metrics of the user's that cannot be imported are named before a run.
             metrics_in(cell.config_dir)

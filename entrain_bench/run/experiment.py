@@ -161,7 +161,6 @@ def _made(config: RunConfig, source: ShapeSource | None) -> SharedJob:
         config.framework,
         free_microbatch_size=config.microbatch_size is None,
     )
-    # Checked by the job; what is frozen or recomputed is a property of the model from here on.
     model = with_options(model, config.framework)
     job = replace(job, model=model)
     truth = CostTruth(model, cluster, config.framework, ActionNoise(config.action_noise, config.seed), measured)

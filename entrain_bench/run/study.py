@@ -155,10 +155,7 @@ def bring_up_to_date(
     watch: Callable[[Done, int], None],
     retry_failed: bool = False,
 ) -> Iterator[tuple[Output, str]]:
-    """Run the cells that outputs lack, each once; yield every output once it is written, and what is missing from it.
-
-    ``watch`` is told of every cell that ran, and of the number of cells known so far.
-    """
+    """Run the cells that outputs lack, told to ``watch``; yield each output once written, and what it lacks."""
     waiting = [*outputs]
     tried = dict[str, bool]()
     while waiting:

@@ -171,10 +171,9 @@ def _with_transfers(columns: Columns, transfers: LinkTransfers) -> Columns:
 
 @njit()
 def _run_lanes(columns):  # type: ignore[no-untyped-def]
-    """Run lanes until all are done or stuck; O(actions + dependencies), and a heap of transfers.
+    """Run lanes until all are done or stuck, in O(actions + dependencies) and a heap of transfers.
 
-    A lane that cannot go on is parked on the action it needs, or on its next action if others of its lanes are busy;
-    the last to arrive runs it for all. If no lane can go on, the earliest transfer in the queue is served.
+    A lane that cannot go on is parked; if none can go on, the earliest transfer in the queue is served.
     """
     lanes, actions = _nothing_run(columns)
     queue = [(0.0, 0) for _ in range(0)]

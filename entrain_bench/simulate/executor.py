@@ -43,11 +43,7 @@ def make_timeline(program: Program, prices: Prices, memory: FloatArray) -> Timel
 def place_steps(
     program: Program, steps: Steps, hold_s: FloatArray, start: FloatArray, end: FloatArray, wait: FloatArray
 ) -> None:
-    """Set start, end and wait of a program's steps; those of all other actions are given ``[actions]``.
-
-    Overlapped synchronisations queue beside the lanes, last stages first, and take no time as actions. All optimizers
-    wait for the last synchronisation, which counts as waiting for transfers.
-    """
+    """Set start, end and wait of a program's steps ``[actions]``; optimizers wait for the last synchronisation."""
     layout = program.layout
     lanes = [blocks.of_stage(stage) for blocks in layout.blocks for stage in range(blocks.num_stages)]
     num_stages = len(lanes)
@@ -96,11 +92,7 @@ class Simulator:
     memory_budget_bytes: float
 
     def execute(self, program: Program) -> Timeline:
-        """Validate and time a program.
-
-        ``UserError`` for units lost, repeated or misplaced; ``OutOfMemoryError`` names rank, action, need and budget,
-        ``DeadlockError`` the cycle.
-        """
+        """Validate and time a program; ``UserError`` for a wrong one, one that does not fit memory, and a deadlock."""
         check_program(program)
         memory = self.check_memory(program)
         return make_timeline(program, self.truth.charge(program), memory)

@@ -11,7 +11,6 @@ from typing import Any
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.base.store import Store
 
-# Sizes of a model, at most; those of a module have limits of their own.
 MAX_FIELD = 2**31
 
 

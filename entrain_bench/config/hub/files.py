@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.hub.families import CONFIG, PROCESSOR, Published, model_values
+from entrain_bench.config.hub.families import CONFIG, PROCESSOR, model_values
 from entrain_bench.config.hub.fields import Fields
 
 HUB = "hf:"
@@ -30,7 +30,7 @@ def is_reference(value: object) -> bool:
 def published_model(reference: str) -> dict[str, Any]:
     """A model as in a YAML, called like its reference; ``UserError`` for files or fields that do not fit."""
     try:
-        values = model_values(_published(reference))
+        values = model_values(*_published(reference))
     except UserError as error:
         raise UserError(f"model={reference}: {error}") from error
     for module in values["modules"].values():
@@ -38,7 +38,7 @@ def published_model(reference: str) -> dict[str, Any]:
     return {"name": reference, **values}
 
 
-def _published(reference: str) -> Published:
+def _published(reference: str) -> tuple[Fields, Fields]:
     files = {name: _json(path) for name in (CONFIG, PROCESSOR, NEWER_PROCESSOR) if (path := _file(reference, name))}
     if CONFIG not in files:
         raise UserError(_missing(reference))
@@ -47,13 +47,12 @@ def _published(reference: str) -> Published:
     for name in NESTED:
         if isinstance(newer.get(name), Mapping):
             processor |= newer[name]
-    return Published(Fields(files[CONFIG], CONFIG), Fields(processor, PROCESSOR))
+    return Fields(files[CONFIG], CONFIG), Fields(processor, PROCESSOR)
 
 
 def _file(reference: str, name: str) -> Path | None:
     place = Path(reference.removeprefix(HUB)).expanduser()
     if place.is_dir() or place.suffix == ".json" or not reference.startswith(HUB):
-        # The processor's files are in the folder of the configuration.
         beside = place / name if place.is_dir() else place if name == CONFIG else place.with_name(name)
         return beside if beside.is_file() else None
     if not (match := REPOSITORY.fullmatch(reference.removeprefix(HUB))):

@@ -100,11 +100,7 @@ def whisper(fields: Fields, names: Names) -> dict[str, Any]:
 
 
 def conformer(fields: Fields, names: Names, channels: int) -> dict[str, Any]:
-    """The conformer of Phi-4-multimodal, whose first convolutions have ``channels``.
-
-    One MLP has the products of two gated ones and those between convolutions: of the same sizes, with as many
-    parameters except for norms and biases.
-    """
+    """The conformer of Phi-4-multimodal by products of the same size; its first convolutions have ``channels``."""
     width = fields.integer(names[0])
     stride = fields.integer("time_reduction")
     require(stride == 8, fields.named("time_reduction"), stride, "8: three convolutions of stride 2")

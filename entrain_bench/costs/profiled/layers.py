@@ -173,11 +173,7 @@ def num_segments(attention: Attention, lengths: IntArray) -> FloatArray:
 
 
 def held_segments(attention: Attention, segments: FloatArray, cp: int, whole_pack: bool) -> FloatArray:
-    """Return the segments of each chunk that one of ``cp`` ranks attends in ``[chunks]``.
-
-    It has two runs of every sequence. Of windows, and of a pack that is cut as a whole, it has its share, and those
-    that are cut at the ends of its two runs.
-    """
+    """Return the segments that one of ``cp`` ranks attends in, by its two runs of every sequence ``[chunks]``."""
     if cp == 1:
         return segments
     if attention.window_tokens or whole_pack:

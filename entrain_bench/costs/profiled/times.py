@@ -45,11 +45,7 @@ UNUSED = {
 
 @dataclass(frozen=True, slots=True)
 class ProfiledTimes:
-    """Times of a model's layers, interpolated between the points of a device profile.
-
-    A context-parallel degree that was not profiled takes the times of degree 1 for its rank's share, without copies of
-    gathered keys and values. Only ``tp_overlap`` hides communication.
-    """
+    """Layer times between the points of a device profile; a missing CP degree takes degree 1 for a rank's share."""
 
     roofline: Roofline  # of the cluster; prices communication
     curves: Mapping[GroupKey, LayerCurves]
@@ -220,10 +216,7 @@ type LayerTimes = Roofline | ProfiledTimes
 
 
 def _weight_share(layer: Layer, tokens: FloatArray, scores: FloatArray) -> FloatArray:
-    """Return the share of a layer's backward FLOPs that computes weight gradients ``[chunks]``.
-
-    Backward products take twice their forward's FLOPs, half of them for weights; attention takes 2.5 times.
-    """
+    """Return the share of a layer's backward FLOPs that computes weight gradients ``[chunks]`` (as in ``roofline``)."""
     if not layer.learns:
         return np.zeros_like(tokens)
     products = sum_in_order([gemm.flops(tokens) for gemm in layer.gemms], tokens)
