@@ -22,8 +22,8 @@ SITE_PAGES = {
     "site_home": "index.html",
     "site_tutorial": "docs/tutorials/which_strategy.html",
     "site_strategy": "docs/strategies/braid.html",
-    "site_results": "docs/results_table.html",
-    "site_claims": "docs/claims_table.html",
+    "site_results": "docs/results.html",
+    "site_claims": "docs/claims.html",
 }
 SWEEP = ["--multirun", "strategy=megatron,entrain,disttrain,dip,dflop", "workload=chartqa,opencqa_ocr", "seed=0"]
 COMPARED = ("megatron", "disttrain")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,17 +11,14 @@ from typing import Any
 
 import yaml
 
-import entrain_bench.figures
 from entrain_bench.answers.documents.claim import load_claims
-from entrain_bench.answers.documents.claims import FINDINGS, read_claims
 from entrain_bench.answers.labels import strategy_facts
 from entrain_bench.answers.text import markdown_table
 from entrain_bench.commands.help import help_text, verbs
 from entrain_bench.config.comments import groups
+from entrain_bench.figures._sweeps import discover
 from entrain_bench.records.records import Results
-from sitegen.notebook import with_output
 from sitegen.strategies import overview, strategy_page
-from sitegen.tables import claims_page, results_page, results_table
 
 DOCS = Path("docs")
 HOME = "README"
@@ -34,7 +29,6 @@ COPIED_FILES = ("CITATION.cff", "CONTRIBUTING.md", "results/README.md")
 IGNORED = ("sitegen", "navigation.yaml", "__pycache__", "*.nb[ic]")
 REFERENCE = Path("results/reference")
 FIGURES = REFERENCE / "figures"
-FIGURE_MODULES = Path(entrain_bench.figures.__path__[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +44,7 @@ class Section:
 def assemble(root: Path, results: Results, source: Path) -> None:
     """Empty and write the folder that Sphinx reads; schedules that ``results`` lacks are simulated.
 
-    ``UserError`` if a strategy cannot run the job of the schedules, or code of the notebook fails.
+    ``UserError`` if a strategy cannot run the job of the schedules.
     """
     shutil.rmtree(source, ignore_errors=True)
     for folder in COPIED:
@@ -64,22 +58,16 @@ def assemble(root: Path, results: Results, source: Path) -> None:
 
 def _generated(root: Path, results: Results, source: Path) -> Iterator[tuple[Path, str]]:
     facts = strategy_facts()
-    table = results_table(root / REFERENCE / "table.parquet")
-    yield DOCS / "results_table.md", results_page(table)
-    judged = read_claims(load_claims(), root / REFERENCE / FINDINGS)
-    yield DOCS / "claims_table.md", claims_page(judged)
-    papers = {one.claim.file: one.claim.system for one in judged}
+    papers = {claim.file: claim.system for claim in load_claims()}
     claims = (root / DOCS / "claims.md").read_text().removeprefix("# ")
     documents = [f"{system} </docs/claims/{file}>" for file, system in papers.items()]
     yield DOCS / "claims.md", f"# Claims of the papers\n\n{claims}\n{toctree(documents)}"
     yield DOCS / "gallery.md", gallery_page(root)
     yield DOCS / "command_line.md", command_line_page()
-    notebook = DOCS / "tutorials" / "notebook.md"
-    yield notebook, with_output(root / notebook, results.root.parent / "notebook")
     for strategy in facts:
         page = STRATEGIES / f"{strategy.name}.md"
         text = (root / page).read_text() if (root / page).exists() else ""
-        yield page, strategy_page(strategy, text, table, papers, results, source / STRATEGIES)
+        yield page, strategy_page(strategy, text, papers, results, source / STRATEGIES)
     sections = [Section(**entry) for entry in yaml.safe_load((root / DOCS / "navigation.yaml").read_text())]
     for section in sections:
         pages = section.pages
@@ -120,6 +108,7 @@ def gallery_page(root: Path) -> str:
         "Every figure is drawn from simulated runs by one command, and `make verify` recomputes its data. A figure "
         "that measures this machine says so. Draw one over your own job: [figures](figures.md)."
     )
+    summaries = discover()
     pictures = []
     sections = []
     for path in sorted((root / FIGURES).glob("*.png")):
@@ -127,14 +116,11 @@ def gallery_page(root: Path) -> str:
         title = name.replace("_", " ").capitalize()
         described = path.with_suffix(".json")
         sidecar: dict[str, Any] = json.loads(described.read_text()) if described.exists() else {}
-        module = FIGURE_MODULES / f"{name}.py"
-        docstring = ast.get_docstring(ast.parse(module.read_text())) if module.exists() else None
-        text = re.sub(r"``(.+?)``", r"`\1`", docstring or "").replace(".. ", "")
-        first = text.partition("\n")[0] or f"{sidecar['caption'].partition('. ')[0]}."
+        summary = summaries.get(name) or f"{sidecar['caption'].partition('. ')[0]}."
         pictures += [f":::{{grid-item-card}} {title}", f":link: figure-{name}", ":link-type: ref"]
-        pictures += [f":img-top: ../{FIGURES}/{name}.png", f":img-alt: {title}", "", first, ":::", ""]
+        pictures += [f":img-top: ../{FIGURES}/{name}.png", f":img-alt: {title}", "", summary, ":::", ""]
         files = [f"[{suffix.upper()}](../{FIGURES}/{name}.{suffix})" for suffix in ("pdf", "csv")]
-        sections += [f"(figure-{name})=\n## {title}", f"![{title}](../{FIGURES}/{name}.png)", text or first]
+        sections += [f"(figure-{name})=\n## {title}", f"![{title}](../{FIGURES}/{name}.png)", summary]
         if sidecar:
             sections += [f"*{sidecar['caption'].replace('*', '')}*", f"```sh\n{sidecar['command']}\n```"]
         sections.append(f"Download: {', '.join(files)}")
