@@ -5,7 +5,7 @@ BENCH := .venv/bin/entrain-bench
 STAMP := .venv/.installed
 # A Python that can create the environment without uv.
 BASE_PYTHON = $(shell for p in python3.12 python3 python; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done)
-# A folder of yours, for figures and claims: make figures CONFIG_DIR=my_folder.
+# A folder of yours, for figures: make figures CONFIG_DIR=my_folder.
 FOLDER = $(if $(CONFIG_DIR), --config-dir "$(CONFIG_DIR)")
 export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
@@ -56,9 +56,9 @@ fidelity: setup ## Train and predict 63 programs on this machine (about an hour)
 gpu-check: setup ## Check training on this machine's GPUs; write results/gpu-check-<date>/ (OPTIONS=--help)
 	$(PYTHON) -m entrain_bench.lab gpu-check $(OPTIONS)
 
-claims: setup ## Execute missing runs; write results/claims.csv, results/claims.md and results/results.md
-	$(BENCH) figures$(FOLDER) claims results
-	@$(BENCH) claims$(FOLDER) | tail -n 2
+claims: setup ## Execute missing runs; write results/claims.md and results/results.md
+	$(BENCH) figures claims results
+	@$(BENCH) claims | tail -n 2
 
 calibration: setup ## Fit constants to published runs, print errors of sources left out, write results/calibration.md
 	$(BENCH) figures calibration

@@ -14,7 +14,7 @@ from entrain_bench.config.tree import config_tree
 REFERENCE = config_tree().parent / "results" / "reference"
 
 
-VERB = Verb(Folder, words="claims; without any, all", examples=["", "entrain_end_to_end"])
+VERB = Verb(Folder, options=(), words="claims; without any, all", examples=["", "entrain_end_to_end"])
 
 
 def main(request: Request[Folder]) -> int:
@@ -24,7 +24,7 @@ def main(request: Request[Folder]) -> int:
     """
     measured_here = Path(request.keys.results_dir) / FINDINGS
     path = measured_here if measured_here.exists() else REFERENCE / FINDINGS
-    judged = read_claims(load_claims(request.config_dir), path)
+    judged = read_claims(load_claims(), path)
     texts = []
     for name in request.words:
         named = [one for one in judged if name in (one.claim.name, one.claim.group)]

@@ -59,11 +59,8 @@ class Record:
 
     Attributes:
         key: hash of configuration, data and code.
-        status: ``ok``, ``skipped`` or ``failed``.
-        reason: why a run has no result.
-        labels: what the run is called in tables.
-        config: the resolved configuration.
-        code_version: hash of the code that produced the result.
+        status: ``ok``, ``skipped`` or ``failed``; ``reason``: why a run has no result.
+        labels, config: what the run is called in tables, and its resolved configuration.
         host: the machine that planning and assignment times are of; empty for records older than it.
         layout, degrees: short text, and ``tp``, ``cp``, ``pp`` and ``dp``, of each module.
         metrics, iterations: means over iterations, and metrics of every one.
@@ -72,11 +69,8 @@ class Record:
         deaths: how many times in a row the process that ran it died.
         timeline: whether its timeline was kept; None if nobody asked for it, False if there was none to keep.
         timeline_sha256: hash of the timeline's file; empty if none was kept.
-        overrides: what made it, as given on the command line or by a sweep; with ``config_dir`` they make it again.
-        config_dir: the folder of the user's, as given, that they may choose from; empty for none.
-        versions: of Python and of the libraries that decide, by name.
-        commit: of the suite, with a mark if files differed from it; empty outside of its repository.
-        made_at: when, ISO 8601, UTC.
+        overrides, config_dir: what made it, as given; with the folder of the user's they make it again.
+        versions, commit, made_at: of Python and decisive libraries; of the suite (``+changes``: not as committed); UTC.
         metrics_version: hash of the code that computed the metrics, which is not in the key.
     """
 
@@ -124,11 +118,6 @@ class Record:
         return self.status, dict(self.layout), metrics
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Settings as a table shows them; None for one that the run is older than."""
-        return {name: setting_text(self.config.get(name)) for name in SETTINGS}
-
-    @property
     def added(self) -> list[str]:
         """Names of the metrics that the user's folder added, sorted."""
         return sorted(self.metrics.keys() - KNOWN)
@@ -143,7 +132,7 @@ class Record:
             "status": self.status,
             "reason": self.reason,
             **{name: self.metrics.get(name) for name in (*METRICS, *self.added)},
-            **self.settings,
+            **{name: setting_text(self.config.get(name)) for name in SETTINGS},
             **degrees,
             RECOMPUTE: None if recompute is None else "+".join(recompute) or "none",
             "layout": "; ".join(f"{name} {text}" for name, text in sorted(self.layout.items())),

@@ -1,7 +1,7 @@
 """Documents written from run records: ``entrain-bench figures claims results``.
 
-- ``claims``: verdicts on published claims (``verdict``); ``claims.csv``, ``claims.md`` and ``claims/<paper>.md``;
-- ``published``: the papers' numbers, cell by cell; ``agreement``: what a claim says otherwise than its cells;
+- ``claims``: verdicts on published claims (``verdict``); ``claims.md`` and ``claims/<paper>.md``;
+- ``published``: the papers' numbers, cell by cell;
 - ``sides``: the settings of a claim, and the one rule of fair ones;
 - ``posterior``: P(fastest) over draws of the hardware constants; ``posterior.csv``;
 - ``results``: iteration times of all strategies; ``results.md`` and ``tables/headline.md``.

@@ -1,4 +1,4 @@
-"""Judged claims as files and texts: findings, a table, the page with all verdicts, and a page per paper.
+"""Judged claims as files and texts: findings, the page with all verdicts, and a page per paper.
 
 ``claims.json`` holds the findings; the other files are written from them and read by people only.
 """
@@ -12,8 +12,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from entrain_bench.answers.commands import sweep_command
 from entrain_bench.answers.documents.claim import Claim, Kind, cited, load_claims
 from entrain_bench.answers.documents.verdict import JUDGED, Finding, JudgedClaim, Verdict, judge_claim
@@ -23,44 +21,36 @@ from entrain_bench.run.study import Output, Study
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 FINDINGS = "claims.json"
-TABLE = "claims.csv"
 INDEX = "claims.md"
 # How many claims have each verdict, for pages that show no claim.
 COUNTS = "tables/claims_counts.md"
 VERDICTS = ("paper_value", "published_value", "published_verdict", "fair_value", "fair_verdict")
-COLUMNS = (
-    *("name", "group", "claim", "paper", "where", *VERDICTS, "assumption", "otherwise_value", "otherwise_verdict"),
-    *("other_choices", "runs", "published", "fair"),
-)
 HEADINGS = ["paper", "as published", "verdict", "fair", "verdict, fair"]
 KINDS = {"Gains and orders": (Kind.GAIN, Kind.ORDER), "Levels and limits": (Kind.LEVEL, Kind.LIMIT)}
 # Verdicts that ``counts_sentence`` states; others are in between or undecided.
 CLEAR = (Verdict.REPRODUCED, Verdict.EXCEEDS, Verdict.NOT_REPRODUCED)
 
 
-def claims_output(config_dir: str | None = None, theirs: bool = False) -> Output:
-    """The document of all claims, or if ``theirs`` of those in a folder of the user's, if it has any."""
-    claims = load_claims(config_dir)
-    if theirs:
-        claims = [claim for claim in claims if claim.config_dir] or claims
+def claims_output() -> Output:
+    """The document of all claims."""
+    claims = load_claims()
     pages = dict.fromkeys(f"claims/{claim.file}.md" for claim in claims)
     numbers = [cell.printed for claim in claims for cell in (*claim.cells, *claim.per)]
     return Output(
         "claims",
         [*dict.fromkeys(sweep for claim in claims for sweep in claim.sweeps)],
         lambda study: write_claims(claims, study),
-        [FINDINGS, TABLE, INDEX, *pages],
+        [FINDINGS, INDEX, *pages],
         files=[COUNTS],
         details=[*numbers, *(path.read_text() for path in sorted(TEMPLATES.glob("claims*")))],
     )
 
 
 def write_claims(claims: Sequence[Claim], study: Study) -> str:
-    """Write findings, table, pages and counts; returns what was not measured, if anything."""
+    """Write findings, pages and counts; returns what was not measured, if anything."""
     judged = [judge_claim(claim, study) for claim in claims]
     findings = ",\n".join(json.dumps(one.to_dict()) for one in judged)
-    csv = pd.DataFrame(map(claim_row, judged), columns=[*COLUMNS]).to_csv(index=False, lineterminator="\n")
-    files = {FINDINGS: f"[\n{findings}\n]\n", TABLE: csv, **claims_pages(judged)}
+    files = {FINDINGS: f"[\n{findings}\n]\n", **claims_pages(judged)}
     for name, text in files.items():
         write_atomically(study.results.root / name, text.encode())
     return "; ".join(
@@ -152,11 +142,9 @@ def _section(members: Sequence[JudgedClaim]) -> dict[str, Any]:
 
 
 def claim_row(judged: JudgedClaim) -> dict[str, str]:
-    """A claim's row in ``claims.csv``: texts, and the plain verdicts ``published`` and ``fair``."""
+    """A claim's numbers and verdicts as texts."""
     claim = judged.claim
-    row = {name: str(getattr(claim, name)) for name in ("name", "group", "claim", "paper", "where")}
-    row |= {"paper_value": claim.format(claim.value), "runs": claim.hash_of_runs}
-    row |= {"published": str(judged.published.verdict), "fair": str(judged.fair.verdict) if judged.fair else ""}
+    row = {"paper_value": claim.format(claim.value)}
     for name in JUDGED:
         row[f"{name}_value"] = value_text(claim, getattr(judged, name))
         row[f"{name}_verdict"] = verdict_text(getattr(judged, name))
@@ -235,7 +223,7 @@ def claim_commands(claim: Claim) -> dict[str, str]:
     commands: dict[str, str] = {}
     for label, setting in settings.items():
         for sweep in setting.sweeps if setting else ():
-            commands.setdefault(sweep_command(sweep, claim.config_dir), label)
+            commands.setdefault(sweep_command(sweep), label)
     return commands
 
 

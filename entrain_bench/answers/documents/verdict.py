@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from entrain_bench.answers.documents.claim import SCALES, Claim, Kind, device_memory_bytes
+from entrain_bench.answers.documents.claim import SCALES, Claim, Kind
 from entrain_bench.answers.documents.definition import overrides
 from entrain_bench.answers.documents.published import find_cells
 from entrain_bench.answers.documents.sides import (
@@ -25,6 +26,7 @@ from entrain_bench.answers.documents.sides import (
 from entrain_bench.answers.statistics import Interval, mean_interval, ratio_interval
 from entrain_bench.answers.tables import MISSING, encoder_stages_and_gpus, run_table
 from entrain_bench.base.errors import UserError
+from entrain_bench.config.compose import compose
 from entrain_bench.run.study import Study
 
 CASE = ["workload", "model"]
@@ -73,8 +75,7 @@ class Finding:
     Attributes:
         number: the mean over cases and seeds; None without a result.
         low, high: ends of its 95% interval, or of the cases' numbers if an order has several cases; None for one seed.
-        num_cases, num_held, num_unclear: for an order with several cases, their number, and in how many it holds or
-            may hold.
+        num_cases, num_held, num_unclear: of an order with several cases; in how many it holds, and may hold.
         num_runs, num_lost, lost_seeds: runs, those without a result, and the seeds that are left out for them.
         need_bytes, has_bytes: memory that a run needs, and that of the published device, if that is too little.
         reason: why there is no result.
@@ -140,7 +141,7 @@ def judge_claim(claim: Claim, study: Study) -> JudgedClaim:
 
 def _finding(claim: Claim, setting: ClaimSetting, study: Study) -> Finding:
     """Return the finding of a setting's runs; seeds at which any run has no result are left out."""
-    pairs = [[_side_table(claim, setting, side, study) for side in pair] for pair in setting.pairs]
+    pairs = [[_side_table(setting, side, study) for side in pair] for pair in setting.pairs]
     tables = [table for pair in pairs for table in pair]
     for table, sweep in zip(tables, setting.sweeps, strict=True):
         if (table["status"] == MISSING).any():
@@ -168,12 +169,18 @@ def _finding(claim: Claim, setting: ClaimSetting, study: Study) -> Finding:
 
 def _memory(sweep: Sequence[str], study: Study) -> float:
     """Memory of the published device in bytes, also if the sweep changes it."""
-    if "cluster.device.memory_bytes" in overrides(sweep):
-        return device_memory_bytes(sweep)
+    texts = overrides(sweep)
+    if "cluster.device.memory_bytes" in texts:
+        return _memory_of_cluster(texts.get("cluster", ""))
     return float(study.cells(*sweep)[0].config.cluster["device"]["memory_bytes"])
 
 
-def _side_table(claim: Claim, setting: ClaimSetting, side: Sequence[str], study: Study) -> pd.DataFrame:
+@cache
+def _memory_of_cluster(override: str) -> float:
+    return float(compose(*filter(None, [override])).cluster["device"]["memory_bytes"])
+
+
+def _side_table(setting: ClaimSetting, side: Sequence[str], study: Study) -> pd.DataFrame:
     """The runs of one side; ``configuration`` distinguishes those that differ by more than the seed.
 
     A plan is the same at every seed of a job. Where a claim sweeps the planning seed, that seed counts instead.
@@ -196,26 +203,17 @@ def _side_table(claim: Claim, setting: ClaimSetting, side: Sequence[str], study:
     )
     if setting.measure.metric == GPU_DAYS:
         cluster = cells[0].config.cluster
-        (samples,) = find_cells([setting.measure.samples], claim.config_dir)
+        (samples,) = find_cells([setting.measure.samples])
         gpus = cluster["num_nodes"] * cluster["gpus_per_node"]
         table[GPU_DAYS] = (samples.value or np.nan) * gpus / table["samples_per_s"].astype(float) / SECONDS_PER_DAY
     return table
 
 
 def measured(claim: Claim, measure: Measure, pairs: Sequence[Sequence[pd.DataFrame]]) -> pd.DataFrame:
-    """The claim's numbers from the runs of one setting: ratios of what is compared, or the metric itself.
+    """The claim's numbers from the run tables of every situation's sides: ratios, or the metric itself.
 
-    Args:
-        claim: whose numbers these are.
-        measure: of the setting.
-        pairs: for every situation the run tables of its sides, numerator first.
-
-    Returns:
-        A row for every workload and model, a single one where two situations are compared; a column for every seed.
-
-    Raises:
-        UserError: if the sides of a pair have no workload, model and seed in common, and for a ratio of numbers that
-            are not positive.
+    A row for every workload and model, a single one where two situations are compared; a column for every seed.
+    Raises ``UserError`` for sides without a workload, model and seed in common, and ratios that are not positive.
     """
     situations = [_compared(claim, measure, tables) for tables in pairs]
     if len(situations) == 1:
@@ -225,17 +223,11 @@ def measured(claim: Claim, measure: Measure, pairs: Sequence[Sequence[pd.DataFra
 
 
 def judge(claim: Claim, measure: Measure, cases: pd.DataFrame) -> Finding:
-    """Judge a claim by how much of the paper's number is measured.
-
-    Gain: ``reproduced`` from 0.8 to 1.25 of the paper's gain, ``exceeds`` beyond, ``partly`` from a third, else ``not
-    reproduced``; for a range its ends bound these shares. A paper's ratio within 2% of 1 is reproduced within 2%,
-    partly within 5%. Order: reproduced if it holds (``ORDER``) in every case, partly if in a third. Level: within a
-    factor of 1.25 of the paper's number, partly within 2; stages where they are equal, partly one off; GPUs within one,
-    partly three. Limit: reproduced if kept, partly if exceeded by up to 25%. ``undecided``: the verdicts of the
-    interval's ends differ.
-    """
+    """Judge a claim by how much of the paper's number is measured; docs/claims.md states the rule of every kind."""
     interval = _interval(claim, measure, _over(cases, measure.over))
-    ends = {"low": interval.low, "high": interval.high} if interval.num_values > 1 else {}
+    ends = {"number": interval.mean}
+    if interval.num_values > 1:
+        ends |= {"low": interval.low, "high": interval.high}
     counts: dict[str, Any] = {}
     if claim.kind == Kind.ORDER:
         intervals = [_interval(claim, measure, row) for _, row in cases.iterrows()]
@@ -244,15 +236,13 @@ def judge(claim: Claim, measure: Measure, cases: pd.DataFrame) -> Finding:
         verdicts = {_by_part(count / len(cases), 1.0) for count in (held, may)}
         if len(cases) > 1:
             means = [one.mean for one in intervals]
-            ends = {"low": min(means), "high": max(means)}
+            ends |= {"low": min(means), "high": max(means)}
             counts = {"num_cases": len(cases), "num_held": held, "num_unclear": may - held}
     else:
         by = _by_share if claim.kind == Kind.GAIN else _by_distance
         verdicts = {by(claim, end) for end in (interval.low, interval.high)}
     verdict = verdicts.pop() if len(verdicts) == 1 else Verdict.UNDECIDED
-    numbers: dict[str, Any] = {
-        name: float(f"{end:.{DIGITS}g}") for name, end in {"number": interval.mean, **ends}.items()
-    }
+    numbers: dict[str, Any] = {name: float(f"{end:.{DIGITS}g}") for name, end in ends.items()}
     return Finding(verdict=Verdict.NO_SOURCE if claim.no_source else verdict, **numbers, **counts)
 
 
