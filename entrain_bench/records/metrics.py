@@ -46,7 +46,6 @@ class Metric:
         compute: its value for an iteration; None if the executor or the run states it.
         least: smallest possible value; -inf: any float, also infinite or not a number.
         wall_time: whether it is a time of this machine, different in every run.
-        per_iteration: whether every iteration has one.
     """
 
     name: str
@@ -55,7 +54,6 @@ class Metric:
     compute: Callable[[ExecutedIteration], float] | None = None
     least: float = 0.0
     wall_time: bool = False
-    per_iteration: bool = True
 
 
 def metric(
@@ -145,7 +143,7 @@ SUITE: tuple[Metric, ...] = (
     Metric("llm_forward_std_ms", "ms", "low", lambda run: forward_std_ms(run.timeline, [run.truth.model.llm_index])),
     Metric("peak_memory_bytes", "bytes", "low", lambda run: float(run.timeline.peak_memory_bytes.max())),
     Metric("exposed_comm_s", "s", "low", lambda run: run.waits_s / run.num_gpus),
-    Metric("planning_time_s", "s", "low", wall_time=True, per_iteration=False),
+    Metric("planning_time_s", "s", "low", wall_time=True),
     Metric("assignment_time_s", "s", "low", lambda run: run.host_time.total_s, wall_time=True),
     Metric("assignment_exposed_s", "s", "low", lambda run: run.host_time.exposed_s(run.seconds), wall_time=True),
     Metric("lower_bound_s", "s", compute=lambda run: run.bound_s),

@@ -41,8 +41,6 @@ LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
 METRICS = tuple(one.name for one in SUITE)
 # Wall times of the machine.
 MEASURED = tuple(one.name for one in SUITE if one.wall_time)
-# Metrics that each iteration has.
-PER_ITERATION = tuple(one.name for one in SUITE if one.per_iteration)
 # Plain keys of a run, in the order of the columns.
 SETTINGS = tuple(
     key for key in ConfigSchema.__dataclass_fields__ if key not in {*GROUP_KEYS, *ASIDE, "seed", "layout", "figure"}

@@ -2,7 +2,7 @@
 
 - ``claims``: verdicts on published claims (``verdict``); ``claims.md`` and ``claims/<paper>.md``;
 - ``published``: the papers' numbers, cell by cell;
-- ``sides``: the settings of a claim, and the one rule of fair ones;
+- ``claim``: a claim, its settings, and the one rule of fair ones;
 - ``posterior``: P(fastest) over draws of the hardware constants; ``posterior.csv``;
 - ``results``: iteration times of all strategies; ``results.md`` and ``tables/headline.md``.
 

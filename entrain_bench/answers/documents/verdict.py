@@ -11,18 +11,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from entrain_bench.answers.documents.claim import SCALES, Claim, Kind
-from entrain_bench.answers.documents.definition import overrides
-from entrain_bench.answers.documents.published import find_cells
-from entrain_bench.answers.documents.sides import (
+from entrain_bench.answers.documents.claim import (
     ENCODER_GPUS,
     ENCODER_STAGES,
     GPU_DAYS,
     MEMORY,
     PRODUCTS,
+    SCALES,
+    Claim,
     ClaimSetting,
+    Kind,
     Measure,
 )
+from entrain_bench.answers.documents.definition import overrides
+from entrain_bench.answers.documents.published import find_cells
 from entrain_bench.answers.statistics import Interval, mean_interval, ratio_interval
 from entrain_bench.answers.tables import MISSING, encoder_stages_and_gpus, run_table
 from entrain_bench.base.errors import UserError

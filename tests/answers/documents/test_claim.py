@@ -11,7 +11,18 @@ from typing import Any
 
 import pytest
 
-from entrain_bench.answers.documents.claim import Claim, cited, load_claims, parse_claim, parse_claims
+from entrain_bench.answers.documents.claim import (
+    FREE,
+    Claim,
+    ClaimSetting,
+    Measure,
+    Situation,
+    cited,
+    fair_setting,
+    load_claims,
+    parse_claim,
+    parse_claims,
+)
 from entrain_bench.answers.documents.definition import (
     check_keys,
     insert,
@@ -21,7 +32,6 @@ from entrain_bench.answers.documents.definition import (
     words,
 )
 from entrain_bench.answers.documents.published import cell_fields, find_cells, our_names, published_cells
-from entrain_bench.answers.documents.sides import FREE, ClaimSetting, Measure, Situation, fair_setting
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import compose
 from entrain_bench.config.tree import choices

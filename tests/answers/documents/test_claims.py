@@ -9,9 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.documents.claim import Claim, load_claims
+from entrain_bench.answers.documents.claim import Claim, ClaimSetting, load_claims
 from entrain_bench.answers.documents.claims import claim_row, claim_text, claims_pages, read_claims, write_claims
-from entrain_bench.answers.documents.sides import ClaimSetting
 from entrain_bench.answers.documents.verdict import Finding, Verdict, judge_claim, measured
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.cells import Cell
