@@ -7,7 +7,7 @@ from typing import Any
 project = "entrain-bench"
 author = "The entrain-bench developers"
 copyright = author  # noqa: A001
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 source_suffix = {".md": "markdown"}
 root_doc = "README"
 include_patterns = [

@@ -21,8 +21,7 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.records.code import made_by, metrics_version
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.leaves import parameters_text, setting_text
-from entrain_bench.records.metrics import KNOWN, SUITE, check_results
-from entrain_bench.records.run_result import RunResult
+from entrain_bench.records.metrics import KNOWN, SUITE, RunResult, check_results
 from entrain_bench.records.sealed import log_warning, say_nothing, sealed, unsealed
 from entrain_bench.specs.workload import Counts
 

@@ -53,6 +53,11 @@ FAIR_WORDS = (
 type Change = Mapping[str, Overrides]
 
 FOLDER = "claim"
+# Settings of a claim that have a verdict of their own.
+PUBLISHED = "published"
+FAIR = "fair"
+OTHERWISE = "otherwise"
+JUDGED = (PUBLISHED, FAIR, OTHERWISE)
 TEXTS = ("claim", "paper", "why", "system", "title", "group", "paper_setting")
 NEEDED = ("claim", "paper", "measure", "setting", "of", "cells")
 KEYS = (
@@ -208,10 +213,10 @@ class Claim:
         paper, where: arXiv number or another source by its name (``cited``), and the place in it.
         value: the published number, or the ends of a range, in ``unit``; empty for an order.
         unit: ``x`` for a ratio, ``%`` for a change (with ``to``) or a share (without), else that of the metric itself.
-        published: the paper's setting as far as it is stated (``paper_setting``: in words).
-        fair: the same job, tuned by one rule for both sides; None for a number without a baseline.
-        assumption, opposite, otherwise: what decides, its opposite, and the published setting with the opposite.
-        choices: the published setting with other values of what the paper does not state, by label.
+        settings: by label: ``PUBLISHED``, as far as the paper states it (in words: ``paper_setting``); ``FAIR``, the
+            same job, tuned by one rule for both sides, if there is a baseline; ``OTHERWISE``, the published one with
+            the opposite of what decides; other choices of what the paper does not state.
+        assumption, opposite: what decides, and its opposite.
         no_source: whether the number was not found in the paper, so that nothing can be judged.
         why: explanation of agreement or difference.
         cells, per: the published cells that the claim is about, and those that their number is divided by.
@@ -229,12 +234,9 @@ class Claim:
     value: tuple[float, ...]
     unit: str
     paper_setting: str
-    published: ClaimSetting
-    fair: ClaimSetting | None
+    settings: Mapping[str, ClaimSetting]
     assumption: str = ""
     opposite: str = ""
-    otherwise: ClaimSetting | None = None
-    choices: Mapping[str, ClaimSetting] = field(default_factory=dict)
     no_source: bool = False
     why: str = ""
     cells: tuple[PublishedCell, ...] = ()
@@ -255,14 +257,14 @@ class Claim:
         require(compared if self.unit == "x" else not compared or self.unit == "%", "to", compared, "fit for the unit")
 
     @property
-    def settings(self) -> list[ClaimSetting]:
-        """All settings that have to run."""
-        return [one for one in (self.published, *self.choices.values(), self.fair, self.otherwise) if one]
+    def published(self) -> ClaimSetting:
+        """The published setting."""
+        return self.settings[PUBLISHED]
 
     @property
     def sweeps(self) -> list[tuple[str, ...]]:
         """All sweeps that have to run, each once."""
-        return [*dict.fromkeys(sweep for setting in self.settings for sweep in setting.sweeps)]
+        return [*dict.fromkeys(sweep for setting in self.settings.values() for sweep in setting.sweeps)]
 
     @property
     def hash_of_runs(self) -> str:
@@ -325,30 +327,28 @@ def parse_claim(name: str, values: Mapping[str, Any]) -> Claim:
     texts: dict[str, Any] = {key: words(values.get(key, "")) for key in TEXTS}
     shown = "; ".join(cell.words for cell in (*cells, *per)[:SHOWN_CELLS])
     texts["paper_setting"] = f"{shown}. {texts['paper_setting']}".strip()
-    other = {label: change for listed in flat(values.get("choices", {})) for label, change in listed.items()}
-    claim = Claim(
+    settings = {PUBLISHED: published}
+    if fair := _fair(values.get("fair"), published):
+        settings[FAIR] = fair
+    for changes in flat(values.get("choices", [])):
+        settings |= {words(label): _changed(published, label, change) for label, change in changes.items()}
+    if decides := {**values.get("assumption", {})}:
+        check_keys(decides, ("text", "otherwise", *SIDES), ("text", "otherwise"), "assumption: ")
+        texts |= {"assumption": words(decides.pop("text")), "opposite": words(decides.pop("otherwise"))}
+        settings[OTHERWISE] = _changed(published, "assumption", decides)
+    return Claim(
         **texts,
         name=name,
         where="; ".join(dict.fromkeys(cell.place for cell in (*cells, *per))),
         kind=kind if value or kind != Kind.GAIN else Kind.ORDER,
         value=value,
         unit=unit,
-        published=published,
-        fair=_fair(values.get("fair"), published),
-        choices={words(label): _changed(published, label, change) for label, change in other.items()},
+        settings=settings,
         no_source=bool(values.get("no_source", False)),
         cells=cells,
         per=per,
         differs={key: words(reason) for key, reason in values.get("differs", {}).items()},
     )
-    if "assumption" not in values:
-        return claim
-    decides = {**values["assumption"]}
-    check_keys(decides, ("text", "otherwise", *SIDES), ("text", "otherwise"), "assumption: ")
-    said: dict[str, Any] = {
-        key: words(decides.pop(text)) for key, text in (("assumption", "text"), ("opposite", "otherwise"))
-    }
-    return replace(claim, **said, otherwise=_changed(published, "assumption", decides))
 
 
 def _value_of_cells(

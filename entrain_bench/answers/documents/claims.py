@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from entrain_bench.answers.commands import sweep_command
-from entrain_bench.answers.documents.claim import Claim, Kind, cited, load_claims
-from entrain_bench.answers.documents.verdict import JUDGED, Finding, JudgedClaim, Verdict, judge_claim
+from entrain_bench.answers.documents.claim import FAIR, JUDGED, OTHERWISE, PUBLISHED, Claim, Kind, cited, load_claims
+from entrain_bench.answers.documents.verdict import Finding, JudgedClaim, Verdict, judge_claim
 from entrain_bench.answers.text import count, load_template, markdown_table
 from entrain_bench.base.files import write_atomically
 from entrain_bench.run.study import Output, Study
@@ -56,8 +56,8 @@ def write_claims(claims: Sequence[Claim], study: Study) -> str:
     return "; ".join(
         f"{one.claim.name} ({name}): {finding.verdict}: {finding.reason}"
         for one in judged
-        for name in JUDGED
-        if (finding := getattr(one, name)) and finding.verdict == Verdict.NOT_MEASURED
+        for name, finding in one.findings.items()
+        if name in JUDGED and finding.verdict == Verdict.NOT_MEASURED
     )
 
 
@@ -66,15 +66,12 @@ def read_claims(claims: Sequence[Claim], path: Path) -> list[JudgedClaim]:
     entries = json.loads(path.read_text()) if path.exists() else []
     known = {(entry["name"], entry["runs"]): entry for entry in entries}
     unknown = Finding(verdict=Verdict.NOT_MEASURED, reason="run make claims")
-    judged = []
-    for claim in claims:
-        entry = known.get((claim.name, claim.hash_of_runs))
-        if entry is None:
-            findings: dict[str, Any] = {name: unknown for name in JUDGED if getattr(claim, name)}
-            judged.append(JudgedClaim(claim, **findings))
-        else:
-            judged.append(JudgedClaim.from_dict(claim, entry))
-    return judged
+    return [
+        JudgedClaim.from_dict(claim, entry)
+        if (entry := known.get((claim.name, claim.hash_of_runs)))
+        else JudgedClaim(claim, dict.fromkeys(claim.settings, unknown))
+        for claim in claims
+    ]
 
 
 def claims_pages(judged: Sequence[JudgedClaim]) -> dict[str, str]:
@@ -117,13 +114,13 @@ def _summary(file: str, members: Sequence[JudgedClaim]) -> list[str]:
     claim = members[0].claim
     if not claim.group:
         link = f"[{claim.claim}](claims/{file}.md#{claim.name})"
-        row = claim_row(members[0]) | {"published_value": value_text(claim, members[0].published)}
+        row = claim_row(members[0]) | {"published_value": value_text(claim, members[0].findings[PUBLISHED])}
         return [link, claim.where, *(row[name] for name in VERDICTS)]
     values = [value for one in members for value in one.claim.value]
     places = dict.fromkeys(cell.where.partition(",")[0] for one in members for cell in one.claim.cells)
     link = f"[{claim.title} ({len(members)} cells)](claims/{file}.md#{claim.group})"
     paper = claim.format((min(values), max(values)) if values else ())
-    return [link, "; ".join(places), paper, "", tally(members, "published"), "", tally(members, "fair")]
+    return [link, "; ".join(places), paper, "", tally(members, PUBLISHED), "", tally(members, FAIR)]
 
 
 def _section(members: Sequence[JudgedClaim]) -> dict[str, Any]:
@@ -146,13 +143,14 @@ def claim_row(judged: JudgedClaim) -> dict[str, str]:
     claim = judged.claim
     row = {"paper_value": claim.format(claim.value)}
     for name in JUDGED:
-        row[f"{name}_value"] = value_text(claim, getattr(judged, name))
-        row[f"{name}_verdict"] = verdict_text(getattr(judged, name))
-    verdicts = {verdict_text(one): None for one in judged.choices.values() if one.number is not None}
+        row[f"{name}_value"] = value_text(claim, judged.findings.get(name))
+        row[f"{name}_verdict"] = verdict_text(judged.findings.get(name))
+    choices = {label: finding for label, finding in judged.findings.items() if label not in JUDGED}
+    verdicts = {verdict_text(one): None for one in choices.values() if one.number is not None}
     verdicts.pop(row["published_verdict"], None)
     row["published_verdict"] += f"; under other choices {' or '.join(verdicts)}" if verdicts else ""
-    row["published_value"] += _range(claim, [*judged.choices.values()])
-    row["other_choices"] = "; ".join(f"{label}: {_in_words(claim, one)}" for label, one in judged.choices.items())
+    row["published_value"] += _range(claim, [*choices.values()])
+    row["other_choices"] = "; ".join(f"{label}: {_in_words(claim, one)}" for label, one in choices.items())
     row["assumption"] = f"{claim.assumption}; otherwise, {claim.opposite}" if claim.assumption else ""
     return row
 
@@ -200,6 +198,7 @@ def _range(claim: Claim, choices: Sequence[Finding]) -> str:
 def claim_details(judged: JudgedClaim) -> dict[str, str]:
     """The details of a claim, by label."""
     claim = judged.claim
+    findings = judged.findings
     row = claim_row(judged)
     differs = "".join(f" Here otherwise: {text}." for text in claim.differs.values())
     published = f"{row['published_value'] or 'nothing'} ({row['published_verdict']})"
@@ -208,8 +207,8 @@ def claim_details(judged: JudgedClaim) -> dict[str, str]:
         "Paper": claim.paper_setting + differs,
         "As published": f"{published}. {claim.published.words}",
         "Other choices": f"{row['other_choices']}." if row["other_choices"] else "",
-        "Fair": f"{_in_words(claim, judged.fair)}. {claim.fair.words}" if claim.fair else "",
-        "What decides": f"{row['assumption']}: {_in_words(claim, judged.otherwise)}." if claim.assumption else "",
+        "Fair": f"{_in_words(claim, findings[FAIR])}. {claim.settings[FAIR].words}" if FAIR in findings else "",
+        "What decides": f"{row['assumption']}: {_in_words(claim, findings[OTHERWISE])}." if claim.assumption else "",
         "Why": claim.why,
     }
     return {label: text for label, text in details.items() if text}
@@ -217,13 +216,11 @@ def claim_details(judged: JudgedClaim) -> dict[str, str]:
 
 def claim_commands(claim: Claim) -> dict[str, str]:
     """The command of every sweep, once, with the setting that it is of first."""
-    settings = {"as published": claim.published, "fair": claim.fair}
-    settings |= {f"other choice: {label}": setting for label, setting in claim.choices.items()}
-    settings[f"otherwise: {claim.opposite}"] = claim.otherwise
+    words = {PUBLISHED: "as published", FAIR: FAIR, OTHERWISE: f"otherwise: {claim.opposite}"}
     commands: dict[str, str] = {}
-    for label, setting in settings.items():
-        for sweep in setting.sweeps if setting else ():
-            commands.setdefault(sweep_command(sweep), label)
+    for label, setting in claim.settings.items():
+        for sweep in setting.sweeps:
+            commands.setdefault(sweep_command(sweep), words.get(label, f"other choice: {label}"))
     return commands
 
 
@@ -242,8 +239,8 @@ def claims_text(judged: Sequence[JudgedClaim]) -> str:
         lines.append(f"{members[0].claim.system}, {counts(members)}")
         for one in members:
             row = claim_row(one)
-            fair = f" | fair {row['fair_value']} {row['fair_verdict']}" if one.fair else ""
-            published = f"{value_text(one.claim, one.published)} {row['published_verdict']}"
+            fair = f" | fair {row['fair_value']} {row['fair_verdict']}" if FAIR in one.findings else ""
+            published = f"{value_text(one.claim, one.findings[PUBLISHED])} {row['published_verdict']}"
             lines.append(f"  {one.claim.name:{width}}  {row['paper_value']}: {published}{fair}")
         lines.append("")
     return "\n".join([*lines, counts(judged), agreement(judged)])
@@ -258,7 +255,7 @@ def agreement(judged: Sequence[JudgedClaim]) -> str:
 
 def counts(judged: Sequence[JudgedClaim]) -> str:
     """How many claims there are, and how many have each verdict as published and fair."""
-    fair = tally(judged, "fair")
+    fair = tally(judged, FAIR)
     text = f"{count(len(judged), 'claim')}: as published {tally(judged, 'published')}"
     return text + (f"; fair {fair}" if fair else "")
 
@@ -272,7 +269,7 @@ def tally(judged: Iterable[JudgedClaim], name: str) -> str:
 def counts_sentence(judged: Sequence[JudgedClaim]) -> str:
     """How many claims are reproduced and how many are not, for pages that show no claim."""
     ends = {}
-    for name in ("published", "fair"):
+    for name in (PUBLISHED, FAIR):
         number = _verdicts(judged, name)
         others = number.total() - sum(number[verdict] for verdict in CLEAR)
         clear = ", ".join(f"{number[verdict]} {verdict}" for verdict in CLEAR)
@@ -285,4 +282,4 @@ def counts_sentence(judged: Sequence[JudgedClaim]) -> str:
 
 
 def _verdicts(judged: Iterable[JudgedClaim], name: str) -> Counter[Verdict]:
-    return Counter(finding.verdict for one in judged if (finding := getattr(one, name)))
+    return Counter(finding.verdict for one in judged if (finding := one.findings.get(name)))

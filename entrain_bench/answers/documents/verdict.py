@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -48,8 +48,6 @@ NEARLY = 1.05
 SECONDS_PER_DAY = 86400
 # Overrides of the seeds over which a number is averaged.
 SEEDS = ("seed=", "planning_seed=")
-# Settings of a claim that have a verdict of their own.
-JUDGED = ("published", "fair", "otherwise")
 # Significant digits of a finding's numbers, so that machines agree.
 DIGITS = 12
 
@@ -110,35 +108,25 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class JudgedClaim:
-    """A claim with the findings of its settings; None and no choices for settings that it does not have."""
+    """A claim with the finding of each of its settings, by label."""
 
     claim: Claim
-    published: Finding
-    fair: Finding | None = None
-    otherwise: Finding | None = None
-    choices: Mapping[str, Finding] = field(default_factory=dict)
+    findings: Mapping[str, Finding]
 
     def to_dict(self) -> dict[str, Any]:
         """The findings as JSON holds them."""
-        settings = {name: finding.to_dict() if (finding := getattr(self, name)) else None for name in JUDGED}
-        choices = {label: finding.to_dict() for label, finding in self.choices.items()}
-        return {"name": self.claim.name, "runs": self.claim.hash_of_runs, **settings, "choices": choices}
+        findings = {label: finding.to_dict() for label, finding in self.findings.items()}
+        return {"name": self.claim.name, "runs": self.claim.hash_of_runs, "findings": findings}
 
     @classmethod
     def from_dict(cls, claim: Claim, values: Mapping[str, Any]) -> JudgedClaim:
         """The findings that ``to_dict`` gave, also after JSON."""
-        findings = {name: Finding.from_dict(values[name]) for name in JUDGED if values[name]}
-        choices = {label: Finding.from_dict(finding) for label, finding in values["choices"].items()}
-        return cls(claim, **findings, choices=choices)
+        return cls(claim, {label: Finding.from_dict(finding) for label, finding in values["findings"].items()})
 
 
 def judge_claim(claim: Claim, study: Study) -> JudgedClaim:
     """Measure and judge a claim in all its settings."""
-    settings = {name: setting for name in JUDGED if (setting := getattr(claim, name))}
-    findings = {name: _finding(claim, setting, study) for name, setting in settings.items()}
-    return JudgedClaim(
-        claim, **findings, choices={label: _finding(claim, one, study) for label, one in claim.choices.items()}
-    )
+    return JudgedClaim(claim, {label: _finding(claim, setting, study) for label, setting in claim.settings.items()})
 
 
 def _finding(claim: Claim, setting: ClaimSetting, study: Study) -> Finding:
