@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 
 from entrain_bench.answers.documents.claims import claims_output
@@ -21,18 +20,20 @@ from entrain_bench.commands.publish import log_to_mlflow, write_tables
 from entrain_bench.commands.recommend import recommendation_output
 from entrain_bench.commands.watch import Watch, say
 from entrain_bench.figures._runner import figure_output
-from entrain_bench.figures._sweeps import discover, sweeps_of
+from entrain_bench.figures._sweeps import discover
 from entrain_bench.lab.ledger.page import calibration_output
-from entrain_bench.records.sweeps import PlannedSweep
+from entrain_bench.records.records import PlannedSweep
 from entrain_bench.run.cells import Done
 from entrain_bench.run.parallel import num_processes
-from entrain_bench.run.study import Output, Study, SweepOverrides, bring_up_to_date
+from entrain_bench.run.study import Output, Study, bring_up_to_date
 
 # With runs of their own that no figure shares; made when named, and for the reference.
 OF_THEIR_OWN = ("tables", "posterior", "recommendation", "calibration")
 # Made only when named: training on ranks of this machine takes longer and cannot run everywhere; the quick figure is
 # a part of the whole one.
 ON_REQUEST = frozenset({"measured_gantt", "quick", *OF_THEIR_OWN})
+# Of the override that chooses a figure's sweep.
+FIGURE = "figure="
 DOCUMENTS = {
     "calibration": "Predicted and published iteration times; calibration.md.",
     "claims": "Verdicts on published claims; claims.md and claims/<paper>.md.",
@@ -121,30 +122,22 @@ def make(
 
 
 def _log(wanted: Sequence[Output], study: Study, mlflow_uri: str | None) -> bool:
-    """Log the runs and files of some outputs, an experiment after the other; returns whether nothing went wrong."""
+    """Log runs and files, an experiment for every figure and for the rest of an output; returns whether all went well.
+
+    A figure's sweep begins with its name.
+    """
     keys = defaultdict[str, dict[str, None]](dict)
-    files = defaultdict[str, list[Path]](list)
+    files = defaultdict[str, dict[str, None]](dict)
     for output in wanted:
-        for experiment, sweeps in experiments_of(output).items():
-            keys[experiment] |= dict.fromkeys(study.cells_by_key(sweeps))
-            paths = (study.results.root / path for path in output.committed)
-            files[experiment] += [path for path in paths if path.exists()]
+        for sweep in output.sweeps:
+            name = sweep[0].removeprefix(FIGURE) if sweep[:1] and sweep[0].startswith(FIGURE) else output.name
+            keys[name] |= dict.fromkeys(study.cells_by_key([sweep]))
+            files[name] |= dict.fromkeys(output.committed)
     if (drawn := read_plan().sweep) in keys:
         keys[drawn] |= dict.fromkeys(cell.key for cell in drawn_cells(study))
     logged = []
-    for experiment, mine in keys.items():
+    for name, mine in keys.items():
         records = [record for key in mine if (record := study.results.read(key))]
-        logged.append(log_to_mlflow(study.results, records, experiment, mlflow_uri, files[experiment]))
+        paths = [path for file in files[name] if (path := study.results.root / file).exists()]
+        logged.append(log_to_mlflow(study.results, records, name, mlflow_uri, paths))
     return all(logged)
-
-
-def experiments_of(output: Output) -> dict[str, list[SweepOverrides]]:
-    """The sweeps behind an output by MLflow's names for them: their figure, or else the output."""
-    figures = dict.fromkeys(text.removeprefix("figure=") for sweep in output.sweeps for text in sweep[:1])
-    known = discover()
-    by_figure = {figure: [*sweeps_of(figure).values()] for figure in figures if figure in known}
-    whole = {sweep for sweeps in by_figure.values() for sweep in sweeps}
-    rest = [sweep for sweep in output.sweeps if sweep not in whole]
-    if not whole <= {*output.sweeps}:
-        return {output.name: [*output.sweeps]}
-    return by_figure | ({output.name: rest} if rest or not by_figure else {})

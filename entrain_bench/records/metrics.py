@@ -45,8 +45,7 @@ class Metric:
     """A number that describes an iteration or a run.
 
     Attributes:
-        name: its column.
-        unit: its unit; ``1`` for a ratio.
+        name, unit: its column, and its unit; ``1`` for a ratio.
         better: ``low`` or ``high``; empty if neither.
         compute: its value for an iteration; None if the executor or the run states it.
         least: smallest possible value; -inf: any float, also infinite or not a number.

@@ -1,10 +1,14 @@
-"""Run records: one file a run, written whole or not at all, named by what decides its content."""
+"""Run records: one file a run, written whole or not at all, named by what decides its content.
+
+Planned runs of sweeps are in ``sweeps/<key>.json``, so that a lost record is noticed.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -35,6 +39,9 @@ SHARD = 2
 # Errors of reading a file that is no record, or that cannot be read.
 BAD = (AttributeError, ValueError, KeyError, TypeError, OSError, RecursionError)
 STATUSES = ("ok", "skipped", "failed")
+# Folder of planned sweeps, and letters of their keys.
+SWEEPS = "sweeps"
+SWEEP_LETTERS = 16
 LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
 # Columns of metrics.
 METRICS = tuple(one.name for one in SUITE)
@@ -342,3 +349,40 @@ def _record_of(values: dict[str, Any]) -> Record:
     # Whether all that a table shows is there.
     _ = record.row
     return record
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSweep:
+    """A sweep's name, overrides of each cell that it came to by key, and those of cells that it did not come to."""
+
+    name: str
+    cells: Mapping[str, str]
+    unbegun: Sequence[str] = ()
+
+    def lost(self, results: Results) -> list[str]:
+        """The cells without a record, by their overrides."""
+        return [text for key, text in self.cells.items() if results.read(key) is None] + [*self.unbegun]
+
+    def write(self, results: Results) -> None:
+        """Replace what an earlier attempt at the sweep left; where that cannot be, the cells are not known later."""
+        texts = sorted([*self.cells.values(), *self.unbegun])
+        key = sha256(json.dumps([self.name, texts]).encode()).hexdigest()[:SWEEP_LETTERS]
+        values = {"name": self.name, "cells": self.cells, "unbegun": [*self.unbegun], **made_by()}
+        with suppress(OSError):
+            write_atomically(results.root / SWEEPS / f"{key}.json", sealed(key, values))
+
+
+def read_sweeps(results: Results) -> Iterator[tuple[Path, PlannedSweep | None]]:
+    """The sweeps of a folder by their files; None for a file that may not be believed."""
+    for path in sorted((results.root / SWEEPS).glob("*.json")):
+        sweep = None
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            values = unsealed(path.read_bytes(), path.stem)
+            sweep = PlannedSweep(str(values["name"]), {**values["cells"]}, [*values["unbegun"]])
+        yield path, sweep
+
+
+def lost_runs(results: Results, shown: Collection[str]) -> list[str]:
+    """Runs without a record of the sweeps that runs with these keys are of, by their overrides."""
+    sweeps = [sweep for _, sweep in read_sweeps(results) if sweep and not sweep.cells.keys().isdisjoint(shown)]
+    return [*dict.fromkeys(text for sweep in sweeps for text in sweep.lost(results))]

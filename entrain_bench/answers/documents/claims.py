@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -88,11 +88,8 @@ def claims_pages(judged: Sequence[JudgedClaim]) -> dict[str, str]:
     }
 
 
-def _by_file(judged: Iterable[JudgedClaim]) -> Iterator[tuple[str, list[JudgedClaim]]]:
-    def file(one: JudgedClaim) -> str:
-        return one.claim.file
-
-    return ((name, [*members]) for name, members in groupby(sorted(judged, key=file), key=file))
+def _by_file(judged: Iterable[JudgedClaim]) -> list[tuple[str, list[JudgedClaim]]]:
+    return [(file, [*members]) for file, members in groupby(judged, key=lambda one: one.claim.file)]
 
 
 def _paper(file: str, judged: Sequence[JudgedClaim]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -61,10 +61,7 @@ def read_plan() -> PosteriorPlan:
 
 @dataclass(frozen=True, slots=True)
 class JobDraws:
-    """Sweeps of a job under draws, as far as they are known, and their run table with the column ``constants``.
-
-    The table is None if any run is missing. Then no further sweeps are known.
-    """
+    """Sweeps of a job under draws, and their run table with the column ``constants``; None if any run is missing."""
 
     draws: Sequence[SweepOverrides]
     table: pd.DataFrame | None
@@ -145,8 +142,7 @@ def chances_table(data: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for job, times in times_of(data).items():
         for strategy, chance in chances(times).items():
-            lead = chance.lead
-            ends = (lead.median, lead.low, lead.high) if lead else (None,) * 3
+            ends = astuple(chance.lead) if chance.lead else (None,) * 3
             counts = (chance.num_draws, len(times[strategy]), chance.num_fastest, chance.probability)
             rows.append((*job, strategy, *counts, *ends))
     names = ["num_draws", "num_runs", "num_fastest", "probability", "lead", "lead_low", "lead_high"]
@@ -169,17 +165,13 @@ def _job(
         return JobDraws((), pd.DataFrame())
     # Cells of a job differ in strategy and seed.
     common = [text for key, text in overrides(cells[0].overrides).items() if key not in ("strategy", "seed")]
-    choices = {
-        str(cell.config.strategy["name"]): override_value(overrides(cell.overrides).get("strategy", ""))
-        for cell in cells
-    }
+    choices = {str(cell.config.strategy["name"]): overrides(cell.overrides)["strategy"] for cell in cells}
     sweeps = list[SweepOverrides]()
     tables = list[pd.DataFrame]()
     for draws, limit in plan.stages:
-        chosen = ",".join(filter(None, (choices[name] for name in names)))
-        job_overrides = (*([f"strategy={chosen}"] if chosen else []), *common)
+        chosen = ",".join(override_value(choices[name]) for name in names)
         noise = f"action_noise={plan.action_noise:g}"
-        asked = [(*job_overrides, f"seed={draw}", f"{KEY}={draw}", noise) for draw in draws]
+        asked = [(f"strategy={chosen}", *common, f"seed={draw}", f"{KEY}={draw}", noise) for draw in draws]
         sweeps += asked
         table = _table(study, asked, known)
         if table is None:

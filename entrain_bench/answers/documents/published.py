@@ -30,10 +30,8 @@ class PublishedCell:
         source: name of the CSV, without its suffix.
         where: table and row, figure and panel, or section.
         system, baseline: the system of the number, and for a ratio or gain the system it is compared with.
-        model, data, setting: as the paper writes them.
         gpus: GPUs of the number; ``256/264`` is baseline / system.
-        value: the number in ``unit``; None if the cell holds a word.
-        printed: the number as printed.
+        value, printed: the number in ``unit``, None if the cell holds a word; the number as printed.
         low, high: bounds of a value from an axis, in ``unit``.
         how: how a number was obtained: R read, F in a figure, A from an axis, I inferred from other cells, S from a
             secondary source.
@@ -101,8 +99,7 @@ def _number(text: str) -> float | None:
 def find_cells(patterns: Iterable[str]) -> tuple[PublishedCell, ...]:
     """The cells of some ids, in order; a pattern (``*``, ``?``) stands for all cells with a number that it matches.
 
-    Raises:
-        UserError: for an unknown id, and for a pattern without any cell.
+    ``UserError`` for an unknown id, and a pattern without any cell.
     """
     cells = published_cells()
     chosen: dict[str, PublishedCell] = {}

@@ -74,7 +74,7 @@ class Finding:
 
     Attributes:
         number: the mean over cases and seeds; None without a result.
-        low, high: ends of its 95% interval, or of the cases' numbers if an order has several cases; None for one seed.
+        low, high: its 95% interval, or the ends of the cases' numbers if an order has several; None for one seed.
         num_cases, num_held, num_unclear: of an order with several cases; in how many it holds, and may hold.
         num_runs, num_lost, lost_seeds: runs, those without a result, and the seeds that are left out for them.
         need_bytes, has_bytes: memory that a run needs, and that of the published device, if that is too little.
@@ -238,9 +238,7 @@ def judge(claim: Claim, measure: Measure, cases: pd.DataFrame) -> Finding:
 
 def _by_part(part: float, enough: float) -> Verdict:
     """The verdict on a part of a gain, or of the cases of an order."""
-    if part >= enough:
-        return Verdict.REPRODUCED
-    return Verdict.PARTLY if part >= PARTLY else Verdict.NOT_REPRODUCED
+    return _within(-part, -enough, -PARTLY)
 
 
 def _by_share(claim: Claim, number: float) -> Verdict:
