@@ -91,7 +91,7 @@ fuzz: setup ## Test 1000 random command lines and 1000 broken traces: SEED=0 COU
 tamper: setup ## Change a folder of 40 runs 500 times; no changed number may be shown, no command may crash: SEED=0 N=500
 	SEED=$(or $(SEED),0) N=$(or $(N),500) $(PYTHON) -m pytest -q -n0 --timeout=0 tests/tamper
 
-screenshots: docs ## Draw pages of MLflow (docs/images), the site and a report (build/screenshots); needs chromium and chromedriver
+screenshots: setup ## Draw pages of MLflow (docs/images); needs chromium and chromedriver
 	PYTHONPATH=tests $(PYTHON) -m screenshots
 
 bench: setup ## Benchmark the suite itself (up to five minutes); write results/bench.json

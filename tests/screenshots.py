@@ -1,8 +1,4 @@
-"""Draws pictures of pages in a browser: MLflow for docs/images, the report and the site for build/screenshots.
-
-In MLflow a sweep's answer, its runs and the comparison of two; of the site, which ``make docs`` has built, its main
-pages.
-"""
+"""Draws pictures of MLflow in a browser for docs/images: a sweep's answer, its runs and the comparison of two."""
 
 from __future__ import annotations
 
@@ -13,35 +9,25 @@ from tempfile import TemporaryDirectory
 
 from entrain_bench.cli import run_command
 from entrain_bench.records.records import Results
-from support.browser import opened, save_files, time_text
+from support.browser import opened, time_text
 
 ROOT = Path(__file__).resolve().parents[1]
-IMAGES, PICTURES, SITE = ROOT / "docs" / "images", ROOT / "build" / "screenshots", ROOT / "build" / "docs" / "html"
-# Main pages of the site, by the name of their picture.
-SITE_PAGES = {
-    "site_home": "index.html",
-    "site_tutorial": "docs/tutorials/which_strategy.html",
-    "site_strategy": "docs/strategies/braid.html",
-    "site_results": "docs/results.html",
-    "site_claims": "docs/claims.html",
-}
+IMAGES = ROOT / "docs" / "images"
 SWEEP = ["--multirun", "strategy=megatron,entrain,disttrain,dip,dflop", "workload=chartqa,opencqa_ocr", "seed=0"]
 COMPARED = ("megatron", "disttrain")
 # Sections of the comparison that are folded, so that the metrics are in sight.
 FOLDED = ("Visualizations", "Parameters")
-ANSWER_HEIGHT, RUNS_HEIGHT, COMPARE_HEIGHT, PAGE_HEIGHT = 1000, 900, 1020, 1400
+ANSWER_HEIGHT, RUNS_HEIGHT, COMPARE_HEIGHT = 1000, 900, 1020
 # Two runs of this one are compared.
 WORKLOAD = "chartqa"
 
 
 def main() -> int:
-    """Show the site's main pages; then run a small sweep and show it in a report and in MLflow."""
-    save_files({PICTURES / f"{name}.png": SITE / page for name, page in SITE_PAGES.items()}, PAGE_HEIGHT)
+    """Run a small sweep and show it in MLflow."""
     with TemporaryDirectory() as folder, chdir(folder):
         results = Results(Path("results"))
-        if run_command(SWEEP) or run_command(["report"]):
+        if run_command(SWEEP):
             return 1
-        save_files({PICTURES / "report.png": results.root / "report.html"}, PAGE_HEIGHT)
         found = [record for record in results.records() if record.labels["workload"] == WORKLOAD]
         records = {record.labels["strategy"]: record for record in found}
         with opened(results) as pages:

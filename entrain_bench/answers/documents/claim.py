@@ -81,13 +81,8 @@ class Measure:
     """How a number comes out of runs.
 
     For every workload and model, the mean of a side's configurations counts, or the configuration that is greatest or
-    least on average. The two sides are compared seed by seed. Then cases are combined.
-
-    Attributes:
-        metric: a column of the table of runs, or a number that is derived from it.
-        pick_of, pick_to: which configuration of a side counts.
-        over: how workloads and models are combined.
-        samples: for GPU days the cell that states the number of samples.
+    least on average (``pick_of``, ``pick_to``). The two sides are compared seed by seed. Then cases are combined
+    (``over``). ``samples`` is for GPU days the cell that states the number of samples.
     """
 
     metric: Annotated[str, OneOf((*METRICS, *PRODUCTS, ENCODER_STAGES, ENCODER_GPUS, GPU_DAYS))]
@@ -108,12 +103,9 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class ClaimSetting:
-    """The runs behind a number.
+    """The runs behind a number; of two situations the ratio is the number: the first over the second.
 
-    Attributes:
-        words: the setting in words, and which parts of it were chosen here.
-        common: overrides of all runs.
-        situations: one, or two whose ratio is the number: the first over the second.
+    ``words`` say the setting, and which parts of it were chosen here.
     """
 
     words: str
@@ -382,11 +374,8 @@ def _ends(cell: PublishedCell, kind: Kind, relative: bool) -> list[float]:
 def _published(values: Mapping[str, Any]) -> ClaimSetting:
     """The published setting; each system is tuned as it was published if strategies can be told to."""
     common, of, to, at = (overrides(values.get(key, [])) for key in (*SIDES, "at"))
-    require(bool(of), "of", "[]", "the overrides of the runs in the numerator")
     situations = [Situation(of, to, at)]
-    against = values.get("against")
-    require(bool(against) or not at, "against", against, "given with at")
-    if against:
+    if against := values.get("against"):
         check_keys(against, ("at", "of", "to"), where="against: ")
         other: dict[str, Any] = {"at": {}} | {key: overrides(texts) for key, texts in against.items()}
         situations.append(replace(situations[0], **other))
@@ -413,5 +402,4 @@ def _measure(values: Mapping[str, Any] | str, usual: Measure | None = None) -> M
 
 def _changed(published: ClaimSetting, label: str, values: Mapping[str, Any]) -> ClaimSetting:
     check_keys(values, SIDES, where=f"{label}: ")
-    require(any(values.values()), label, "{}", "overrides that make a difference")
     return published.changed({side: overrides(texts) for side, texts in values.items()})

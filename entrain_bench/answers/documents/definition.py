@@ -72,8 +72,3 @@ def words(value: Any) -> str:
 def overrides(value: Any) -> Overrides:
     """Overrides from a list; a later one replaces an earlier one of the same key, in its place."""
     return {text.partition("=")[0].lstrip("+~"): text for text in map(str, flat(value))}
-
-
-def override_value(override: str) -> str:
-    """The value that an override gives; empty without one."""
-    return override.partition("=")[2]

@@ -1,7 +1,4 @@
-"""Posterior runs: which strategies of a sweep run under which draws of the hardware constants; ``posterior.csv``.
-
-``experiments/posterior.yaml`` says which. Strategies that are far behind run few draws: sweeps follow from results.
-"""
+"""Posterior runs under draws of the hardware constants (``experiments/posterior.yaml``), and ``posterior.csv``."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ import pandas as pd
 import yaml
 
 from entrain_bench.answers.comparison import TIME, Comparison, Verdict
-from entrain_bench.answers.documents.definition import override_value, overrides
+from entrain_bench.answers.documents.definition import overrides
 from entrain_bench.answers.posterior import KEY, chances, contenders, times_of
 from entrain_bench.answers.tables import MISSING, compared, run_table
 from entrain_bench.base.errors import UserError
@@ -165,11 +162,13 @@ def _job(
         return JobDraws((), pd.DataFrame())
     # Cells of a job differ in strategy and seed.
     common = [text for key, text in overrides(cells[0].overrides).items() if key not in ("strategy", "seed")]
-    choices = {str(cell.config.strategy["name"]): overrides(cell.overrides)["strategy"] for cell in cells}
+    choices = {
+        str(cell.config.strategy["name"]): overrides(cell.overrides)["strategy"].partition("=")[2] for cell in cells
+    }
     sweeps = list[SweepOverrides]()
     tables = list[pd.DataFrame]()
     for draws, limit in plan.stages:
-        chosen = ",".join(override_value(choices[name]) for name in names)
+        chosen = ",".join(choices[name].partition("=")[2] for name in names)
         noise = f"action_noise={plan.action_noise:g}"
         asked = [(f"strategy={chosen}", *common, f"seed={draw}", f"{KEY}={draw}", noise) for draw in draws]
         sweeps += asked

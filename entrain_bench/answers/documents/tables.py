@@ -1,7 +1,4 @@
-"""Measured tables of ``experiments/table``, their Markdown, and how pages of ``docs`` take them.
-
-A table shows numbers of runs by row and column. A lead shows one strategy next to the fastest of its rivals.
-"""
+"""Measured tables of ``experiments/table``, their Markdown, and how pages of ``docs`` take them."""
 
 from __future__ import annotations
 

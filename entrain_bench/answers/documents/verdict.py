@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -161,13 +160,10 @@ def _memory(sweep: Sequence[str], study: Study) -> float:
     """Memory of the published device in bytes, also if the sweep changes it."""
     texts = overrides(sweep)
     if "cluster.device.memory_bytes" in texts:
-        return _memory_of_cluster(texts.get("cluster", ""))
-    return float(study.cells(*sweep)[0].config.cluster["device"]["memory_bytes"])
-
-
-@cache
-def _memory_of_cluster(override: str) -> float:
-    return float(compose(*filter(None, [override])).cluster["device"]["memory_bytes"])
+        cluster = compose(*(text for key, text in texts.items() if key == "cluster")).cluster
+    else:
+        cluster = study.cells(*sweep)[0].config.cluster
+    return float(cluster["device"]["memory_bytes"])
 
 
 def _side_table(setting: ClaimSetting, side: Sequence[str], study: Study) -> pd.DataFrame:
