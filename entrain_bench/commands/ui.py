@@ -42,10 +42,7 @@ VERB = Verb(Keys, options=())
 
 
 def main(request: Request[Keys]) -> int:
-    """Serve the runs until interrupted; returns the server's exit code.
-
-    ``UserError`` if nothing is logged or the port is taken.
-    """
+    """Serve the runs until interrupted; returns the server's exit code; ``UserError`` if the port is taken."""
     port = request.keys.port
     results = Results(Path(request.keys.results_dir))
     lines = links(results, f"http://{HOST}:{port}", MAX_LINKS)
