@@ -1,10 +1,8 @@
-"""A folder of the user's: every kind of choice is found there, alone, in sweeps over all choices, and by make."""
+"""A folder of the user's: every kind of choice is found there, alone, and in sweeps over all choices."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -210,13 +208,3 @@ def test_what_is_wrong_with_their_figures_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("entrain-bench: ")
     assert says in line
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_make_hands_the_folder_on() -> None:
-    def recipe(*variables: str) -> str:
-        command = ["make", "--dry-run", "--assume-old=setup", "figures", *variables]
-        return subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True).stdout
-
-    assert "--config-dir" not in recipe()
-    assert 'entrain-bench figures --config-dir "a folder"' in recipe("CONFIG_DIR=a folder")

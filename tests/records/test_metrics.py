@@ -80,7 +80,7 @@ def test_forward_std_is_over_the_microbatches_of_a_rank_if_groups_have_several_w
 
 @pytest.mark.wide
 def test_sub_microbatches_count_as_the_microbatch_that_they_are_parts_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("entrain_bench_strategies.dip.partitioner.EFFICIENCY", 0.01)  # an image each
+    monkeypatch.setattr("entrain_bench_strategies.dip.EFFICIENCY", 0.01)  # an image each
     small = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=4", "layout.tp=1", "layout.dp=2"]
     s = prepare(compose_cells([*small, "strategy=optimus", "workload=opencqa_ocr"])[0].config)
     shapes = s.source.batch(0, 16, 0)
