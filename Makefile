@@ -12,7 +12,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Containers set it; then every process compiles the suite, torch and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quick figures report measured preprocessing fidelity gpu-check claims calibration verify reference test test-slow test-site mutants fuzz tamper screenshots bench ui docs docs-serve lint clean
+.PHONY: help setup quick figures report measured preprocessing fidelity gpu-check claims calibration verify reference test test-slow test-site mutants fuzz tamper bench ui docs docs-serve lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -90,9 +90,6 @@ fuzz: setup ## Test 1000 random command lines and 1000 broken traces: SEED=0 COU
 
 tamper: setup ## Change a folder of 40 runs 500 times; no changed number may be shown, no command may crash: SEED=0 N=500
 	SEED=$(or $(SEED),0) N=$(or $(N),500) $(PYTHON) -m pytest -q -n0 --timeout=0 tests/tamper
-
-screenshots: setup ## Draw pages of MLflow (docs/images); needs chromium and chromedriver
-	PYTHONPATH=tests $(PYTHON) -m screenshots
 
 bench: setup ## Benchmark the suite itself (up to five minutes); write results/bench.json
 	$(PYTHON) -m entrain_bench.lab bench
