@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from entrain_bench.answers.cases import Case, Outcome, StrategyResult, cases_of, name_of, varying
 from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, results_word
@@ -39,18 +39,6 @@ class NextStep(StrEnum):
     MORE_SEEDS = "more seeds"
     RERUN = "rerun"
     RECOMMEND = "recommend"
-
-
-class Pictures(Protocol):
-    """Draws pictures of an answer, as PNG."""
-
-    def standings(self, answer: Answer) -> bytes:
-        """Iteration times of every strategy in every case."""
-        ...
-
-    def ranks(self, record: Record) -> bytes:
-        """Draw what the ranks of a run hold and do, from its timeline."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

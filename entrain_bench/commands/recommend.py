@@ -29,7 +29,7 @@ from entrain_bench.answers.recommend.recommendation import (
 )
 from entrain_bench.answers.recommend.strategy_race import Raced, Refuse, StrategyRace, race
 from entrain_bench.answers.sentences import notices
-from entrain_bench.answers.tracking.entries import sweep_name
+from entrain_bench.answers.tracking.log import sweep_name
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say

@@ -68,7 +68,7 @@ def main(request: Request[NoKeys]) -> int:
             say(f"entrain-bench: the Chrome trace cannot be written ({error})")
     composer.save()
     # A run starts before the words on it are imported.
-    from entrain_bench.answers.tracking.entries import sweep_name
+    from entrain_bench.answers.tracking.log import sweep_name
     from entrain_bench.commands.publish import publish, say_lacking
 
     records = publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
@@ -82,7 +82,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     ``UserError`` for a cell that cannot be composed, data that cannot be read, a damaged record or an unwritable
     folder, as soon as it is known; and at the end if a cell left no record.
     """
-    from entrain_bench.answers.tracking.entries import sweep_name
+    from entrain_bench.answers.tracking.log import sweep_name
     from entrain_bench.commands.hydra_app import has_sweeper, run_hydra
     from entrain_bench.commands.publish import publish, say_lacking
 
@@ -107,7 +107,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
                 watch.finished += 1
                 continue
             keys[cell.key] = " ".join(cell.overrides)
-            # A sweep keeps the timelines of one job: MLflow shows its ranks.
+            # A sweep keeps the timelines of one job.
             yield replace(cell, timeline=is_beside(cell.config, first))
 
     try:
@@ -133,7 +133,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
 
 def _sweep_by_plugin(composer: Composer, request: Request[NoKeys]) -> int:
     """Let a sweeper of Hydra's choose values, and publish the runs that are new; returns Hydra's exit code."""
-    from entrain_bench.answers.tracking.entries import sweep_name
+    from entrain_bench.answers.tracking.log import sweep_name
     from entrain_bench.commands.hydra_app import run_hydra
     from entrain_bench.commands.publish import publish
 

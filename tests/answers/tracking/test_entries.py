@@ -9,7 +9,7 @@ import pytest
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.sentences import sentences
-from entrain_bench.answers.tracking.entries import (
+from entrain_bench.answers.tracking.log import (
     BASELINE_TAG,
     NOTE_TAG,
     Entry,
