@@ -15,7 +15,7 @@ from typing import Any
 
 from entrain_bench.answers.cases import Case, Outcome, StrategyResult, cases_of, name_of, varying
 from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, results_word
-from entrain_bench.answers.comparison import LeadSummary, Overall, Verdict, lead_of, overall, place_of
+from entrain_bench.answers.comparison import LeadSummary, Overall, Verdict, lead_of, overall
 from entrain_bench.answers.labels import OURS, runs_in
 from entrain_bench.answers.posterior import ChanceSummary, rank_chances, split_draws
 from entrain_bench.answers.statistics import Interval
@@ -128,9 +128,6 @@ class Answer:
         contested = self.contested
         baseline = self.baseline
         is_mean = len(self.cases) > 1 and bool(baseline)
-        # By display order of their strategies; without one, by name at the end.
-        orders = {result.name: result.display_order for result in self.results}
-        variants = sorted(orders, key=lambda name: place_of(name, orders[name]))
         return {
             "baseline": baseline,
             "num_cases": len(self.cases),
@@ -140,17 +137,13 @@ class Answer:
             "leads": _our_leads(contested),
             "chances": _chances(contested),
             "overall": {name: asdict(mean) for name, mean in self.overall.items() if is_mean},
-            "without_mean": [name for name in variants if name not in self.overall] if is_mean else [],
             **_doubts(contested),
             "fewer_seeds": _fewer_seeds(contested),
-            "barred": [*_barred(self, contested)],
             "not_run": self.not_run,
             "several_ran": len({result.strategy for result in self.results}) > 1,
             "lost": [*self.lost],
             "num_planned": len(self.records) + len(self.draws) + len(self.lost),
             "problems": find_problems(self.results, self.headings),
-            "num_runs": len(self.records),
-            "without_result": _count_lost(self.results),
         }
 
     def case_dicts(self, results_dir: str | None = None) -> list[dict[str, Any]]:
@@ -261,46 +254,25 @@ def _fewer_seeds(cases: Sequence[Case]) -> list[dict[str, Any]]:
     return [{"seeds": [*seeds], "strategies": _distinct(names)} for seeds, names in lacking.items()]
 
 
-def _barred(answer: Answer, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
-    """Failed strategies that would be ahead of the fastest."""
-    for case in cases:
-        for result in case.results:
-            behind = result.standing.behind
-            if result.standing.verdict == Verdict.FAILED and behind and behind.mean < 1:
-                yield {
-                    "strategy": result.name,
-                    "case": answer.case_name(case),
-                    "seeds": [seed for seed, time in result.standing.times.items() if time is None],
-                    "speedup": 1 / behind.mean,
-                    "num_seeds": behind.num_values,
-                }
-
-
 def find_problems(results: Sequence[StrategyResult], headings: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the runs without a result: status, name, seeds, number and reason; runs of equal reason are together."""
-    alike: dict[tuple[str, str, int], list[StrategyResult]] = {}
+    """Return the runs without a result: status, names, seeds, number and reason; runs of equal reason are together."""
+    alike: dict[tuple[str, str], list[tuple[StrategyResult, list[int]]]] = {}
     for result in results:
         for status in LOST:
-            if lost := [record for record in result.runs.values() if record.status == status]:
-                alike.setdefault((status, lost[0].reason, len(lost)), []).append(result)
-    problems = []
-    for (status, reason, _), members in alike.items():
-        first = members[0].labels
-        shared = [heading for heading in headings if len({one.labels[heading] for one in members}) == 1]
-        named = [one for one in results if all(one.labels[heading] == first[heading] for heading in shared)]
-        for part, names in [(members, shared)] if named == members else [([one], headings) for one in members]:
-            runs = [run for one in part for run in one.runs.items()]
-            seeds = [seed for seed, record in runs if record.status == status]
-            name = name_of(part[0].labels, names) or "all"
-            problems.append({"status": status, "name": name, "seeds": seeds, "num_runs": len(runs), "reason": reason})
-    return problems
-
-
-def _count_lost(results: Sequence[StrategyResult]) -> dict[str, list[int]]:
-    """Return the seeds of runs without a result by status, a seed for each run."""
-    runs = [(record.status, seed) for result in results for seed, record in result.runs.items()]
-    seeds = {status: [seed for one, seed in runs if one == status] for status in LOST}
-    return {status: lost for status, lost in seeds.items() if lost}
+            lost = {seed: record for seed, record in result.runs.items() if record.status == status}
+            for reason in dict.fromkeys(record.reason for record in lost.values()):
+                seeds = [seed for seed, record in lost.items() if record.reason == reason]
+                alike.setdefault((status, reason), []).append((result, seeds))
+    return [
+        {
+            "status": status,
+            "names": [name_of(result.labels, headings) for result, _ in members],
+            "seeds": [seed for _, seeds in members for seed in seeds],
+            "num_runs": sum(len(result.runs) for result, _ in members),
+            "reason": reason,
+        }
+        for (status, reason), members in alike.items()
+    ]
 
 
 def _case_dict(answer: Answer, case: Case, results_dir: str | None) -> dict[str, Any]:

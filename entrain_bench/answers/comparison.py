@@ -108,13 +108,13 @@ class Overall:
 
 
 def baseline_of(orders: Mapping[str, float | None]) -> str:
-    """The strategy that others are compared with: of at least one, by display order, the first by ``place_of``."""
-    return min(orders, key=lambda name: place_of(name, orders[name]))
+    """The strategy that others are compared with: by display order, those without one last, then by name."""
 
+    def place(name: str) -> tuple[float, str]:
+        order = orders[name]
+        return math.inf if order is None else order, name
 
-def place_of(name: str, display_order: float | None) -> tuple[float, str]:
-    """Return a strategy's sort key: display order, those without one last, then name."""
-    return math.inf if display_order is None else display_order, name
+    return min(orders, key=place)
 
 
 def compare[Name: Hashable](

@@ -11,7 +11,7 @@ from typing import Any
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.labels import cost_source
-from entrain_bench.answers.sentences import losses, notices, posterior, problems, sentences
+from entrain_bench.answers.sentences import notices, posterior, problems, sentences
 from entrain_bench.answers.text import count, load_template, to_html
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.code import code_version
@@ -77,9 +77,8 @@ def report_of(answer: Answer, results_dir: str, notes: Sequence[str] = (), stand
     """Return the report on the runs of at least one case; ``standings``: a picture of them (PNG)."""
     job = answer.cases[0].job
     naming = [heading for heading in job if heading in NAMED or heading in answer.varying]
-    words = {"posterior": posterior(answer), "losses": losses(answer)}
     return {
-        "decision": {**answer.to_dict(), **answer.decision(results_dir), **words},
+        "decision": {**answer.to_dict(), **answer.decision(results_dir), "posterior": posterior(answer)},
         "standings": b64encode(standings).decode() if standings else "",
         "sentences": sentences(answer),
         "notes": [*notes],

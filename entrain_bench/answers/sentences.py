@@ -36,12 +36,6 @@ def problems(answer: Answer) -> list[str]:
     return [_one("problem", problem) for problem in answer.to_dict()["problems"]]
 
 
-def losses(answer: Answer) -> str:
-    """How many of all runs have no result, and at which seeds, in one sentence; empty if all have."""
-    values = answer.to_dict()
-    return _one("without_result", values["num_runs"], values["without_result"])
-
-
 def winners_sentence[Name: Hashable](comparisons: Sequence[Comparison[Name]], labels: Mapping[Name, str]) -> str:
     """In how many of some cases each strategy is the fastest, the one with the most first; empty without a winner."""
     wins = [(labels[name], number) for name, number in count_wins(comparisons).items()]

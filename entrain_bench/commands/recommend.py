@@ -11,12 +11,11 @@ from typing import Any
 import yaml
 
 from entrain_bench.answers.commands import command_line, quoted
-from entrain_bench.answers.comparison import Times, baseline_of
+from entrain_bench.answers.comparison import baseline_of
 from entrain_bench.answers.console_table import describe_cell, make_console
 from entrain_bench.answers.recommend import megatron
 from entrain_bench.answers.recommend.megatron import FRAMEWORKS, flag_lines, refusal, variants_within
 from entrain_bench.answers.recommend.recommendation import (
-    JUDGED,
     KNOBS,
     STATED,
     Recommendation,
@@ -24,7 +23,6 @@ from entrain_bench.answers.recommend.recommendation import (
     no_result_lines,
     reason_of,
     recommend,
-    so_far,
     summary_lines,
 )
 from entrain_bench.answers.recommend.strategy_race import Raced, Refuse, StrategyRace, race
@@ -102,7 +100,7 @@ def main(request: Request[Keys]) -> int:
     runner, raced, answer = _answered(asked, results, composer, keys)
     composer.save()
     if answer:
-        _print(answer_lines(answer, asked.omitted, width, str(results.root / JUDGED)))
+        _print(answer_lines(answer, asked.omitted, width))
         if keys.within:
             _print(flag_lines(runner, answer, path, width))
         try:
@@ -169,9 +167,6 @@ def _answered(
     def clock() -> str:
         return f"[{perf_counter() - started:5.1f} s]"
 
-    def tell(times: Mapping[str, Times]) -> None:
-        say(f"{clock()} so far: {so_far(times, len(asked.variants))}")
-
     runner = StrategyRace(
         asked.overrides,
         asked.config.seed,
@@ -182,7 +177,7 @@ def _answered(
         lambda record: say(describe_cell(clock(), record)),
     )
     refuse: Refuse = refusal if keys.within else lambda *_: ""
-    raced = race(runner, [asked.baseline], refuse, keys.seconds, tell)
+    raced = race(runner, [asked.baseline], refuse, keys.seconds)
     say(f"{clock()} judging the winner on fresh seeds")
     answer = recommend(
         runner,

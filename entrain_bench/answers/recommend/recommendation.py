@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-import numpy as np
-
 from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.comparison import MARGIN, TIME, Comparison, Times, Verdict, shared_ratio, with_result
 from entrain_bench.answers.console_table import Column, fitting, table_lines
@@ -27,20 +25,17 @@ from entrain_bench.answers.statistics import Interval, mean_interval
 from entrain_bench.answers.text import (
     NOTHING,
     TIME_WORDS,
-    count,
     decimals,
     ends,
     listing,
     load_template,
     percent,
     seconds,
-    spell_seeds,
 )
-from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.overrides import parse
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.program.layout import Layout
 from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan, plan_overrides, plan_text
 from entrain_bench.records.records import Record, Results, labels_of
 from entrain_bench.records.time_shares import TIME_SHARES
@@ -72,6 +67,8 @@ CHOSEN = ("model", "workload", "cluster")
 # What a plan's file states by itself; that a planner's options led to the layout, no one who takes it has to know.
 STATED = (*CHOSEN, "global_batch", "microbatch_size")
 OF_THE_PLANNER = ("strategy/planner", "strategy.planner", "layout.")
+# Seconds of an iteration by strategy and class, the fastest strategy first.
+type Spent = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,6 @@ class Recommendation:
     Attributes:
         plan: of the fastest strategy, frozen.
         comparison: of all, at the seeds of the race that each ran.
-        fresh: the fastest's records at fresh seeds.
         spent: where time goes (``spent_s``), for the fastest and its rivals.
         values: all else, for ``templates/recommendation.jinja``.
     """
@@ -89,8 +85,7 @@ class Recommendation:
     best: str
     plan: TrainingPlan
     comparison: Comparison[str]
-    fresh: Sequence[Record]
-    spent: Mapping[str, Mapping[str, float]]
+    spent: Spent
     values: Mapping[str, Any]
 
 
@@ -150,8 +145,21 @@ def recommend(
     judged_records = judge.records([best], seeds)
     lacking = comparison.with_verdict(Verdict.FAILED)
     placed = {runner.strategy(name) for name in comparison.ranked if name not in lacking}
+    config = runner.config(best, runner.first_seed)
+    job = prepare(config).job
+    layout = plans[best].layout
     values = {
-        **_job_values(runner.config(best, runner.first_seed), plans[best].layout),
+        "job": labels_of(config),
+        "global_batch": config.global_batch,
+        "num_gpus": job.cluster.num_ranks,
+        "planning_seed": config.planning_seed,
+        "layout": layout.describe(),
+        "is_grouped": any(len(placed.widths) > 1 for placed in layout.modules),
+        "num_microbatches": layout.num_microbatches,
+        "microbatch_size": f"{_mean_size(config, job, layout):g}",
+        "capacity": job.cluster.device.memory_bytes,
+        "budget": job.memory_budget_bytes,
+        "memory_fraction": f"{config.memory_fraction:g}",
         "best": best,
         "overrides": [*runner.variants[best]],
         "time": time,
@@ -175,8 +183,11 @@ def recommend(
         },
         "effects": effects,
         "rivals": [name for name in plans if name != best and effects],
+        "commands": commands_of(judged_records, judge.results.root),
+        "as_good": ties(comparison),
+        "reason": reason(spent),
     }
-    return Recommendation(best, plans[best], comparison, judged_records, spent, values)
+    return Recommendation(best, plans[best], comparison, spent, values)
 
 
 def spent_s(records: Sequence[Record]) -> dict[str, float]:
@@ -219,36 +230,14 @@ def plan_of(runner: StrategyRace, name: str, time: Interval, usual: Mapping[str,
 def assumption_effect(label: str, best: str, usual: Times, changed: Mapping[str, Times]) -> dict[str, Any]:
     """Return the effect of a changed assumption on the fastest strategy and its rivals.
 
-    ``change`` is the fastest's time over its usual one (None without a result), ``overtaking`` who is then faster, or
-    has a result where the fastest has none, ``speedups`` theirs over the fastest, or over its usual time.
+    ``change`` is the fastest's time over its usual one (None without a result), ``speedups`` those over it of all that
+    are then faster; if it has no result, over its usual time, of all that have one.
     """
     change = _ratio(changed[best], usual)
     reference = changed[best] if change else usual
     ratios = {name: _ratio(times, reference) for name, times in changed.items() if name != best}
-    return {
-        "label": label,
-        "change": change,
-        "overtaking": [name for name, ratio in ratios.items() if ratio and (not change or ratio.mean < 1)],
-        "speedups": {name: 1 / ratio.mean for name, ratio in ratios.items() if ratio and ratio.mean < 1},
-        "has_rivals": bool(ratios),
-    }
-
-
-def _job_values(config: RunConfig, layout: Layout) -> dict[str, Any]:
-    job = prepare(config).job
-    return {
-        "job": labels_of(config),
-        "global_batch": config.global_batch,
-        "num_gpus": job.cluster.num_ranks,
-        "planning_seed": config.planning_seed,
-        "is_grouped": any(len(placed.widths) > 1 for placed in layout.modules),
-        "num_microbatches": layout.num_microbatches,
-        "microbatch_size": f"{_mean_size(config, job, layout):g}",
-        "scheduler_memory": config.strategy["scheduler"].get("memory", "module"),
-        "capacity": job.cluster.device.memory_bytes,
-        "budget": job.memory_budget_bytes,
-        "memory_fraction": f"{config.memory_fraction:g}",
-    }
+    speedups = {name: 1 / ratio.mean for name, ratio in ratios.items() if ratio and (not change or ratio.mean < 1)}
+    return {"label": label, "change": change, "speedups": speedups, "has_rivals": bool(ratios)}
 
 
 def _ratio(times: Times, others: Times) -> Interval | None:
@@ -299,27 +288,17 @@ def _mean_size(config: RunConfig, job: Job, layout: Layout) -> float:
 INDENT = "  "
 # Strategies that a line on the race so far names.
 NUM_NAMED = 3
-# Spans of ranks in a line at most.
-MAX_SPANS = 6
 # The first class: work that every strategy must do.
 WORK = next(iter(TIME_WORDS))
-# Seconds of an iteration by strategy and class, the fastest strategy first.
-type Spent = Mapping[str, Mapping[str, float]]
 
 
-def answer_lines(answer: Recommendation, omitted: Mapping[str, Any], width: int, judged_dir: str) -> list[str]:
+def answer_lines(answer: Recommendation, omitted: Mapping[str, Any], width: int) -> list[str]:
     """Return the answer, wrapped at ``width``; ``omitted``: strategies and keys that were not considered."""
-    values = {
-        **answer.values,
-        "omitted": omitted,
-        "layout": [*map(module_values, answer.plan.layout.modules)],
-        "reason": reason(answer.spent),
-        "commands": commands_of(answer.fresh, judged_dir),
+    tables = {
         "ranking": ranking_lines(answer.comparison, width),
         "spent": spent_lines(answer.spent, width - len(INDENT)),
-        "as_good": ties(answer.comparison),
     }
-    return _lines("answer", values, width)
+    return _lines("answer", {**answer.values, **tables, "omitted": omitted}, width)
 
 
 def summary_lines(answer: Recommendation, width: int) -> list[str]:
@@ -327,7 +306,7 @@ def summary_lines(answer: Recommendation, width: int) -> list[str]:
     # Below two lines of heading.
     ranking = ranking_lines(answer.comparison, width)
     shown = [*ranking[: 2 + NUM_NAMED], *(["..."] if len(ranking) > 2 + NUM_NAMED else [])]
-    return _lines("summary", {**answer.values, "ranking": shown, "as_good": ties(answer.comparison)}, width)
+    return _lines("summary", {**answer.values, "ranking": shown}, width)
 
 
 def no_result_lines(reasons: Mapping[str, str]) -> list[str]:
@@ -376,23 +355,6 @@ def ranking_lines(comparison: Comparison[str], width: int) -> list[str]:
     return table_lines(fitting(columns, width, ["strategy", "s/iter", "behind"]), 1)
 
 
-def so_far(times: Mapping[str, Times], total: int) -> str:
-    """Return the state of the race in one line: the fastest strategies, and how many have run."""
-    comparison = standings(times)
-    seeds = spell_seeds([seed for by_seed in times.values() for seed in by_seed])
-    firsts = comparison.with_verdict(Verdict.FASTEST)
-    best = comparison.standings[firsts[0]].time if firsts else None
-    number = f"{len(times)} of {count(total, 'strategy', 'strategies')}"
-    if not best:
-        return f"no result yet ({number}, {seeds})"
-    lost = comparison.with_verdict(Verdict.FAILED)
-    behind = {name: comparison.standings[name].behind for name in comparison.ranked if name not in lost}
-    named = [f"{name} {percent(ratio.mean)}" for name, ratio in behind.items() if ratio]
-    then = f", then {', '.join(named[:NUM_NAMED])}" if named else ""
-    without = f", {len(lost)} without a result" if lost else ""
-    return f"{firsts[0]} {seconds(best.mean, decimals([best.mean]))} s{then} ({number}{without}; {seeds})"
-
-
 def spent_lines(spent: Spent, width: int) -> list[str]:
     """Return a table: a row for each class with time, a column for each strategy that fits the width."""
     totals = [math.fsum(spent_s.values()) for spent_s in spent.values()]
@@ -413,26 +375,3 @@ def reason(spent: Spent) -> dict[str, Any]:
     rest = max((name for name in seconds_by_class if name != WORK), key=lambda name: seconds_by_class[name])
     shares = {"work": seconds_by_class[WORK] / total, "rest_share": seconds_by_class[rest] / total}
     return {"strategy": best, "rest": rest, **shares}
-
-
-def module_values(placed: ModuleLayout) -> dict[str, Any]:
-    """Return a module's degrees, layers of each stage and ranks as plain values."""
-    is_grouped = len(placed.widths) > 1
-    return {
-        "name": placed.module,
-        # Virtual stages count as the one that their ranks make up.
-        "pp": int(np.unique(placed.ranks[0]).size) // placed.ranks_per_block,
-        **{name: getattr(placed, name) for name in ("tp", "cp", "dp", "sharded", "recompute", "offload")},
-        "groups": [f"{tp}x{cp}" for tp, cp in placed.widths] if is_grouped else [],
-        "stages_per_rank": placed.stages_per_rank,
-        "layers": [*placed.layers_per_stage],
-        "ranks": spans(placed.ranks),
-    }
-
-
-def spans(ranks: IntArray) -> str:
-    """Return ranks in words: ``0-15``, ``0-3, 8-11``; a long list is shortened."""
-    distinct = np.unique(ranks)
-    cuts = np.flatnonzero(np.diff(distinct) != 1) + 1
-    parts = [f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in np.split(distinct, cuts)]
-    return ", ".join(parts if len(parts) <= MAX_SPANS else [*parts[: MAX_SPANS - 1], "...", parts[-1]])

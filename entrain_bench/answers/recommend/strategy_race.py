@@ -172,7 +172,6 @@ def race(
     kept: Sequence[str],
     refuse: Refuse,
     seconds: float | None,
-    tell: Callable[[Mapping[str, Times]], None],
 ) -> Raced:
     """Race all variants of a runner; those ``kept`` run at all seeds if they have results.
 
@@ -192,7 +191,6 @@ def race(
                     new[name][seed] = None
             times[name] = {**times.get(name, {}), **new[name]}
         done = num_seeds
-        tell(times)
         running = {name: times[name] for name in racing}
         left = going_on(running)
         racing = going_on(running, kept)
