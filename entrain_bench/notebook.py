@@ -58,11 +58,7 @@ class View:
         return self.table.copy()
 
     def plot(self) -> Figure:
-        """Return the picture as a new figure of matplotlib, which notebooks show.
-
-        Raises:
-            UserError: if there is nothing to draw.
-        """
+        """Return the picture as a new figure of matplotlib, which notebooks show."""
         with styled():
             figure = self.draw()
         figure.set_dpi(DPI)
@@ -73,14 +69,8 @@ class View:
 def sweep(*overrides: str, config_dir: str | None = None, processes: int = 0) -> View:
     """Run what is missing of a sweep, as ``entrain-bench --multirun`` does, and return its runs.
 
-    Args:
-        *overrides: ``key=value``, several values separated by commas.
-        config_dir: a folder of yours with further choices.
-        processes: runs at a time, each in a process of its own; 0 runs one after the other in this process. A script
-            that asks for processes needs ``if __name__ == "__main__"``.
-
-    Raises:
-        UserError: for bad overrides, and data that cannot be read.
+    ``processes`` run at a time; 0: one run after the other in this process. A script that asks for processes needs
+    ``if __name__ == "__main__"``. ``UserError`` for bad overrides, and data that cannot be read.
     """
     add_config_dir(config_dir)
     cells = {cell.key: cell for cell in compose_cells(overrides, config_dir, multirun=True)}
@@ -93,11 +83,7 @@ def sweep(*overrides: str, config_dir: str | None = None, processes: int = 0) ->
 
 
 def load(results_dir: str = "results") -> View:
-    """Return all runs of a folder of results.
-
-    Raises:
-        UserError: for a folder without runs.
-    """
+    """Return all runs of a folder of results; ``UserError`` for a folder without runs."""
     records = Results(Path(results_dir)).records()
     if not records:
         raise UserError(f"results_dir={results_dir}: holds no runs; run some, for example entrain-bench seed=0")
@@ -161,7 +147,6 @@ def _timeline(result: Timeline) -> View:
 def _view(
     table: pd.DataFrame, words: Sequence[str], shown: pd.DataFrame, bold: Sequence[bool], draw: Callable[[], Figure]
 ) -> View:
-    """Paragraphs above a table, escaped; some of its rows are bold."""
     cells = shown.map(escape)
     strong = cells.where(~pd.Series(bold, dtype=bool), "<strong>" + cells + "</strong>", axis="index")
     paragraphs = [f"<p>{escape(line)}</p>" for line in words]

@@ -1,6 +1,6 @@
 """Draws pictures of pages in a browser: MLflow for docs/images, the report and the site for build/screenshots.
 
-In MLflow a sweep's answer, its runs and the comparison of two; of the site, which ``make docs`` has built, its main
+In MLflow a sweep's answer and the comparison of two runs; of the site, which ``make docs`` has built, its main
 pages.
 """
 
@@ -29,7 +29,7 @@ SWEEP = ["--multirun", "strategy=megatron,entrain,disttrain,dip,dflop", "workloa
 COMPARED = ("megatron", "disttrain")
 # Sections of the comparison that are folded, so that the metrics are in sight.
 FOLDED = ("Visualizations", "Parameters")
-ANSWER_HEIGHT, RUNS_HEIGHT, COMPARE_HEIGHT, PAGE_HEIGHT = 1000, 900, 1020, 1400
+ANSWER_HEIGHT, COMPARE_HEIGHT, PAGE_HEIGHT = 1000, 1020, 1400
 # Two runs of this one are compared.
 WORKLOAD = "chartqa"
 
@@ -47,8 +47,6 @@ def main() -> int:
         with opened(results) as pages:
             pages.show_answer(["Decision", "Next step"])
             pages.save(IMAGES / "mlflow_answer.png", ANSWER_HEIGHT)
-            pages.show_runs([f"{name} {WORKLOAD}" for name in records])
-            pages.save(IMAGES / "mlflow_runs.png", RUNS_HEIGHT)
             two = [records[name] for name in COMPARED]
             pages.show_comparison([f"{name} {WORKLOAD}" for name in COMPARED], [*map(time_text, two)])
             pages.click(*(f"//*[normalize-space(text())='{title}']" for title in FOLDED))

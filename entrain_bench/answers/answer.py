@@ -17,7 +17,6 @@ from entrain_bench.answers.cases import Case, Outcome, StrategyResult, cases_of,
 from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, results_word
 from entrain_bench.answers.comparison import LeadSummary, Overall, Verdict, lead_of, overall
 from entrain_bench.answers.labels import OURS, runs_in
-from entrain_bench.answers.posterior import ChanceSummary, rank_chances, split_draws
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.given import check_of_job
@@ -50,7 +49,6 @@ class Answer:
         overall: speedups over the cases in which the baseline has all results, by variant, the fastest first.
         known: strategies that could have run.
         lost: planned runs without a record, by their overrides.
-        draws: runs under posterior draws of the hardware constants, which are in no case.
     """
 
     records: Sequence[Record]
@@ -59,17 +57,15 @@ class Answer:
     overall: Mapping[str, Overall]
     known: frozenset[str] = frozenset()
     lost: Sequence[str] = ()
-    draws: Sequence[Record] = ()
 
     @classmethod
     def of(cls, records: Sequence[Record], lost: Sequence[str] = ()) -> Answer:
         """Return the answer of some records; ``lost`` are planned runs without one."""
-        usual, draws = split_draws(records)
-        cases = cases_of(usual, draws)
+        cases = cases_of(records)
         comparisons = [case.comparison for case in cases if case.contested and case.comparison.comparable]
         differing = varying([result.labels for case in cases for result in case.results])
         means = overall(comparisons) if comparisons else {}
-        return cls(usual, cases, differing, means, known_strategies(records), lost, draws)
+        return cls(records, cases, differing, means, known_strategies(records), lost)
 
     @property
     def baseline(self) -> str:
@@ -135,14 +131,13 @@ class Answer:
             "num_known": len(self.known),
             "winners": [*_winners(self, contested)],
             "leads": _our_leads(contested),
-            "chances": _chances(contested),
             "overall": {name: asdict(mean) for name, mean in self.overall.items() if is_mean},
             **_doubts(contested),
             "fewer_seeds": _fewer_seeds(contested),
             "not_run": self.not_run,
             "several_ran": len({result.strategy for result in self.results}) > 1,
             "lost": [*self.lost],
-            "num_planned": len(self.records) + len(self.draws) + len(self.lost),
+            "num_planned": len(self.records) + len(self.lost),
             "problems": find_problems(self.results, self.headings),
         }
 
@@ -179,7 +174,6 @@ def known_strategies(records: Sequence[Record]) -> frozenset[str]:
 
 
 def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
-    """Cases that ended alike, together: decided ones first, then those of the most cases."""
     ended: dict[tuple[Outcome, tuple[str, ...], tuple[str, ...]], list[Case]] = {}
     for case in cases:
         first, good = case.first_and_ties
@@ -200,7 +194,6 @@ def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
 
 
 def _our_leads(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
-    """Leads of our strategies over the fastest of all others, if each has one variant in every case."""
     leads: dict[str, dict[str, Any]] = {}
     for strategy in _distinct(one.strategy for case in cases for one in case.results if one.family == OURS):
         variants = [[result.name for result in case.results if result.strategy == strategy] for case in cases]
@@ -209,15 +202,6 @@ def _our_leads(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
             summary = LeadSummary.of([lead_of(one, name) for one, (name,) in zip(times, variants, strict=True)])
             leads |= {strategy: asdict(summary)} if summary else {}
     return leads
-
-
-def _chances(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
-    """Chances of the strategy that is the fastest in most draws, and of ours; empty without draws."""
-    jobs = [{one.name: one.chance for one in case.results if one.chance} for case in cases]
-    jobs = [job for job in jobs if job]
-    ours = [one.name for case in cases for one in case.results if one.chance and one.family == OURS]
-    shown = _distinct([*rank_chances(jobs)[:1], *ours])
-    return {name: asdict(chance) for name in shown if (chance := ChanceSummary.of(jobs, name))}
 
 
 def _doubts(cases: Sequence[Case]) -> dict[str, Any]:
@@ -245,7 +229,6 @@ def _distinct(texts: Iterable[str]) -> list[str]:
 
 
 def _fewer_seeds(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Strategies without a record at seeds that others ran: names by the seeds that they did run."""
     lacking: dict[tuple[int, ...], list[str]] = {}
     for case in cases:
         for result in case.results:
@@ -296,14 +279,11 @@ def _case_dict(answer: Answer, case: Case, results_dir: str | None) -> dict[str,
 
 def _result_dict(result: StrategyResult) -> dict[str, Any]:
     standing = result.standing
-    chance = result.chance
     runs = []
     for seed, record in sorted(result.runs.items()):
         reason = {"reason": record.reason} if record.reason else {}
         time = {"iteration_time_s": standing.times[seed], "key": record.key}
         runs.append({"seed": seed, "status": record.status, **reason, **time})
-    lead = asdict(chance.lead) if chance and chance.lead else None
-    posterior = {"p_fastest": chance.probability, "num_draws": chance.num_draws, "lead": lead} if chance else None
     return {
         "name": result.name,
         "verdict": standing.verdict,
@@ -311,7 +291,6 @@ def _result_dict(result: StrategyResult) -> dict[str, Any]:
         "iteration_time_s": asdict(standing.time) if standing.time else None,
         "speedup": asdict(standing.speedup) if standing.speedup else None,
         "time_over_fastest": asdict(standing.behind) if standing.behind else None,
-        **({"posterior": posterior} if posterior else {}),
         "runs": runs,
     }
 

@@ -261,10 +261,8 @@ def lead_of[Name: Hashable](times: Mapping[Name, Times], leader: Name) -> LeadRe
 class LeadSummary:
     """The speedups of a strategy over the fastest other in several cases, whether above or below 1.
 
-    Attributes:
-        speedup: of the only case; None for several.
-        num_known, num_cases: cases with a speedup, and all.
-        num_lacking: cases in which the strategy has no result at some seed.
+    ``speedup`` is that of the only case; None for several. ``num_known`` cases have a speedup; in ``num_lacking`` the
+    strategy has no result at some seed.
     """
 
     speedup: Interval | None

@@ -162,7 +162,6 @@ def _legend(headings: Sequence[str], baseline: str) -> str:
 
 
 def _counts(rows: Sequence[StrategyResult]) -> list[str]:
-    """How many runs every mean is of, and of how many; nothing where all are of the same number."""
     counts = [(row.standing.num_ok, len(row.standing.times)) for row in rows]
     if len({*counts}) == 1 and counts[0][0] == counts[0][1]:
         return [NOTHING] * len(rows)

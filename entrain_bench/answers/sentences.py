@@ -26,11 +26,6 @@ def sentences(answer: Answer) -> list[str]:
     return _say("all", answer.to_dict())
 
 
-def posterior(answer: Answer) -> list[str]:
-    """P(fastest) of the strategy that is the fastest in most draws, and of ours; nothing without draws."""
-    return [_one("chance", name, chance, "case") for name, chance in answer.to_dict()["chances"].items()]
-
-
 def problems(answer: Answer) -> list[str]:
     """Lines on runs without a result: how many, at which seeds, why; one line for all runs of equal reason."""
     return [_one("problem", problem) for problem in answer.to_dict()["problems"]]

@@ -100,12 +100,6 @@ def doubt_of(values: Sequence[float], num_batches: int = 1) -> Doubt | None:
     return Doubt.FEW_BATCHES if few and seeds > 1 else None
 
 
-def ratio_chance(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """How likely paired ratios with a mean at least this far from 1, to either side, are by chance."""
-    logs = _log_ratios(numerators, denominators)
-    return min(1.0, 2 * min(_chance(logs), _chance([-value for value in logs])))
-
-
 def not_worse[Name: Hashable](times: Mapping[Name, Sequence[float]], level: float = LEVEL) -> frozenset[Name]:
     """Return the names that cannot be excluded as the best; with a single seed all of them.
 
@@ -193,15 +187,7 @@ def _critical(degrees: float, chance: float) -> float:
     return round(-float(special.stdtrit(degrees, chance)), DIGITS)
 
 
-def _chance(values: Sequence[float]) -> float:
-    mean, error = _mean_and_error(values)
-    if abs(mean) < EQUAL or not error:
-        return float(mean < EQUAL)
-    return round(float(special.stdtr(len(values) - 1, -mean / error)), DIGITS)
-
-
 def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard error; 0 for a single value."""
     count = len(values)
     mean = math.fsum(values) / len(values)
     squares = math.fsum((value - mean) ** 2 for value in values)

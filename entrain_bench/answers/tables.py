@@ -12,7 +12,7 @@ import pandas as pd
 
 from entrain_bench.answers.comparison import TIME, Comparison, baseline_of, compare, geometric_mean
 from entrain_bench.answers.labels import in_order, label_columns, names, orders
-from entrain_bench.answers.statistics import Interval, kendall_tau, mean_interval, ratio_interval
+from entrain_bench.answers.statistics import kendall_tau, mean_interval, ratio_interval
 from entrain_bench.answers.text import count, listing
 from entrain_bench.base.arithmetic import exp, log
 from entrain_bench.records.cells import Cell
@@ -291,14 +291,6 @@ def time_over_fastest(data: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame([(name, each.mean, each.low, each.high) for name, each in rows.items()])
     table.columns = ["strategy", "mean", "low", "high"]
     return table.set_index("strategy").sort_values("mean", kind="stable")
-
-
-def change(relative: Interval | None) -> str:
-    """A ratio as a change with half the width of its interval: ``+12 ±3%``; without an interval ``+12%``."""
-    if relative is None:
-        return ""
-    text = f"{100 * (relative.mean - 1):+.0f}".replace("-0", "+0")
-    return f"{text} ±{100 * relative.margin:.1f}%" if relative.num_values > 1 else f"{text}%"
 
 
 def starred(label: str, row: Mapping[Any, Any]) -> str:

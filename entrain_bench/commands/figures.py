@@ -61,7 +61,6 @@ def main(request: Request[Storage]) -> int:
 
 
 def _drawing(name: str, overrides: Sequence[str], study: Study) -> tuple[Drawing, list[Cell]]:
-    """The figure and its cells, once all that can be wrong with them is known to be right."""
     module, experiment = module_of(name, study.config_dir)
     sweeps = own_sweeps(name, experiment, overrides, study.config_dir)
     cells = [cell for sweep in sweeps.values() for cell in study.cells(*sweep)]

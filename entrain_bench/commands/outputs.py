@@ -10,7 +10,7 @@ from functools import partial
 from time import perf_counter
 
 from entrain_bench.answers.documents.claims import claims_output
-from entrain_bench.answers.documents.posterior import drawn_cells, posterior_output, read_plan
+from entrain_bench.answers.documents.posterior import posterior_output
 from entrain_bench.answers.documents.results import results_output
 from entrain_bench.answers.documents.tables import load_tables, tables_output
 from entrain_bench.answers.text import count as plural
@@ -118,8 +118,6 @@ def make(
             pending.touch()
         for experiment, sweeps in () if ended else experiments_of(output).items():
             keys = [*study.cells_by_key(sweeps)]
-            if experiment == read_plan().sweep:
-                keys += [cell.key for cell in drawn_cells(study)]
             records = [record for key in keys if (record := results.read(key))]
             drawn = [one for one in made if output in made and experiment in experiments_of(one)]
             paths = [results.root / path for one in drawn for path in one.committed]

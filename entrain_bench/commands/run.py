@@ -77,11 +77,7 @@ def main(request: Request[NoKeys]) -> int:
 
 
 def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
-    """Run the cells of a sweep and publish their records; returns 0, or 1 if a cell failed.
-
-    ``UserError`` for a cell that cannot be composed, data that cannot be read, a damaged record or an unwritable
-    folder, as soon as it is known; and at the end if a cell left no record.
-    """
+    """Run the cells of a sweep and publish their records; returns 0, or 1 if a cell failed."""
     from entrain_bench.answers.tracking.log import sweep_name
     from entrain_bench.commands.hydra_app import has_sweeper, run_hydra
     from entrain_bench.commands.publish import publish, say_lacking
@@ -132,7 +128,6 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
 
 
 def _sweep_by_plugin(composer: Composer, request: Request[NoKeys]) -> int:
-    """Let a sweeper of Hydra's choose values, and publish the runs that are new; returns Hydra's exit code."""
     from entrain_bench.answers.tracking.log import sweep_name
     from entrain_bench.commands.hydra_app import run_hydra
     from entrain_bench.commands.publish import publish

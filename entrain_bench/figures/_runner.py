@@ -62,7 +62,6 @@ class Drawing:
         return getattr(self.module, "DRAWS", False) and [*self.sweeps.values()] == [(f"figure={read_plan().sweep}",)]
 
     def _timelines(self, study: Study) -> list[list[Cell]]:
-        """The cells whose timelines it reads, as ``run_actions`` takes them."""
         if not getattr(self.module, "TIMELINES", False):
             return []
         return [group for sweep in self.sweeps.values() for group in by_strategy(study.cells(*sweep))]

@@ -209,16 +209,9 @@ def ranking(
 ) -> Figure:
     """Left: strategies from best to worst over all jobs. Right: every job, a column each.
 
-    Args:
-        overall: ``mean``, and ``low`` and ``high`` if known, by strategy in the order of the rows; others come last.
-        jobs: values by strategy; columns are (group, job), as people say them.
-        labels: of the strategies.
-        colours: of the dots.
-        handles: legend of the colours.
-        label: of the axis of ``overall``.
-        form: format of a value.
-        norm: of the shades.
-        start: value at which lines begin.
+    ``overall`` has ``mean``, and ``low`` and ``high`` if known, by strategy in the order of the rows; others come last.
+    ``jobs`` has values by strategy; columns are (group, job), as people say them. ``handles`` explain the colours of
+    the dots, whose lines begin at ``start``; ``label`` is of their axis, ``norm`` of the shades.
     """
     order = [*overall.index, *(name for name in jobs.index if name not in overall.index)]
     values = jobs.loc[order].astype(float)
@@ -278,7 +271,6 @@ def by_job(data: pd.DataFrame, table: pd.DataFrame, metric: str) -> tuple[pd.Dat
 
 
 def _name_groups(panel: Axes, groups: Sequence[str]) -> None:
-    """Names of groups of columns above a heatmap, and a gap between groups."""
     for group in dict.fromkeys(groups):
         first = groups.index(group)
         panel.text(first + groups.count(group) / 2, -0.25, group, ha="center", va="bottom")

@@ -137,9 +137,7 @@ MAX_NAME = 60
 def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_dir: str | None = None) -> Sweeps:
     """The sweeps of a figure with overrides of the user's in the place of its values; others are added.
 
-    Raises:
-        UserError: for keys whose values the figure compares, for several values of keys that are not ``REPLACED``, and
-            for what is no override.
+    ``UserError`` for keys whose values the figure compares, and several values of keys that are not ``REPLACED``.
     """
     content = _yaml(experiment, config_dir)
     rows = rows_of(experiment, config_dir)

@@ -49,7 +49,6 @@ def draw(data: pd.DataFrame) -> style.Picture:
 
 
 def _message(labels: dict[str, str], table: pd.DataFrame) -> str:
-    """The greatest gain over the first strategy."""
     first = next(iter(labels))
     keys = ["model", *SETTINGS]
     base = table[table["strategy"] == first].set_index(keys)["tflops_per_gpu"]

@@ -54,7 +54,6 @@ def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> Picture:
 
 
 def _message(data: pd.DataFrame, overall: pd.DataFrame, labels: dict[str, str]) -> str:
-    """How often which strategy is the fastest, and the two fastest over all jobs."""
     winners = [next(iter(comparison.best), "") for comparison in tables.compared(data, tables.JOB).values()]
     often = sorted({*winners} - {""}, key=lambda name: -winners.count(name))
     said = ", ".join(f"{labels[name]} in {winners.count(name)}" for name in often) or "none is decided"

@@ -45,7 +45,6 @@ def draw(data: pd.DataFrame) -> Picture:
 
 
 def _message(table: pd.DataFrame, labels: Mapping[str, str]) -> str:
-    """The strategy that is fastest most often, the first row's fastest, and the lowest correlation of a cell."""
     cells = table[table["workload"] != ALL]
     wins = cells.loc[cells["winner"] != "", "winner"].tolist()
     most = max(labels, key=wins.count)

@@ -40,13 +40,10 @@ def draw(data: pd.DataFrame) -> Picture:
     columns = min(COLUMNS, len(labels))
     rows = -(-len(labels) // columns)
     figure, axes = panels(rows, columns, DOUBLE_COLUMN_IN, 0.4 + 1.15 * rows, sharex=True, sharey=True)
-    wide = data.pivot_table(
-        index=["workload", "batch_size"], columns="probability", values="encoder_share", sort=False
-    ).reset_index("batch_size")
-    batches = wide[wide["batch_size"] > 0]
+    wide = data.pivot_table("encoder_share", ["workload", "batch_size"], "probability", sort=False)
     for panel, (name, label) in zip(axes, labels.items(), strict=False):
-        shares = batches.loc[[name]]
-        size = shares["batch_size"]
+        shares = wide.loc[name].drop(index=0)
+        size = shares.index
         panel.fill_between(size, shares[LOW], shares[HIGH], color=lighter(colours[name], 0.7), linewidth=0)
         panel.fill_between(size, shares[QUARTER], shares[THREE_QUARTERS], color=lighter(colours[name]), linewidth=0)
         panel.plot(size, shares[MEDIAN], color=INK)
@@ -59,18 +56,14 @@ def draw(data: pd.DataFrame) -> Picture:
         panel.set_visible(False)
     figure.supylabel("Encoder share")
     figure.supxlabel("Batch size (samples)")
-    table = data[["workload", "batch_size", "num_draws", "probability", "encoder_share"]]
-    return Picture(figure, table, _message(wide, labels))
-
-
-def _message(shares: pd.DataFrame, labels: dict[str, str]) -> str:
-    """The trace whose samples differ most, and how much its largest batches still do."""
-    spread = (shares[HIGH] - shares[LOW]).groupby([shares.index, shares["batch_size"]]).first().unstack()
-    largest = max(spread.columns)
+    # The trace whose samples differ most, and how much its largest batches still do.
+    spread = 100 * (wide[HIGH] - wide[LOW]).unstack()
+    largest = spread.columns.max()
     name = str(spread[0].idxmax())
-    samples, batches = (100 * float(spread[size][name]) for size in (0, largest))
-    return (
+    message = (
         f"Batches even out the encoder share: on {labels[name]}, that of 90% of the samples spans "
-        f"{samples:.0f} percentage points, that of 90% of the batches of {largest} samples spans "
-        f"{batches:.1f}."
+        f"{spread[0][name]:.0f} percentage points, that of 90% of the batches of {largest} samples spans "
+        f"{spread[largest][name]:.1f}."
     )
+    table = data[["workload", "batch_size", "num_draws", "probability", "encoder_share"]]
+    return Picture(figure, table, message)

@@ -103,7 +103,7 @@ def test_links_lead_to_places_on_the_page_which_needs_nothing_else() -> None:
     assert {*re.findall(r"\]\(#([^)]*)\)", twin)} <= {*re.findall(r'<a id="([^"]*)">', twin)}
 
 
-def test_markdown_fits_an_issue_and_mentions_nobody() -> None:
+def test_markdown_is_folded_and_mentions_nobody() -> None:
     name = "@someone #12"
     usual = runs({"base": SLOW, name: FAST})
     text = markdown(report(usual))
@@ -112,11 +112,6 @@ def test_markdown_fits_an_issue_and_mentions_nobody() -> None:
     assert "@<!-- -->someone #<!-- -->12" in text
     assert text.count("<details>") == text.count("</details>") == text.count("<summary>") > 1
     assert text.index("## Decision") < text.index("## Every case") < text.index("<details>")
-    many = [one for batch in range(300) for one in runs({"base": SLOW, "best": FAST}, global_batch=batch)]
-    long = markdown(report(many))
-    assert len(long) < 65_536
-    assert "To keep this short, only report.html has: " in long
-    assert long.index("## Decision") < 100
 
 
 SMALL = ["model=tiny", "cluster=a40x16", "global_batch=32", "microbatch_size=2", "layout.dp=2", "iterations=1"]

@@ -252,7 +252,6 @@ def flag_lines(runner: StrategyRace, answer: Recommendation, path: Path, width: 
 
 
 def _program(runner: StrategyRace, name: str, seed: int) -> tuple[Job, Program]:
-    """The job of a run, and the program of its first iteration."""
     config = runner.config(name, seed)
     setting = prepare(config)
     shapes = setting.source.batch(0, config.global_batch, seed)

@@ -73,13 +73,10 @@ type Spent = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The recommendation for a job.
+    """The frozen plan of the fastest strategy, and the race behind it.
 
-    Attributes:
-        plan: of the fastest strategy, frozen.
-        comparison: of all, at the seeds of the race that each ran.
-        spent: where time goes (``spent_s``), for the fastest and its rivals.
-        values: all else, for ``templates/recommendation.jinja``.
+    ``spent`` is where time goes, for the fastest and its rivals, ``values`` all else for
+    ``templates/recommendation.jinja``.
     """
 
     best: str
@@ -99,16 +96,9 @@ def recommend(
 ) -> Recommendation | None:
     """Return the answer of a race; None if no strategy has a result.
 
-    Runs the fastest at fresh seeds. If it fails at one of them, that run joins the race's, and the next strategy is
-    the fastest. Then runs the fastest and its rivals under changed assumptions.
-
-    Args:
-        runner: of the race.
-        raced: its result; a failure at a fresh seed joins its times.
-        baseline: the strategy that speedups are over.
-        given: the overrides by key; assumptions about their keys stay unmodified.
-        usual: choices and values of the keys.
-        has_time: whether posterior draws may start; they come last.
+    Runs the fastest at fresh seeds. If it fails at one of them, that run joins ``raced``, and the next strategy is the
+    fastest. Then runs the fastest and its rivals under changed assumptions, except about keys that are ``given``, and
+    if it ``has_time``, under posterior draws. ``usual`` has choices and values of the keys that are not given.
     """
     judge = replace(runner, results=Results(runner.results.root / JUDGED), watch=lambda _: None, timelines=False)
     config = runner.config(next(iter(raced.times)), runner.first_seed)
@@ -249,7 +239,6 @@ def _ratio(times: Times, others: Times) -> Interval | None:
 def _effects(
     judge: StrategyRace, plans: Mapping[str, TrainingPlan], fresh: Mapping[int, float], given: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield effects of changed assumptions on frozen plans, the fastest's first, at the first fresh seeds."""
     folder = judge.results.root / FROZEN
     variants = {}
     for name, plan in plans.items():
@@ -281,7 +270,6 @@ def _drawn(judge: StrategyRace, names: Sequence[str], given: Mapping[str, str]) 
 
 
 def _mean_size(config: RunConfig, job: Job, layout: Layout) -> float:
-    """Samples of an LLM microbatch on average."""
     return config.global_batch / (layout.modules[job.model.llm_index].dp * layout.num_microbatches)
 
 

@@ -68,13 +68,8 @@ def standings(times: Mapping[str, Times], baseline: str = "", num_batches: int =
 class StrategyRace:
     """Runs strategies on a job; what has run before is read.
 
-    Attributes:
-        overrides: of the job, without a strategy and a seed.
-        first_seed: seeds count from it.
-        variants: overrides of every strategy by its name, the first its choice (``strategy=dip``).
-        num_processes: runs at a time; 0: in this process.
-        timelines: whether runs keep theirs.
-        keys: of all runs that were asked for.
+    ``overrides`` are the job's, without strategy and seed; ``variants`` are those of every strategy by its name, the
+    first its choice (``strategy=dip``); ``keys`` are those of all runs that were asked for.
     """
 
     overrides: Sequence[str]
@@ -105,11 +100,7 @@ class StrategyRace:
         return self.composer.run(self._overrides(name, seed, ()))
 
     def records(self, names: Sequence[str], seeds: Sequence[int], changed: Sequence[str] = ()) -> list[Record]:
-        """Return the records of some strategies at some seeds, seed by seed; runs what is missing.
-
-        Raises:
-            UserError: for what cannot be composed, and a record that cannot be written.
-        """
+        """Return the records of some strategies at some seeds, seed by seed; runs what is missing."""
         wanted = [(name, seed, tuple(changed)) for seed in seeds for name in names]
         self.fetch(wanted)
         return [self._records[self._overrides(*one)] for one in wanted]

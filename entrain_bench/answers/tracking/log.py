@@ -75,10 +75,6 @@ URI_VARIABLE = "MLFLOW_TRACKING_URI"
 ASIDE = ("results_dir=", "mlflow", "retry=", "hydra")
 # Other pages are made for generative models.
 WORKFLOW = {"workflowType": "machine_learning"}
-# The name under which a page's link finds its view among the experiment's tags.
-VIEW = "fastest_first"
-# Columns of the page after the iteration time and the speedup.
-COLUMNS = ("metrics.`gap_to_lower_bound`", "metrics.`bubble_ratio`", "metrics.`peak_memory_bytes`")
 # An artifact of a sweep's parent run.
 ANSWER_PAGE = "answer.html"
 # The experiment of runs that belong to no sweep.
@@ -167,13 +163,13 @@ def entries_of(
         paths = {"record.json": results.record_path(record.key), "chrome_trace.json": results.trace_path(record.key)}
         return [_entry(results, {record.labels["seed"]: record}, name, files=paths, apart="")]
     answer = Answer.of(records, lost)
+    gain = clean(f"speedup_over_{answer.baseline}")
     cases = []
-    # The table has runs under posterior draws, too.
     for case in answer.cases:
         where = answer.case_name(case)
         for result in case.results:
             mean = result.standing.speedup
-            gains = {speedup_name(answer.baseline): _with_mean(result.standing.gains, mean.mean)} if mean else {}
+            gains = {gain: _with_mean(result.standing.gains, mean.mean)} if mean else {}
             runs = dict(sorted(result.runs.items()))
             cases.append(_entry(results, runs, f"{result.name} {where}".strip(), where, gains))
     return [_parent(answer, name, results, cases, files, draw), *cases]
@@ -285,7 +281,7 @@ def _parent(
     draw: DrawStandings | None,
 ) -> Entry:
     root = str(results.root)
-    records = [*answer.records, *answer.draws]
+    records = answer.records
     speedups = {clean(f"speedup/{name}"): overall.speedup.mean for name, overall in answer.overall.items()}
     metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}
     metrics |= {**speedups, "best_speedup": max(speedups.values())} if speedups else {}
@@ -358,30 +354,9 @@ def clean(name: str) -> str:
     return FORBIDDEN.sub("_", name)[:MAX_KEY]
 
 
-def speedup_name(baseline: str) -> str:
-    """Return the metric that holds the speedup over a strategy."""
-    return clean(f"speedup_over_{baseline}")
-
-
-def page_tags(baseline: str = "", by_case: bool = False) -> dict[str, str]:
-    """Return the tags of an experiment that make its page; ``by_case``: times of different jobs are not comparable."""
-    speedup = [f"metrics.`{speedup_name(baseline)}`"] if baseline else []
-    groups = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": CASE_TAG}]}
-    view = {
-        "searchFilter": f"tags.`{CURRENT_TAG}` = 'yes'",
-        "orderByKey": "metrics.`iteration_time_s`",
-        "orderByAsc": True,
-        "startTime": "ALL",
-        "lifecycleFilter": "Active",
-        "selectedColumns": ["metrics.`iteration_time_s`", *speedup, *COLUMNS],
-        **({"groupBy": groups} if by_case else {}),
-    }
-    return {"mlflow.experimentKind": "custom_model_development", f"mlflow.sharedViewState.{VIEW}": json.dumps(view)}
-
-
-def page_link(base: str, *path: str, **query: str) -> str:
+def page_link(base: str, *path: str) -> str:
     """Return the address of a page of experiments on a server, whose root shows MLflow's pages for GenAI."""
-    return f"{base}/#/{'/'.join(['experiments', *path])}?{urlencode({**WORKFLOW, **query})}"
+    return f"{base}/#/{'/'.join(['experiments', *path])}?{urlencode(WORKFLOW)}"
 
 
 def log_records(
@@ -397,13 +372,8 @@ def log_records(
 
     Several go under a parent run, both parent and experiment called ``name``; a single one goes to ``SINGLE_RUNS``. A
     run whose content changed is replaced. Runs that are not among the records any more are marked by ``CURRENT_TAG``.
-
-    Returns:
-        The number of runs that were logged, without the parent, and the address of the answer on a server, if any.
-
-    Raises:
-        UserError: for a damaged store.
-        MlflowException: for a server that does not answer.
+    Returns the number of runs that were logged, without the parent, and the address of the answer on a server, if any.
+    ``UserError`` for a damaged store, ``MlflowException`` for a server that does not answer.
     """
     if not records:
         return 0, ""
@@ -445,7 +415,7 @@ def links(results: Results, base: str, most: int) -> list[str]:
     for one in sorted(logged, key=lambda one: int(one.tags[LOGGED_TAG]), reverse=True)[:most]:
         sweep = one.tags.get(SWEEP_TAG)
         answer = [f"  answer: {_answer_link(base, one.experiment_id, sweep)}"] if sweep else []
-        lines += [one.name, *answer, f"  runs:   {page_link(base, one.experiment_id, 'runs', viewStateShareKey=VIEW)}"]
+        lines += [one.name, *answer, f"  runs:   {page_link(base, one.experiment_id, 'runs')}"]
     return [*lines, f"all experiments: {page_link(base)}"] if lines else []
 
 
@@ -456,7 +426,7 @@ def _answer_link(base: str, experiment: str, run_id: str) -> str:
 def _experiment(client: MlflowClient, name: str, uri: str) -> str:
     known = client.get_experiment_by_name(name)
     if known is None:
-        return str(client.create_experiment(name, None if uri else "mlflow-artifacts:/", page_tags()))
+        return str(client.create_experiment(name, None if uri else "mlflow-artifacts:/"))
     if known.lifecycle_stage == "deleted":
         client.restore_experiment(known.experiment_id)
     return str(known.experiment_id)
@@ -495,7 +465,6 @@ def _log_all(
     if fresh or (parent and not known):
         page = {LOGGED_TAG: str(time.time_ns() // 10**6)}
         if parent:
-            page |= page_tags(parent.tags.get(BASELINE_TAG, ""), any(CASE_TAG in entry.tags for entry in cases))
             page |= {NOTE_TAG: parent.tags[NOTE_TAG], SWEEP_TAG: sweep}
         for name, text in page.items():
             client.set_experiment_tag(experiment, name, text)

@@ -18,7 +18,6 @@ from entrain_bench.answers.tracking.log import (
     PARENT_TAG,
     SINGLE_RUNS,
     SWEEP,
-    VIEW,
     links,
     log_records,
     open_client,
@@ -137,9 +136,6 @@ def test_a_grown_sweep_replaces_what_changed_below_one_parent(store: Results) ->
     assert parent.data.metrics["num_runs"] == 4
     experiment = experiment_of(store, "grown")
     assert experiment.tags[NOTE_TAG] == parent.data.tags[NOTE_TAG]
-    view = json.loads(experiment.tags[f"mlflow.sharedViewState.{VIEW}"])
-    assert view["selectedColumns"][:2] == ["metrics.`iteration_time_s`", "metrics.`speedup_over_megatron`"]
-    assert "groupBy" not in view
 
 
 def test_runs_of_other_code_are_marked_until_that_code_is_back(store: Results) -> None:
@@ -192,7 +188,7 @@ def test_a_moved_folder_has_its_artifacts_and_links(store: Results, tmp_path: Pa
     assert [line.split() for line in lines[:-1]] == [
         ["moved"],
         ["answer:", f"{page}/{parent.info.run_id}/artifacts/answer.html?workflowType=machine_learning"],
-        ["runs:", f"{page}?workflowType=machine_learning&viewStateShareKey={VIEW}"],
+        ["runs:", f"{page}?workflowType=machine_learning"],
     ]
     assert lines[-1] == f"all experiments: {BASE}/#/experiments?workflowType=machine_learning"
 
