@@ -24,8 +24,7 @@ from entrain_bench.answers.text import TIME_WORDS, seconds
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.sources import add_config_dir
 from entrain_bench.figures._lanes import gantt, slowest_replica
-from entrain_bench.figures._pictures import draw_standings
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, panels, styled
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, draw_standings, panels, styled
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.records import Record, Results

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from itertools import cycle
@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.labels import FAMILIES, OURS, families, names, orders
 from entrain_bench.answers.tables import JOB, starred
 
@@ -84,14 +85,6 @@ def styled() -> Iterator[None]:
     with _DRAWING, mpl.rc_context():
         sns.set_theme(**THEME)
         yield
-
-
-def small_png(draw: Callable[[], Figure]) -> bytes:
-    """A figure for a page of many: the same bytes for the same data."""
-    file = BytesIO()
-    with styled():
-        draw().savefig(file, format="png", dpi=SMALL_DPI, metadata={"Software": None})
-    return file.getvalue()
 
 
 def panels(rows: int, columns: int, width_in: float, height_in: float, **options: Any) -> tuple[Figure, list[Axes]]:
@@ -346,3 +339,41 @@ def line_handles(
         Line2D([], [], linestyle=line, color=colour, marker=markers[name], mec="white", mew=0.3, label=labels[name])
         for name, colour in colours.items()
     ]
+
+
+# Where the shades of times over the fastest's end.
+DARKEST = 4.0
+# More cases are not readable; the table has them all.
+MAX_CASES = 12
+
+
+def draw_standings(answer: Answer) -> Figure:
+    """A row a strategy or variant, the fastest on top, a column a case; a star marks those that lack seeds."""
+    cases = answer.cases[:MAX_CASES]
+    rows = [(answer.case_name(case), row) for case in cases for row in case.results]
+    times = [(case, row.name, row.standing.time.mean if row.standing.time else None) for case, row in rows]
+    table = pd.DataFrame(times, columns=["case", "name", "seconds"]).astype({"seconds": float})
+    wide = table.pivot_table("seconds", "name", "case", sort=False, dropna=False)
+    relative = wide / wide.min()
+    overall = relative.mean(axis="columns", skipna=False).dropna().to_frame("mean")
+    if len(cases) == 1:
+        behind = {row.name: row.standing.behind for _, row in rows if row.standing.behind}
+        overall["low"] = [behind[name].low if name in behind else 1.0 for name in overall.index]
+        overall["high"] = [behind[name].high if name in behind else 1.0 for name in overall.index]
+    relative.columns = pd.MultiIndex.from_tuples([("", name) for name in relative.columns])
+    lacking = {row.name for _, row in rows if None in row.standing.times.values()}
+    labels = {name: f"{name}*" if name in lacking else name for name in relative.index}
+    colours = {row.name: FAMILY_COLOURS[OURS if row.family == OURS else "published"] for _, row in rows}
+    look: dict[str, Any] = {"label": "time / fastest", "norm": LogNorm(1, DARKEST), "start": 1.0}
+    figure = ranking(overall.sort_values("mean", kind="stable"), relative, labels, colours, [], **look)
+    if len(cases) < len(answer.cases):
+        figure.supxlabel(f"{len(cases)} of {len(answer.cases)} cases; table.csv has all")
+    return figure
+
+
+def standings_png(answer: Answer) -> bytes:
+    """Return ``draw_standings`` as a small PNG: the same bytes for the same data."""
+    file = BytesIO()
+    with styled():
+        draw_standings(answer).savefig(file, format="png", dpi=SMALL_DPI, metadata={"Software": None})
+    return file.getvalue()

@@ -17,7 +17,6 @@ import yaml
 import entrain_bench.figures as package
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.config.comments import first_sentence
-from entrain_bench.config.compose import IN_FIGURES, SHOWN
 from entrain_bench.config.overrides import swept_keys
 from entrain_bench.config.targets import import_file
 from entrain_bench.config.tree import config_tree
@@ -142,25 +141,15 @@ def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_di
     content = _yaml(experiment, config_dir)
     rows = rows_of(experiment, config_dir)
     # A file without options of the drawing is of the package ``hydra.sweeper.params``.
-    stated = content["hydra"]["sweeper"]["params"] if "hydra" in content else content
-    params = {str(key): str(value) for key, value in stated.items()}
-    # Has ``glob(*)`` find the strategies that it finds for the figure.
-    shown = f"+{SHOWN}=[{','.join((content.get('figure') or {}).get('strategies', IN_FIGURES[:1]))}]"
-    compared = {key: value for key, value in params.items() if any(swept_keys([f"{key}={value}"]).values())}
+    params = content["hydra"]["sweeper"]["params"] if "hydra" in content else content
+    compared = {key: str(value) for key, value in params.items() if any(swept_keys([f"{key}={value}"]).values())}
     compared |= {key: "in its rows" for row in rows.values() for key in swept_keys(row)}
     given = swept_keys(overrides)
     for key, several in given.items():
         _check(figure, key, several, compared)
-    texts = dict(zip(given, overrides, strict=True))
-    kept = {key: text for key, text in params.items() if not any(key.startswith(f"{other}.") for other in given)}
-    merged = {key: f"{key}={value}" for key, value in kept.items()} | texts
-    sweeps = {}
-    for label, row in (rows or {UNLABELLED: ()}).items():
-        # What a row says goes before what the figure sweeps.
-        own = swept_keys(row)
-        rest = [text for key, text in merged.items() if key not in own]
-        sweeps[label] = (shown, *rest, *row)
-    return sweeps
+    aside = [f"~{key}" for key in params if key.startswith(tuple(f"{other}." for other in given))]
+    own = (f"figure={experiment}", *overrides, *aside)
+    return {label: (*own, *row) for label, row in rows.items()} or {UNLABELLED: own}
 
 
 def file_name(figure: str, cells: Sequence[Cell], overrides: Sequence[str]) -> str:

@@ -16,15 +16,13 @@ from entrain_bench.answers import tables
 from entrain_bench.answers.labels import OURS, families, names
 from entrain_bench.answers.posterior import chances_by_job
 from entrain_bench.answers.sentences import posterior_sentences
-from entrain_bench.figures._style import Picture, by_job, family_colours, family_handles, ranking
+from entrain_bench.figures._style import DARKEST, Picture, by_job, family_colours, family_handles, ranking
 
 EXPERIMENT = "iteration_time"
 RUNS = True
 # ``draw`` also takes the posterior runs of its jobs.
 DRAWS = True
 load = tables.run_table
-# Where the shades of times over the fastest's end.
-DARKEST = 4.0
 
 
 def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> Picture:

@@ -45,7 +45,6 @@ from entrain_bench.records.tables import table_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
 
 # Metrics of a run, before those of a folder of the user's. With speedup and ``BY_ITERATION`` these are 20; the table
 # of the sweep has all.
@@ -79,14 +78,11 @@ WORKFLOW = {"workflowType": "machine_learning"}
 ANSWER_PAGE = "answer.html"
 # The experiment of runs that belong to no sweep.
 SINGLE_RUNS = "single runs"
-# Tags of a run: what it is known by, a hash of all that it shows, its parent, the job if a sweep has several, and
-# whether the present code makes it, yes or no; of a parent, the answer in short, and what speedups are over.
+# Tags of a run: what it is known by, a hash of all that it and the runs below it show, its parent; of a parent, the
+# answer in short, and what speedups are over.
 ID_TAG = "entrain_bench.case"
-CODE_TAG = "code_version"
 DIGEST_TAG = "entrain_bench.digest"
 PARENT_TAG = "mlflow.parentRunId"
-CASE_TAG = "case"
-CURRENT_TAG = "current"
 NOTE_TAG = "mlflow.note.content"
 BASELINE_TAG = "baseline"
 # Tags of an experiment: when it was logged to last, and its parent run.
@@ -115,7 +111,6 @@ class Entry:
 
     Attributes:
         case: hash of the configuration that its seeds share, or ``SWEEP``.
-        code_version: of its records; empty for a parent.
         metrics: values by step: seeds, then their mean as the last; iterations for ``BY_ITERATION``.
         artifacts: what makes the content of each file, by path.
         dataset: name, digest and configuration (JSON) of its workload; None if its files cannot be read now.
@@ -123,7 +118,6 @@ class Entry:
     """
 
     case: str
-    code_version: str
     name: str
     failed: bool
     tags: Mapping[str, str]
@@ -133,11 +127,6 @@ class Entry:
     table: Callable[[], pd.DataFrame] | None = None
     dataset: tuple[str, str, str] | None = None
     made_ms: Sequence[int] = ()
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Return the identity of the run in its experiment."""
-        return self.case, self.code_version
 
     @property
     def digest(self) -> str:
@@ -172,7 +161,7 @@ def entries_of(
             gains = {gain: _with_mean(result.standing.gains, mean.mean)} if mean else {}
             runs = dict(sorted(result.runs.items()))
             cases.append(_entry(results, runs, f"{result.name} {where}".strip(), where, gains))
-    return [_parent(answer, name, results, cases, files, draw), *cases]
+    return [_parent(answer, name, results, files, draw), *cases]
 
 
 def _entry(
@@ -193,7 +182,6 @@ def _entry(
     workload = json.dumps(records[0].config["workload"], sort_keys=True)
     return Entry(
         _hash({key: value for key, value in records[0].config.items() if key != apart}),
-        records[0].code_version,
         name[:MAX_NAME],
         failed=any(record.status == "failed" for record in records),
         tags=_tags(records, where, results),
@@ -244,7 +232,8 @@ def _defaults() -> dict[str, Any]:
 def _tags(records: Sequence[Record], where: str, results: Results) -> dict[str, str]:
     states = Counter(record.status for record in records)
     tags = {
-        CASE_TAG: where,
+        "case": where,
+        "code_version": records[0].code_version,
         "status": records[0].status if len(states) == 1 else ", ".join(f"{n} {state}" for state, n in states.items()),
         "reason": _once(record.reason for record in records),
         "host": _once(record.host for record in records),
@@ -276,7 +265,6 @@ def _parent(
     answer: Answer,
     name: str,
     results: Results,
-    cases: Sequence[Entry],
     files: Sequence[Path],
     draw: DrawStandings | None,
 ) -> Entry:
@@ -286,7 +274,7 @@ def _parent(
     metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}
     metrics |= {**speedups, "best_speedup": max(speedups.values())} if speedups else {}
     note = "\n\n".join([" ".join(sentences(answer)), *(f"- {line}" for line in notices(answer.records))])
-    shown = [*(case.digest for case in cases), *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)]
+    shown = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     tags = {NOTE_TAG: note[:MAX_TEXT], "best_strategy": answer.fastest, BASELINE_TAG: answer.baseline}
     picture = cache(partial(draw, answer)) if draw else None
     page = cache(lambda: report_of(answer, root, standings=picture() if picture else None))
@@ -299,7 +287,6 @@ def _parent(
     }
     return Entry(
         SWEEP,
-        "",
         name[:MAX_NAME],
         failed=False,
         tags={key: text for key, text in tags.items() if text} | _made_with() | {"entrain_bench.shown": _hash(shown)},
@@ -370,9 +357,9 @@ def log_records(
 ) -> tuple[int, str]:
     """Log the records that MLflow does not show as they are now, to a server or without ``uri`` to the folder.
 
-    Several go under a parent run, both parent and experiment called ``name``; a single one goes to ``SINGLE_RUNS``. A
-    run whose content changed is replaced. Runs that are not among the records any more are marked by ``CURRENT_TAG``.
-    Returns the number of runs that were logged, without the parent, and the address of the answer on a server, if any.
+    Several go under a parent run, both parent and experiment called ``name``; a single one goes to ``SINGLE_RUNS``. If
+    anything changed, they are replaced. Returns the number of runs that were logged, without the parent, and the
+    address of the answer on a server, if any.
     ``UserError`` for a damaged store, ``MlflowException`` for a server that does not answer.
     """
     if not records:
@@ -435,49 +422,38 @@ def _experiment(client: MlflowClient, name: str, uri: str) -> str:
 def _log_all(
     client: MlflowClient, experiment: str, entries: Sequence[Entry], pool: ThreadPoolExecutor
 ) -> tuple[int, str]:
-    """Log the entries that are not there; returns how many, without the parent, and the parent's run if any."""
-    digests = {entry.key: entry.digest for entry in entries}
-    kept: dict[tuple[str, str], Run] = {}
-    outdated: list[Run] = []
-    for run in client.search_runs([experiment], f"tags.`{ID_TAG}` != ''", max_results=MAX_RUNS):
-        key = run.data.tags[ID_TAG], run.data.tags.get(CODE_TAG, "")
-        if key not in digests:
-            outdated += [run] if entries[0].case in (SWEEP, key[0]) else []
-        # One that is still running was interrupted; restored experiments have runs twice.
-        elif key in kept or run.data.tags.get(DIGEST_TAG) != digests[key] or run.info.status == "RUNNING":
+    """Log entries unless all are there as they are; returns how many, without the parent, and the parent's run if any.
+
+    They replace those of the same sweep, or of the same single run. The digest is tagged last: without it, a run was
+    interrupted.
+    """
+    first, *cases = entries
+    digest = _hash([entry.digest for entry in entries])
+    wanted = f"tags.`{ID_TAG}` != ''" if cases else f"tags.`{ID_TAG}` = '{first.case}'"
+    known = client.search_runs([experiment], wanted, max_results=MAX_RUNS)
+    complete = next((run.info.run_id for run in known if run.data.tags.get(DIGEST_TAG) == digest), "")
+    for run in known:
+        if not complete or complete not in (run.info.run_id, run.data.tags.get(PARENT_TAG)):
             client.delete_run(run.info.run_id)
-        else:
-            kept[key] = run
-    parent = entries[0] if entries[0].case == SWEEP else None
-    cases = entries[1:] if parent else entries
-    sweep = ""
-    tags: dict[str, str] = {}
-    if parent:
-        known = kept.pop(parent.key, None)
-        sweep = known.info.run_id if known else log_entry(client, experiment, parent, {})
-        tags = {PARENT_TAG: sweep}
-    fresh = [entry for entry in cases if entry.key not in kept]
-    [*pool.map(lambda entry: log_entry(client, experiment, entry, tags), fresh)]
-    marks = [(run, {**tags, CURRENT_TAG: "yes"}) for run in kept.values()]
-    marks += [(run, {CURRENT_TAG: "no"}) for run in outdated]
-    changed = [(run, *mark) for run, texts in marks for mark in texts.items() - run.data.tags.items()]
-    [*pool.map(lambda change: client.set_tag(change[0].info.run_id, *change[1:]), changed)]
-    if fresh or (parent and not known):
-        page = {LOGGED_TAG: str(time.time_ns() // 10**6)}
-        if parent:
-            page |= {NOTE_TAG: parent.tags[NOTE_TAG], SWEEP_TAG: sweep}
-        for name, text in page.items():
-            client.set_experiment_tag(experiment, name, text)
-    return len(fresh), sweep
+    if complete:
+        return 0, ""
+    run_id = log_entry(client, experiment, first, {})
+    [*pool.map(lambda entry: log_entry(client, experiment, entry, {PARENT_TAG: run_id}), cases)]
+    client.set_tag(run_id, DIGEST_TAG, digest)
+    page = {LOGGED_TAG: str(time.time_ns() // 10**6)}
+    if cases:
+        page |= {NOTE_TAG: first.tags[NOTE_TAG], SWEEP_TAG: run_id}
+    for name, text in page.items():
+        client.set_experiment_tag(experiment, name, text)
+    return len(cases) or 1, run_id if cases else ""
 
 
 def log_entry(client: MlflowClient, experiment: str, entry: Entry, tags: Mapping[str, str]) -> str:
     """Log one run with further tags; it counts as running until all is there."""
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
-    known_by = {ID_TAG: entry.case, CODE_TAG: entry.code_version, DIGEST_TAG: entry.digest, CURRENT_TAG: "yes"}
     started_ms, ended_ms = entry.made_ms or [time.time_ns() // 10**6] * 2
-    run = client.create_run(experiment, started_ms, {**entry.tags, **tags, **known_by}, entry.name)
+    run = client.create_run(experiment, started_ms, {**entry.tags, **tags, ID_TAG: entry.case}, entry.name)
     run_id = str(run.info.run_id)
     if entry.artifacts:
         with TemporaryDirectory() as folder:

@@ -27,7 +27,7 @@ def shown(records: Sequence[Record], name: str = "mine") -> tuple[Entry, dict[st
     """The parent of a sweep, and its cases by name."""
     parent, *cases = entries_of(Results(Path("nowhere")), records, name)
     named = {case.name: case for case in cases}
-    assert len(named) == len(cases) == len({case.key for case in cases})
+    assert len(named) == len(cases) == len({case.case for case in cases})
     return parent, named
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from mlflow.entities import Experiment, Run
 
+from entrain_bench.answers.tracking.folder import FolderClient
 from entrain_bench.answers.tracking.log import (
     ID_TAG,
     NOTE_TAG,
@@ -69,10 +70,6 @@ def runs_of(results: Results, name: str) -> dict[str, Run]:
     return named
 
 
-def ids_of(results: Results, name: str) -> dict[str, str]:
-    return {name: run.info.run_id for name, run in runs_of(results, name).items()}
-
-
 def artifacts_of(results: Results, run: Run) -> set[str]:
     """Paths of a run's artifacts, as a server finds them."""
     scheme, _, path = run.info.artifact_uri.partition(":/")
@@ -87,11 +84,11 @@ def test_a_sweep_is_logged_whole_and_once(tmp_path: Path) -> None:
     sweep = [*SMALL, f"results_dir={tmp_path}", "--multirun", *swept]
     assert run_command(sweep) == 0
     results, name = Results(tmp_path), " ".join([*SMALL, *swept])
-    before = ids_of(results, name)
+    before = runs_of(results, name)[SWEEP].info.run_id
     assert run_command(sweep) == 0
     assert run_command([*SMALL, f"results_dir={tmp_path}", "seed=7"]) == 0
-    assert ids_of(results, name) == before
     runs = runs_of(results, name)
+    assert runs[SWEEP].info.run_id == before
     parent = runs.pop(SWEEP)
     assert {*runs} == {"megatron", "entrain"}
     assert {run.info.status for run in (parent, *runs.values())} == {"FINISHED"}
@@ -122,45 +119,37 @@ def test_a_sweep_is_logged_whole_and_once(tmp_path: Path) -> None:
     assert artifacts_of(results, single) == {"record.json", "chrome_trace.json"}
 
 
-def test_a_grown_sweep_replaces_what_changed_below_one_parent(store: Results) -> None:
+def test_a_sweep_that_changed_is_replaced_below_one_parent(store: Results) -> None:
     records = contest(store)
     assert log_records(store, records[:3], "grown") == (2, "")
-    before = ids_of(store, "grown")
-    assert log_records(store, records, "grown")[0] == 1
+    assert log_records(store, records, "grown")[0] == 2
     assert log_records(store, records, "grown")[0] == 0
     after = runs_of(store, "grown")
-    assert after["megatron"].info.run_id == before["megatron"]
     assert after["entrain"].data.metrics["iteration_time_s"] == 1.5
     parent = after.pop(SWEEP)
     assert {run.data.tags[PARENT_TAG] for run in after.values()} == {parent.info.run_id}
     assert parent.data.metrics["num_runs"] == 4
     experiment = experiment_of(store, "grown")
     assert experiment.tags[NOTE_TAG] == parent.data.tags[NOTE_TAG]
+    # Runs of other code are another view of the same sweep.
+    assert log_records(store, contest(store, code_version="new"), "grown")[0] == 2
+    assert {run.data.tags.get("code_version", "new") for run in runs_of(store, "grown").values()} == {"new"}
 
 
-def test_runs_of_other_code_are_marked_until_that_code_is_back(store: Results) -> None:
-    def marks() -> dict[str, str]:
-        runs = open_client(store, "").search_runs([experiment_of(store, "code").experiment_id])
-        return {run.data.tags.get("code_version", ""): run.data.tags["current"] for run in runs}
-
-    old, new = contest(store, code_version="old"), contest(store, code_version="new")
-    log_records(store, old, "code")
-    assert log_records(store, new, "code")[0] == 2
-    assert marks() == {"": "yes", "old": "no", "new": "yes"}
-    assert log_records(store, old, "code")[0] == 0
-    assert marks() == {"": "yes", "old": "yes", "new": "no"}
-
-
-def test_runs_that_were_deleted_or_interrupted_are_logged_again(store: Results) -> None:
+def test_a_sweep_that_was_interrupted_or_deleted_is_logged_again(
+    store: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
     records = contest(store)
-    log_records(store, records, "broken")
-    client, before = open_client(store, ""), ids_of(store, "broken")
-    client.delete_run(before["entrain"])
-    client.update_run(before["megatron"], "RUNNING")
+
+    def broken(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderClient, "set_tag", broken)
+        with pytest.raises(KeyboardInterrupt):
+            log_records(store, records, "broken")
     assert log_records(store, records, "broken")[0] == 2
-    after = ids_of(store, "broken")
-    assert after[SWEEP] == before[SWEEP]
-    client.delete_experiment(experiment_of(store, "broken").experiment_id)
+    open_client(store, "").delete_experiment(experiment_of(store, "broken").experiment_id)
     log_records(store, records, "broken")
     assert {*runs_of(store, "broken")} == {SWEEP, "megatron", "entrain"}
 

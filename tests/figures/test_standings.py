@@ -6,8 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.figures._pictures import draw_standings, standings_png
-from entrain_bench.figures._style import styled
+from entrain_bench.figures._style import draw_standings, standings_png, styled
 from entrain_bench.records.records import Record
 from support.figures import written
 from support.records import record
