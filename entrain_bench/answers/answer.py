@@ -15,17 +15,17 @@ from typing import Any
 
 from entrain_bench.answers.cases import Case, Outcome, StrategyResult, cases_of, name_of, varying
 from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, results_word
-from entrain_bench.answers.comparison import LeadSummary, Overall, Verdict, lead_of, overall
+from entrain_bench.answers.comparison import LeadSummary, Verdict, lead_of, overall
 from entrain_bench.answers.labels import OURS, runs_in
-from entrain_bench.answers.statistics import Interval
+from entrain_bench.answers.statistics import ENOUGH_SEEDS, Interval
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.given import check_of_job
 from entrain_bench.config.tree import choices
 from entrain_bench.records.records import Record
 
 LOST = ("failed", "skipped")
-# With fewer seeds an interval says little; the seeds that the next step asks for.
-ENOUGH_SEEDS = 3
+# With fewer seeds more are the next step, and those that it asks for.
+DECIDING_SEEDS = 3
 NEXT_SEEDS = range(5)
 # Keys that ``recommend`` chooses itself or does not take, and keys that it takes in any case.
 NOT_OF_A_JOB = ("strategy", "seed", "plan", "harness")
@@ -54,7 +54,7 @@ class Answer:
     records: Sequence[Record]
     cases: Sequence[Case]
     varying: Sequence[str]
-    overall: Mapping[str, Overall]
+    overall: Mapping[str, Interval]
     known: frozenset[str] = frozenset()
     lost: Sequence[str] = ()
 
@@ -111,8 +111,7 @@ class Answer:
         case, result = self.winner
         if len(self.contested) == 1 or result.strategy == case.baseline:
             return case.speedup(result)
-        mean = self.overall.get(result.name)
-        return mean.speedup if mean else None
+        return self.overall.get(result.name)
 
     @property
     def not_run(self) -> list[str]:
@@ -152,7 +151,7 @@ class Answer:
             return {"winner": "", "has_result": has_result, "next": _more_seeds(self, results_dir)}
         case, result = self.winner
         bests = {self.case_name(other): other.comparison.best[:1] for other in self.contested}
-        is_enough = len(case.comparison.seeds) >= ENOUGH_SEEDS
+        is_enough = len(case.comparison.seeds) >= DECIDING_SEEDS
         return {
             "winner": self.fastest,
             "strategy": result.strategy,
@@ -205,22 +204,18 @@ def _our_leads(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
 
 
 def _doubts(cases: Sequence[Case]) -> dict[str, Any]:
-    """Strategies that may be behind by chance (one seed, or not significantly slower), and doubtful intervals."""
+    """Strategies that may be behind by chance (one seed, or not significantly slower), and too few seeds."""
     results = [result for case in cases for result in case.results]
     behind = [(one.name, one.standing.behind, one.standing.verdict) for one in results if one.standing.behind]
     single = _distinct(name for name, ratio, _ in behind if ratio.num_values == 1)
-    doubts: dict[str, list[str]] = {}
-    for case in cases:
-        for result in case.results:
-            if (speedup := case.speedup(result)) and speedup.doubt:
-                doubts.setdefault(speedup.doubt, []).append(result.name)
+    speedups = [speedup for case in cases for one in case.results if (speedup := case.speedup(one))]
     return {
         "is_single_seed": bool(single) and {*single} == {name for name, *_ in behind},
         "single_seed": single,
         "not_significant": _distinct(
             name for name, ratio, verdict in behind if ratio.num_values > 1 and verdict == Verdict.BEHIND
         ),
-        "doubts": {doubt: _distinct(names) for doubt, names in doubts.items()},
+        "has_few_seeds": any(1 < speedup.num_values < ENOUGH_SEEDS for speedup in speedups),
     }
 
 

@@ -210,8 +210,7 @@ def _case(groups: Sequence[SeedGroup], baseline: str) -> Case:
         for group in groups
         if bases
     }
-    num_batches = min(max(1, len(record.iterations)) for group in groups for record in group.runs.values())
-    comparison = compare({name: group.times for name, group in named.items()}, references, num_batches=num_batches)
+    comparison = compare({name: group.times for name, group in named.items()}, references)
     best = comparison.best if len(groups) > 1 else ()
     results = [
         StrategyResult(name, one.labels, one.job, one.runs, comparison.standings[name], name in best)

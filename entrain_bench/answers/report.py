@@ -24,7 +24,6 @@ TITLE = "Which balancing strategy to use"
 SECTIONS = {
     "decision": "Decision",
     "answer": "Every case",
-    "ranking": "Ranking over workloads",
     "failed": "Runs without a result",
     "environment": "Environment",
     "rerun": "How to run it again",
@@ -83,7 +82,6 @@ def report_of(answer: Answer, results_dir: str, notes: Sequence[str] = (), stand
         "naming": naming,
         "cases": answer.case_dicts(results_dir),
         "setting": {heading: text for heading, text in job.items() if heading not in naming},
-        "ranking": answer.overall if min(len(answer.cases), len(answer.overall)) > 1 else {},
         "failed": problems(answer),
         "environment": _environment(answer.records),
         "version": version("entrain-bench"),

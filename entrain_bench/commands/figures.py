@@ -11,8 +11,7 @@ from entrain_bench.commands.help import columns
 from entrain_bench.commands.outputs import make, outputs, summaries
 from entrain_bench.commands.watch import say
 from entrain_bench.config.grammar import RUN_KEYS, Request, Storage, Verb
-from entrain_bench.figures._runner import SUFFIXES, Drawing
-from entrain_bench.figures._sweeps import check_names, discover, file_name, module_of, own_sweeps
+from entrain_bench.figures._runner import SUFFIXES, Drawing, check_names, discover, file_name, module_of, own_sweeps
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.records import Results

@@ -19,8 +19,7 @@ from entrain_bench.base.errors import UnwritableError, UserError, unknown_choice
 from entrain_bench.commands.publish import log_to_mlflow, write_tables
 from entrain_bench.commands.recommend import recommendation_output
 from entrain_bench.commands.watch import Watch, say
-from entrain_bench.figures._runner import figure_output
-from entrain_bench.figures._sweeps import discover, sweeps_of
+from entrain_bench.figures._runner import discover, figure_output, sweeps_of
 from entrain_bench.lab.ledger.page import calibration_output
 from entrain_bench.records.sweeps import PlannedSweep
 from entrain_bench.run.cells import Done

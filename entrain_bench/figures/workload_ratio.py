@@ -6,7 +6,7 @@ holds 90% of the samples, or of the batches of a size; the line is the median.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 from matplotlib.ticker import NullLocator
@@ -14,23 +14,16 @@ from matplotlib.ticker import NullLocator
 from entrain_bench.answers.analysis import analyse, share_quantiles
 from entrain_bench.answers.labels import names
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, NUMBER_FORMAT, Picture, lighter, palette, panels
-from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
 
 EXPERIMENT = "token_distributions"
 RUNS = False
-BATCH_SIZES = [2**power for power in range(11)]
-NUM_DRAWS = 200
-NUM_SAMPLES = 8192
 LOW, QUARTER, MEDIAN, THREE_QUARTERS, HIGH = PROBABILITIES = [0.05, 0.25, 0.5, 0.75, 0.95]
 COLUMNS = 4
 BATCH_TICKS = [1, 16, 256]
 
 
-def load(cells: Sequence[Cell], _: Results) -> pd.DataFrame:
-    """Quantiles of the encoders' share for every trace."""
-    sizes = {"batch_sizes": BATCH_SIZES, "num_draws": NUM_DRAWS, "num_samples": NUM_SAMPLES}
-    return analyse(cells, share_quantiles, **sizes, probabilities=PROBABILITIES)
+DRAWN = {"batch_sizes": [2**power for power in range(11)], "num_draws": 200, "num_samples": 8192}
+load = partial(analyse, compute=share_quantiles, probabilities=PROBABILITIES, **DRAWN)
 
 
 def draw(data: pd.DataFrame) -> Picture:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from entrain_bench.answers.statistics import (
-    Doubt,
     Interval,
     degrees_of_freedom,
     kendall_tau,
@@ -42,31 +41,6 @@ def test_a_single_value_has_no_interval() -> None:
     assert not found.excludes(5.0)
     assert Interval(2.0, 1.0, 3.0, 2).excludes(3.5)
     assert not Interval(2.0, 1.0, 3.0, 2).excludes(1.0)
-
-
-@pytest.mark.parametrize(
-    ("values", "batches", "doubt"),
-    [
-        # 24 batches of at least four seeds are enough.
-        ([1.0, 1.1, 0.9, 1.0], 6, None),
-        ([1.0, 1.1, 0.9, 1.0], 5, Doubt.FEW_BATCHES),
-        ([1.0, 1.1, 0.9], 16, Doubt.FEW_BATCHES),
-        ([1.0], 1, None),
-        # The ends are 0.1 and 0.6 from the median, then 0.1 and 0.61; the same below.
-        ([1.0, 1.0, 0.9, 1.0, 1.05, 0.95, 1.0, 1.6], 4, None),
-        ([1.0, 1.0, 0.9, 1.0, 1.05, 0.95, 1.0, 1.61], 4, Doubt.LONG_BATCHES),
-        ([1.0, 1.0, 1.1, 1.0, 1.05, 0.95, 1.0, 0.39], 4, Doubt.LONG_BATCHES),
-        ([1.0, 0.9, 1.0, 1.05, 0.95, 1.0, 1.61], 4, None),
-        ([1.0] * 7 + [3.0], 4, Doubt.LONG_BATCHES),
-        # The last digits are no outlier.
-        ([1.0] * 7 + [1.0 + 1e-12], 4, None),
-    ],
-)
-def test_which_intervals_are_doubted(values: list[float], batches: int, doubt: Doubt | None) -> None:
-    found = mean_interval(values, batches)
-    assert found.doubt == doubt
-    scaled = [math.exp(value) for value in values]
-    assert ratio_interval(scaled, [1.0] * len(values), batches).doubt == doubt
 
 
 def test_a_ratio_is_the_geometric_mean_of_the_pairs() -> None:

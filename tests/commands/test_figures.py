@@ -12,7 +12,7 @@ import pytest
 from entrain_bench.cli import run_command
 from entrain_bench.commands import outputs
 from entrain_bench.config.compose import Composer
-from entrain_bench.figures._sweeps import own_sweeps, rows_of
+from entrain_bench.figures._runner import own_sweeps, rows_of
 
 TINY = ("model=tiny", "cluster=tiny", "layout.tp=1", "layout.dp=1", "global_batch=8", "microbatch_size=2")
 

@@ -231,7 +231,7 @@ def variants_within(names: Mapping[str, Sequence[str]], model: ModelSpec | None)
 def refusal(runner: StrategyRace, name: str, seed: int) -> str:
     """Why Megatron-LM does not run what a strategy plans at a seed; empty if it does."""
     job = prepare(runner.config(name, seed)).job
-    reason = layout_refusal(job, runner.layout(name)) or program_refusal(*_program(runner, name, seed))
+    reason = layout_refusal(job, runner.plan(name).layout) or program_refusal(*_program(runner, name, seed))
     return reason and f"{NAME} does not run it: {reason}"
 
 
@@ -255,4 +255,4 @@ def _program(runner: StrategyRace, name: str, seed: int) -> tuple[Job, Program]:
     config = runner.config(name, seed)
     setting = prepare(config)
     shapes = setting.source.batch(0, config.global_batch, seed)
-    return setting.job, setting.strategy.program(shapes, runner.layout(name), setting.profile)
+    return setting.job, setting.strategy.program(shapes, runner.plan(name).layout, setting.profile)

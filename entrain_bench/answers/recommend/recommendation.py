@@ -20,7 +20,7 @@ from entrain_bench.answers.console_table import Column, fitting, table_lines
 from entrain_bench.answers.documents.posterior import lacks_draws, read_plan
 from entrain_bench.answers.documents.sides import FREE
 from entrain_bench.answers.posterior import KEY, Chance, ChanceSummary, chances
-from entrain_bench.answers.recommend.strategy_race import Raced, StrategyRace, standings
+from entrain_bench.answers.recommend.strategy_race import ROUNDS, Raced, StrategyRace, standings
 from entrain_bench.answers.statistics import Interval, mean_interval
 from entrain_bench.answers.text import (
     NOTHING,
@@ -40,7 +40,6 @@ from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan, 
 from entrain_bench.records.records import Record, Results, labels_of
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.run.experiment import prepare
-from entrain_bench.specs.job import Job
 
 # Keys that the tuner chooses unless the user gives them.
 KNOBS = tuple(text.removesuffix("=null") for text in FREE if text.endswith("=null"))
@@ -101,10 +100,70 @@ def recommend(
     if it ``has_time``, under posterior draws. ``usual`` has choices and values of the keys that are not given.
     """
     judge = replace(runner, results=Results(runner.results.root / JUDGED), watch=lambda _: None, timelines=False)
-    config = runner.config(next(iter(raced.times)), runner.first_seed)
-    seeds = runner.fresh_seeds(NUM_FRESH)
+    seeds = runner.seeds(NUM_FRESH, after=ROUNDS[-1])
+    found = _judged(runner, judge, raced, baseline, seeds)
+    if not found:
+        return None
+    comparison, best, judged = found
+    fresh = with_result(judged[best])
+    time = mean_interval([*fresh.values()], FURTHER)
+    lacking = comparison.with_verdict(Verdict.FAILED)
+    ranked = {name: one for name in comparison.ranked if (one := comparison.standings[name]).time and one.behind}
+    times = {best: time} | {name: one.time for name, one in ranked.items() if name not in lacking and one.time}
+    names = [*times][: 1 + NUM_RIVALS]
+    plans = {name: plan_of(runner, name, times[name], usual) for name in names}
+    within = read_plan().within
+    close = [name for name in names[1:] if (behind := comparison.standings[name].behind) and behind.mean <= within]
+    raced_seeds = sorted(raced.times[best])
+    shared = [seed for seed in raced_seeds if all(seed in raced.times[name] for name in names)]
+    effects = [*_effects(judge, plans, fresh, given)]
+    drawn = _drawn(judge, [best, *close], given) if has_time() else {}
+    spent = {name: spent_s(runner.records([name], shared)) for name in names}
+    records = judge.records([best], seeds)
+    placed = {runner.strategy(name) for name in comparison.ranked if name not in lacking}
+    config = runner.config(best, runner.first_seed)
+    values = {
+        "config": config,
+        "labels": labels_of(config),
+        "job": prepare(config).job,
+        "layout": plans[best].layout,
+        "mean_size": _mean_size(config, plans[best].layout),
+        "best": best,
+        "overrides": [*runner.variants[best]],
+        "time": time,
+        "speedup": shared_ratio(with_result(judged.get(baseline, {})), fresh),
+        "baseline": "" if best == baseline else baseline,
+        "chance": ChanceSummary.of([drawn], best),
+        "compared": [best, *(name for name in drawn if name != best)],
+        "raced_seeds": raced_seeds,
+        "fresh_seeds": seeds,
+        "changed_seeds": seeds[:NUM_CHANGED],
+        "num_further": FURTHER,
+        "margin": MARGIN,
+        "out_of_time": raced.out_of_time,
+        "reasons": {name: reason_of(runner, raced, name) for name in lacking if runner.strategy(name) not in placed},
+        "num_compared": len(spent),
+        "spent_seeds": shared,
+        "peak": max(one.metrics["peak_memory_bytes"] for one in (*runner.records([best], raced_seeds), *records)),
+        "bounds": {
+            name: math.fsum(one.metrics[name] for one in records) / len(records)
+            for name in ("cluster_bound_s", "lower_bound_s")
+        },
+        "effects": effects,
+        "rivals": [name for name in plans if name != best and effects],
+        "commands": commands_of(records, judge.results.root),
+        "as_good": ties(comparison),
+        "reason": reason(spent),
+    }
+    return Recommendation(best, plans[best], comparison, spent, values)
+
+
+def _judged(
+    runner: StrategyRace, judge: StrategyRace, raced: Raced, baseline: str, seeds: Sequence[int]
+) -> tuple[Comparison[str], str, Mapping[str, Times]] | None:
+    """Return the race, the fastest without a failure at fresh seeds, and times there; None if all have failures."""
     while True:
-        comparison = standings(raced.times, baseline, config.iterations)
+        comparison = standings(raced.times, baseline)
         if not comparison.with_verdict(Verdict.FASTEST):
             return None
         (best,) = comparison.with_verdict(Verdict.FASTEST)
@@ -114,70 +173,8 @@ def recommend(
         judged = judge.times(names, seeds)
         lost = [seed for seed, time in judged[best].items() if time is None]
         if not lost:
-            break
+            return comparison, best, judged
         raced.times[best] = {**raced.times[best], **runner.times([best], lost[:1])[best]}
-    fresh = with_result(judged[best])
-    time = mean_interval([*fresh.values()], config.iterations, FURTHER)
-    times = {best: time} | {
-        name: standing.time
-        for name in comparison.ranked
-        if (standing := comparison.standings[name]).time and standing.behind and standing.verdict != Verdict.FAILED
-    }
-    names = [*times][: 1 + NUM_RIVALS]
-    plans = {name: plan_of(runner, name, times[name], usual) for name in names}
-    within = read_plan().within
-    close = [name for name in names[1:] if (behind := comparison.standings[name].behind) and behind.mean <= within]
-    records = runner.records([best], sorted(raced.times[best]))
-    shared = [seed for seed in sorted(raced.times[best]) if all(seed in raced.times[name] for name in names)]
-    effects = [*_effects(judge, plans, fresh, given)]
-    drawn = _drawn(judge, [best, *close], given) if has_time() else {}
-    spent = {name: spent_s(runner.records([name], shared)) for name in names}
-    judged_records = judge.records([best], seeds)
-    lacking = comparison.with_verdict(Verdict.FAILED)
-    placed = {runner.strategy(name) for name in comparison.ranked if name not in lacking}
-    config = runner.config(best, runner.first_seed)
-    job = prepare(config).job
-    layout = plans[best].layout
-    values = {
-        "job": labels_of(config),
-        "global_batch": config.global_batch,
-        "num_gpus": job.cluster.num_ranks,
-        "planning_seed": config.planning_seed,
-        "layout": layout.describe(),
-        "is_grouped": any(len(placed.widths) > 1 for placed in layout.modules),
-        "num_microbatches": layout.num_microbatches,
-        "microbatch_size": f"{_mean_size(config, job, layout):g}",
-        "capacity": job.cluster.device.memory_bytes,
-        "budget": job.memory_budget_bytes,
-        "memory_fraction": f"{config.memory_fraction:g}",
-        "best": best,
-        "overrides": [*runner.variants[best]],
-        "time": time,
-        "speedup": shared_ratio(with_result(judged.get(baseline, {})), fresh, config.iterations),
-        "baseline": "" if best == baseline else baseline,
-        "chance": ChanceSummary.of([drawn], best),
-        "compared": [best, *(name for name in drawn if name != best)],
-        "raced_seeds": sorted(raced.times[best]),
-        "fresh_seeds": seeds,
-        "changed_seeds": seeds[:NUM_CHANGED],
-        "num_further": FURTHER,
-        "margin": MARGIN,
-        "out_of_time": raced.out_of_time,
-        "reasons": {name: reason_of(runner, raced, name) for name in lacking if runner.strategy(name) not in placed},
-        "num_compared": len(spent),
-        "spent_seeds": shared,
-        "peak": max(record.metrics["peak_memory_bytes"] for record in (*records, *judged_records)),
-        "bounds": {
-            name: math.fsum(record.metrics[name] for record in judged_records) / len(judged_records)
-            for name in ("cluster_bound_s", "lower_bound_s")
-        },
-        "effects": effects,
-        "rivals": [name for name in plans if name != best and effects],
-        "commands": commands_of(judged_records, judge.results.root),
-        "as_good": ties(comparison),
-        "reason": reason(spent),
-    }
-    return Recommendation(best, plans[best], comparison, spent, values)
 
 
 def spent_s(records: Sequence[Record]) -> dict[str, float]:
@@ -204,11 +201,11 @@ def plan_of(runner: StrategyRace, name: str, time: Interval, usual: Mapping[str,
     keys = {parse(text).key_or_group: text for text in runner.overrides}
     chosen = {key: keys[key].partition("=")[2] if key in keys else usual[key] for key in CHOSEN}
     config = runner.config(name, runner.first_seed)
-    layout = runner.layout(name)
+    layout = runner.plan(name).layout
     planned = PlannedJob(
         **chosen,
         global_batch=config.global_batch,
-        microbatch_size=config.microbatch_size or math.ceil(_mean_size(config, prepare(config).job, layout)),
+        microbatch_size=config.microbatch_size or math.ceil(_mean_size(config, layout)),
         seed=config.seed,
         overrides=tuple(text for key, text in keys.items() if key not in STATED),
     )
@@ -260,7 +257,9 @@ def _drawn(judge: StrategyRace, names: Sequence[str], given: Mapping[str, str]) 
     if len(names) < 2 or KEY in given or lacks_draws(config, NUM_DRAWS):
         return {}
     noise = () if "action_noise" in given else (f"action_noise={read_plan().action_noise:g}",)
-    draws = {draw: (seed, (f"{KEY}={draw}", *noise)) for draw, seed in enumerate(judge.fresh_seeds(NUM_DRAWS), 1)}
+    draws = {
+        draw: (seed, (f"{KEY}={draw}", *noise)) for draw, seed in enumerate(judge.seeds(NUM_DRAWS, after=ROUNDS[-1]), 1)
+    }
     judge.fetch((name, *run) for run in draws.values() for name in names)
     times_by_draw: dict[str, dict[int, float | None]] = {name: {} for name in names}
     for draw, (seed, keys) in draws.items():
@@ -269,8 +268,9 @@ def _drawn(judge: StrategyRace, names: Sequence[str], given: Mapping[str, str]) 
     return chances(times_by_draw)
 
 
-def _mean_size(config: RunConfig, job: Job, layout: Layout) -> float:
-    return config.global_batch / (layout.modules[job.model.llm_index].dp * layout.num_microbatches)
+def _mean_size(config: RunConfig, layout: Layout) -> float:
+    llm = layout.modules[prepare(config).job.model.llm_index]
+    return config.global_batch / (llm.dp * layout.num_microbatches)
 
 
 INDENT = "  "

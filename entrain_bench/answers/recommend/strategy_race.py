@@ -24,7 +24,6 @@ from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.program.layout import Layout
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import plan_key
 from entrain_bench.records.records import Record, Results
@@ -58,10 +57,10 @@ def going_on(times: Mapping[str, Times], kept: Collection[str] = ()) -> list[str
     return [name for name in whole if name in ahead or name in kept]
 
 
-def standings(times: Mapping[str, Times], baseline: str = "", num_batches: int = 1) -> Comparison[str]:
+def standings(times: Mapping[str, Times], baseline: str = "") -> Comparison[str]:
     """Compare all at the level of a round; those that dropped out are compared at the seeds that they ran."""
     references = dict.fromkeys(times, baseline) if baseline in times else {}
-    return compare(times, references, ROUND_LEVEL, num_batches)
+    return compare(times, references, ROUND_LEVEL)
 
 
 @dataclass(slots=True)
@@ -83,13 +82,9 @@ class StrategyRace:
     keys: dict[str, None] = field(init=False, default_factory=dict)
     _records: dict[tuple[str, ...], Record] = field(init=False, default_factory=dict)
 
-    def seeds(self, number: int) -> list[int]:
-        """Return the first so many seeds."""
-        return [self.first_seed + index for index in range(number)]
-
-    def fresh_seeds(self, number: int) -> list[int]:
-        """Return the first so many seeds that no round has: they play no part in the choice."""
-        return [self.first_seed + ROUNDS[-1] + index for index in range(number)]
+    def seeds(self, number: int, after: int = 0) -> list[int]:
+        """Return so many seeds; ``after`` all those of the race (``ROUNDS``), they play no part in the choice."""
+        return [self.first_seed + after + index for index in range(number)]
 
     def strategy(self, name: str) -> str:
         """Return the choice of a strategy."""
@@ -129,10 +124,6 @@ class StrategyRace:
         """Return a strategy's plan for the job, equal at every seed: from its runs, or planned again."""
         config = self.config(name, self.first_seed)
         return plan_of(prepare(config), config, CachedLayouts(self.results.root))
-
-    def layout(self, name: str) -> Layout:
-        """Return the layout of ``plan``."""
-        return self.plan(name).layout
 
     def keep_plan(self, name: str, plan: CachedLayout) -> None:
         """Spare the runs of a strategy their planning: this is the plan of the same job."""

@@ -270,7 +270,7 @@ def _parent(
 ) -> Entry:
     root = str(results.root)
     records = answer.records
-    speedups = {clean(f"speedup/{name}"): overall.speedup.mean for name, overall in answer.overall.items()}
+    speedups = {clean(f"speedup/{name}"): speedup.mean for name, speedup in answer.overall.items()}
     metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}
     metrics |= {**speedups, "best_speedup": max(speedups.values())} if speedups else {}
     note = "\n\n".join([" ".join(sentences(answer)), *(f"- {line}" for line in notices(answer.records))])
