@@ -40,16 +40,6 @@ KEY = "within_megatron"
 OVERRIDES = ("encoder_sp=false", "encoder_cp=false")
 
 
-def layout_refusal(job: Job, layout: Layout) -> str:
-    """Why Megatron-LM cannot take a layout; empty if it can."""
-    return next(_layout_reasons(job, layout), "")
-
-
-def program_refusal(job: Job, program: Program) -> str:
-    """Why Megatron-LM would not run a program so; empty if it would."""
-    return next(_program_reasons(job, program), "")
-
-
 def recomputation(model: ModelSpec) -> dict[str, tuple[str, ...]]:
     """Return the modules that Megatron-LM's flags can recompute: none, the LLM, all."""
     every = tuple(module.name for module in model.modules)
@@ -109,7 +99,8 @@ def blocks_of_stages(llm: ModuleLayout) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
+def layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
+    """Yield why Megatron-LM cannot take a layout; nothing if it can."""
     model = job.model
     llm = layout.modules[job.model.llm_index]
     if model.generators:
@@ -147,7 +138,8 @@ def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
         yield f"tp_overlap={job.framework.tp_overlap:g} is no flag"
 
 
-def _program_reasons(job: Job, program: Program) -> Iterator[str]:
+def program_reasons(job: Job, program: Program) -> Iterator[str]:
+    """Yield why Megatron-LM would not run a program so; nothing if it would."""
     model = job.model
     llm = job.model.llm_index
     if any(program.splits_backward(index) for index in range(len(program.chunks))):
@@ -231,7 +223,8 @@ def variants_within(names: Mapping[str, Sequence[str]], model: ModelSpec | None)
 def refusal(runner: StrategyRace, name: str, seed: int) -> str:
     """Why Megatron-LM does not run what a strategy plans at a seed; empty if it does."""
     job = prepare(runner.config(name, seed)).job
-    reason = layout_refusal(job, runner.plan(name).layout) or program_refusal(*_program(runner, name, seed))
+    layout = next(layout_reasons(job, runner.plan(name).layout), "")
+    reason = layout or next(program_reasons(*_program(runner, name, seed)), "")
     return reason and f"{NAME} does not run it: {reason}"
 
 

@@ -2,13 +2,9 @@
 
 A layout is planned once, from samples of ``planning_seed``, and runs at every seed. The first round has one seed, with
 which no test is possible: strategies that take ``FAR`` times as long as the fastest drop out. In later rounds those
-drop out that are significantly slower than another (``statistics.not_worse``). Rounds decide from times alone, so a job
-has the same race on every machine. Two rounds test, each at half of ``LEVEL``. In simulated races of 2, 5, 12 and 22
-equal strategies at least one drops out in 2% to 5% of races, with seeds that deviate by 2% or 10% (standard deviation;
-``tests/answers/test_error_rates.py``).
-
-On the main figure's ten jobs, started at each of eight seeds, at least 72 of 80 races find the strategy with the least
-mean over all eight seeds. The others find one that is at most 5% slower (``tests/answers/recommend/test_race.py``).
+drop out that are significantly slower than another (``statistics.not_worse``), each round at half of ``LEVEL``. In
+simulated races of equal strategies at least one drops out in 2% to 5% of races. Of 80 races of the main figure's jobs
+at least 72 find the strategy with the least mean over eight seeds; the others find one that is at most 5% slower.
 """
 
 from __future__ import annotations
