@@ -4,8 +4,6 @@
 executors return. Nothing here changes a result or its key.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Analyses of a workload's shapes: the tables behind figures that need no run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

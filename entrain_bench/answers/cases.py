@@ -1,7 +1,5 @@
 """Runs by job (cases) and by configuration (results of strategies), compared."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

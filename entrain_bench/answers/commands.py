@@ -1,7 +1,5 @@
 """Command lines that make records again: of the overrides and the folder that the records say they were made of."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence

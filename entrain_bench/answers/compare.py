@@ -1,7 +1,5 @@
 """Two tables of runs compared to the last digit: values that moved, runs that are gone and new."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from io import BytesIO, StringIO

@@ -1,7 +1,5 @@
 """Output of a command: one line per run, then a table and the fastest strategies."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Names of strategies, workloads and models in figures, sources of costs, and facts on strategies for readers."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The report on a folder of runs: the answer with its evidence, as Markdown, and as HTML that is made from it."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The sentences of an answer, the same wherever it is shown: ``templates/sentences.jinja`` words its values."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ geometric mean of the seeds' ratios, with Student's t on their logarithms: a rat
 Intervals hold for new seeds of the same job. They do not contain the error of the cost model.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace

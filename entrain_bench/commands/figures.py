@@ -1,7 +1,5 @@
 """``entrain-bench figures [NAME ...] [KEY=VALUE ...]``: execute missing runs, draw figures, write pages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``entrain-bench recommend [KEY=VALUE ...]``: recommend a strategy for a job: plan, time, reasons, robustness."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

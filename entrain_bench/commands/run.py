@@ -1,7 +1,5 @@
 """``entrain-bench KEY=VALUE ...``: execute one run, or with ``--multirun`` all unfinished runs of a sweep."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Passes of a pipeline's ranks over time: panels of schedules, the replica that each shows, its lanes and bars."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

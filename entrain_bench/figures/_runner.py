@@ -3,8 +3,6 @@
 Each is loaded, drawn and written, with a caption and the command that draws it again in ``<name>.json``.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib

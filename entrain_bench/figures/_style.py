@@ -1,7 +1,5 @@
 """The look that figures share: seaborn's theme, colours, sizes; rankings, heatmaps, lines, panels without data."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

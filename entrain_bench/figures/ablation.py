@@ -6,8 +6,6 @@ a column an assigner; the number is the speedup over the first of each together,
 where its 95% interval includes 1. White combinations do not fit together, as the parts themselves say.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

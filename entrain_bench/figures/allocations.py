@@ -6,8 +6,6 @@ allocation of its size; 100% means that all draws agree. The CSV has every alloc
 which Algorithm 1 stops.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pandas as pd

@@ -4,8 +4,6 @@ Corresponds to the evaluation of arXiv:2605.27678; cells of ``experiments/figure
 imbalance, every strategy free to choose its degrees. Means over seeds.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pandas as pd

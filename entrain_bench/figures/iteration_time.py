@@ -5,8 +5,6 @@ means over all jobs with 95% intervals over seeds; a star marks strategies witho
 seconds, intervals and, if posterior runs are there (``entrain-bench figures posterior``), P(fastest).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

@@ -6,8 +6,6 @@ The CSV has all models and traces. Rows of the YAML after the first are panels o
 1F1B, whose peaks are nearer to the paper's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import pandas as pd

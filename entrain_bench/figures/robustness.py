@@ -7,8 +7,6 @@ first row's fastest is significantly slower there. Number and shade are Kendall'
 strategies with the first row at the same seed, mean over seeds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pandas as pd

@@ -4,8 +4,6 @@ Corresponds to arXiv:2605.27918, Figure 3; traces of ``experiments/figure/token_
 share of samples with at most so many tokens.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, Literal
 

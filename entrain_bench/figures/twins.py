@@ -5,8 +5,6 @@ has a trace's marginals and rank correlations and no sample of it. Tau is Kendal
 strategies that run on both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any

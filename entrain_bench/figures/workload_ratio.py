@@ -4,8 +4,6 @@ Corresponds to arXiv:2605.27918, Figures 4 and 5; traces of ``experiments/figure
 holds 90% of the samples, or of the batches of a size; the line is the median.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pandas as pd

@@ -8,8 +8,6 @@ but for the first and the last (``num_layers_in_first_pipeline_stage`` and its l
 microbatches of so many samples.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ nothing: the stated time is their mean. Records of these runs are in a folder of
 folder compares the runs of the race and names the same strategy.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

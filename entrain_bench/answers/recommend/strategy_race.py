@@ -7,8 +7,6 @@ simulated races of equal strategies at least one drops out in 2% to 5% of races.
 at least 72 find the strategy with the least mean over eight seeds; the others find one that is at most 5% slower.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product

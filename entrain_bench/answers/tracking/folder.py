@@ -4,8 +4,6 @@ Runs name their artifacts relative to the folder that ``entrain-bench ui`` serve
 MLflow's client knows such names of a server only; here they are files of the folder.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 import sqlite3
