@@ -1,7 +1,6 @@
 """Results in a notebook: runs, a single run and a timeline as HTML, as pandas and as a picture.
 
-``from entrain_bench import notebook``; ``%load_ext entrain_bench.notebook`` also shows what ``run_experiment`` and
-executors return. Nothing here changes a result or its key.
+Nothing here changes a result or its key.
 """
 
 import sys
@@ -10,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -92,13 +90,6 @@ def show(result: RunResult | Timeline | Sequence[Record]) -> View:
     if isinstance(result, RunResult):
         return _run(result)
     return _timeline(result) if isinstance(result, Timeline) else _runs(result)
-
-
-def load_ipython_extension(shell: Any) -> None:
-    """Let a notebook show what ``run_experiment`` and executors return (``%load_ext entrain_bench.notebook``)."""
-    formatter = shell.display_formatter.formatters["text/html"]
-    for kind in (RunResult, Timeline):
-        formatter.for_type(kind, lambda result: show(result).html)
 
 
 def _runs(records: Sequence[Record]) -> View:

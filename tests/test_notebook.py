@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -68,12 +66,6 @@ def test_a_run_and_a_timeline_are_shown_and_drawn() -> None:
     shown = notebook.show(timeline)
     assert shown.to_pandas()["end_s"].max() == timeline.iteration_time_s
     assert shown.plot().axes[0].get_xlabel().startswith("Time (")
-
-    formats: dict[type, Any] = {}
-    html = SimpleNamespace(for_type=formats.__setitem__)
-    notebook.load_ipython_extension(SimpleNamespace(display_formatter=SimpleNamespace(formatters={"text/html": html})))
-    assert formats[eb.Timeline](timeline) == shown.html
-    assert formats[type(outcome)](outcome) == view.html
 
 
 def executed(text: str, folder: Path) -> str:

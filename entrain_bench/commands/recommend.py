@@ -6,8 +6,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import yaml
-
 from entrain_bench.answers.commands import command_line, quoted
 from entrain_bench.answers.comparison import baseline_of
 from entrain_bench.answers.console_table import describe_cell, make_console
@@ -35,7 +33,6 @@ from entrain_bench.config.grammar import RUN_KEYS, Request, Verb, own
 from entrain_bench.config.hub.files import is_reference
 from entrain_bench.config.overrides import parse, swept_keys
 from entrain_bench.config.schema import ASIDE, RunConfig
-from entrain_bench.config.tree import config_tree
 from entrain_bench.program.plan_file import plan_text
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.records import Results
@@ -203,10 +200,7 @@ def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
         if key not in (*STATED, "seed", *ASIDE):
             check_of_job("overrides", text)
     texts = [text for key, text in keys.items() if key not in ("seed", *ASIDE)]
-    nodes = {
-        name: composer.run([f"strategy={name}"]).strategy
-        for name in in_starting_order([*dict.fromkeys([*names, *every])])
-    }
+    nodes = {name: composer.run([f"strategy={name}"]).strategy for name in dict.fromkeys([*names, *every])}
     considered = [name for name in nodes if name in names and (not within or megatron.KEY in nodes[name])]
     variants: dict[str, tuple[str, ...]] = {name: (f"strategy={name}",) for name in considered}
     if within:
@@ -239,12 +233,6 @@ def _checked_keys(overrides: Sequence[str]) -> dict[str, str]:
         if several and key != "strategy":
             raise UserError(f"{text}: must be one value; only strategy takes several")
     return dict(zip(swept, overrides, strict=True))
-
-
-def in_starting_order(names: Sequence[str]) -> list[str]:
-    """Return strategies in the order in which they start: those of ``race.yaml`` first, then the others."""
-    strong = yaml.safe_load((config_tree() / "race.yaml").read_text())["strong_first"]
-    return sorted(names, key=lambda name: strong.index(name) if name in strong else len(strong))
 
 
 def _no_result(runner: StrategyRace, raced: Raced) -> list[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.recommend import strategy_race as session_module
@@ -20,7 +19,6 @@ from entrain_bench.commands import recommend
 from entrain_bench.config import constants
 from entrain_bench.config.compose import compose
 from entrain_bench.config.constants import draws_text, read_draws
-from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.program.layout import layout_to_json
 from entrain_bench.program.plan_file import read_plan
 from entrain_bench.records.cells import Cell
@@ -131,14 +129,6 @@ def test_a_strategy_that_fails_at_a_fresh_seed_is_not_recommended(
     assert f"No result: {best}: at seed 11: no memory" in out
     # The failure is a record of the folder, so a report names the same strategy.
     assert Answer.of(Results(tmp_path / "again").records()).cases[0].comparison.ranked[0] == other
-
-
-def test_strategies_that_start_first_exist() -> None:
-    every = choices("strategy")
-    assert {*recommend.in_starting_order(every)} == {*every}
-    assert recommend.in_starting_order(["zzz", "megatron", "braid"]) == ["braid", "megatron", "zzz"]
-    strong = yaml.safe_load((config_tree() / "race.yaml").read_text())["strong_first"]
-    assert {*strong} <= {*every}
 
 
 @pytest.mark.wide
