@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.recommend import strategy_race as session_module
+from entrain_bench.answers.recommend import recommendation as session_module
 from entrain_bench.answers.recommend.recommendation import NUM_DRAWS
 from entrain_bench.cli import run_command
 from entrain_bench.commands import recommend
@@ -69,7 +69,6 @@ def test_an_answer_its_plan_and_that_it_is_kept(
         "ideal work  ",
         "% of " + best.group(1) + "'s GPU time is ideal work; the largest part of the rest is ",
         "Lower bound for any layout and schedule",
-        "Robustness",
         "judged on seeds 9 to 20",
     ):
         assert part in out
