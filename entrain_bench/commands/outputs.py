@@ -14,13 +14,12 @@ from entrain_bench.answers.documents.posterior import drawn_cells, posterior_out
 from entrain_bench.answers.documents.results import results_output
 from entrain_bench.answers.documents.tables import tables_output
 from entrain_bench.answers.text import count as plural
-from entrain_bench.answers.tracking.entries import store_path, tracking_uri
+from entrain_bench.answers.tracking.log import store_path, tracking_uri
 from entrain_bench.base.errors import unknown_choice
 from entrain_bench.commands.publish import log_to_mlflow, write_tables
 from entrain_bench.commands.recommend import recommendation_output
 from entrain_bench.commands.watch import Watch, say
-from entrain_bench.figures._runner import figure_output
-from entrain_bench.figures._sweeps import discover
+from entrain_bench.figures._runner import discover, figure_output
 from entrain_bench.lab.ledger.page import calibration_output
 from entrain_bench.records.records import PlannedSweep
 from entrain_bench.run.cells import Done
