@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, pairwise
+from itertools import chain
 from statistics import median
 from typing import Annotated, ClassVar, Literal
 
@@ -34,7 +34,6 @@ class StageShape:
     dp: int
     recompute: bool
     widths: tuple[tuple[int, int], ...]
-    layers: range = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +65,8 @@ class PassSeconds:
 def stage_shapes(module: ModuleSpec, placed: ModuleLayout) -> list[StageShape]:
     """The stages of a module under a layout, in order."""
     how = placed.tp, placed.cp, placed.dp, placed.recompute, placed.widths
-    kinds = tuple(module.layer_kind.tolist())
-    ends = [0, *accumulate(placed.layers_per_stage)]
-    return [StageShape(module.name, kinds[first:last], *how, range(first, last)) for first, last in pairwise(ends)]
+    kinds = np.split(module.layer_kind, np.cumsum(placed.layers_per_stage)[:-1])
+    return [StageShape(module.name, tuple(of_stage.tolist()), *how) for of_stage in kinds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +82,16 @@ class LaneOrder:
 def lane_orders(program: Program, timeline: Timeline | None = None) -> list[LaneOrder]:
     """The passes of every lane that has any, with the waits of a timeline of the program, or none."""
     orders = []
+    firsts = program.layout.lane_first_rank.tolist()
     lanes = np.split(program.lane_actions, program.lane_offsets[1:-1])
-    widths = zip(program.layout.lane_first_rank.tolist(), program.layout.lane_width.tolist(), strict=True)
-    for actions, ranks in zip(lanes, widths, strict=True):
+    for actions, first, width in zip(lanes, firsts, program.layout.lane_width.tolist(), strict=True):
         passes = actions[program.is_pass[actions]]
-        if not len(passes):
-            continue
         waits_s = np.zeros(len(passes))
-        if timeline is not None:
-            before_s = np.concatenate([[0.0], timeline.end_s[passes[:-1]]])
+        if timeline is not None and len(passes):
+            before_s = np.append(0.0, timeline.end_s[passes[:-1]])
             waits_s = np.maximum(timeline.start_s[passes] - before_s, 0.0)
-        orders.append(LaneOrder(passes, waits_s, *ranks))
+        if len(passes):
+            orders.append(LaneOrder(passes, waits_s, first, width))
     return orders
 
 
@@ -102,24 +99,29 @@ def works_of(program: Program) -> dict[int, StageWork]:
     """The work that every pass belongs to, by action."""
     works = dict[int, StageWork]()
     shapes = program.shapes
+    projected_of = shapes.llm_tokens - shapes.text_tokens
     for index, (module, chunks) in enumerate(zip(program.model.modules, program.chunks, strict=True)):
         placed = program.layout.modules[index]
         splits = program.splits_backward(index)
-        stages = stage_shapes(module, placed)
-        degrees = placed.degree_of_copy[chunks.replica].tolist()
-        remade = program.remade[index].tolist() if program.remade else [[0] * placed.pp] * len(chunks)
         passes = [program.forward_actions(index), program.backward_actions(index)]
         passes += [program.weight_actions(index)] if splits else []
         for chunk in range(len(chunks)):
             members = chunks.units(chunk)
             lengths = tuple(module.lengths(shapes, members).tolist())
             outputs = tuple(shapes.item_llm_tokens[members].tolist()) if module.is_encoder else ()
-            projected = 0 if module.is_encoder else int((shapes.llm_tokens - shapes.text_tokens)[members].sum())
-            for place, stage in enumerate(stages):
-                is_last = place == len(stages) - 1
-                how = (remade[chunk][place], degrees[chunk])
-                made = outputs if is_last else ()
-                work = StageWork(stage, lengths, made, 0 if place else projected, splits, *how)
+            projected = 0 if module.is_encoder else int(projected_of[members].sum())
+            degree = int(placed.degree_of_copy[chunks.replica[chunk]])
+            for place, stage in enumerate(stage_shapes(module, placed)):
+                remade = int(program.remade[index][chunk, place]) if program.remade else 0
+                work = StageWork(
+                    stage,
+                    lengths,
+                    outputs if place == placed.pp - 1 else (),
+                    0 if place else projected,
+                    splits,
+                    remade,
+                    degree,
+                )
                 works |= {int(actions[chunk, place]): work for actions in passes}
     return works
 
@@ -185,27 +187,22 @@ class Emulator:
         """Run those of the lanes that have something new; a core that was idle takes longer for its next pass."""
         works = works_of(program)
         shapes = list(map(stage_shapes, program.model.modules, program.layout.modules))
-        missing = list[LaneOrder]()
+        runs: dict[StageWork, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         known = set(self.measured.passes)
         for order in lanes:
-            wanted = {works[action] for action in order.actions.tolist()}
-            if not wanted <= known:
-                missing.append(order)
-                known |= wanted
-        if not missing:
-            return
-        runs: dict[StageWork, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-        with quiet():
-            # Imported where needed: torch takes seconds, and checking settings does without.
-            from entrain_bench.train.emulate.bench import Bench
+            wanted = [works[action] for action in order.actions.tolist()]
+            if known.issuperset(wanted):
+                continue
+            known.update(wanted)
+            with quiet():
+                # Imported where needed: torch takes seconds, and checking settings does without.
+                from entrain_bench.train.emulate.bench import measure_rank
 
-            bench = Bench(self.truth, self.device, self.dtype, self.num_warm_ups, self.num_repetitions)
-            for order in missing:
-                seconds, steps_s = bench.measure(program, order.first_rank, order.waits_s)
-                for place, step_s in steps_s.items():
-                    self.measured.optimizer_s.setdefault(shapes[place[0]][place[1]], step_s)
-                for action, column in zip(order.actions.tolist(), seconds.T, strict=True):
-                    runs[works[action]][int(program.kind[action])].extend(column)
+                seconds, steps_s = measure_rank(self, program, order)
+            for (module, stage), step_s in steps_s.items():
+                self.measured.optimizer_s.setdefault(shapes[module][stage], step_s)
+            for work, kind, column in zip(wanted, program.kind[order.actions].tolist(), seconds.T, strict=True):
+                runs[work][kind].extend(column)
         for work, took in runs.items():
             # By number of kind: a weight pass comes last.
             self.measured.passes.setdefault(work, PassSeconds(*(median(took[kind]) for kind in sorted(took))))

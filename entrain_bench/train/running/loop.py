@@ -74,9 +74,6 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
         feed = WorkFeed(programs, planning, runtime.prepare)
         for iteration in range(len(history), config.iterations):
             work, host_time, exposed_s = feed.take(iteration, last=iteration + 1 == config.iterations)
-            for stage in runtime.stages.values():
-                for group in stage.optimizer.param_groups:
-                    group["lr"] = settings.rate_at(iteration, config.iterations)
             seen = runtime.run(work, clock)
             if settings.on_non_finite == "stop" and not isfinite(seen.grad_norm):
                 # On all ranks.
@@ -97,9 +94,8 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
         if settings.save_weights is not None:
             for stage in runtime.stages.values():
                 stage.gather_weights()
-            stages = {place: trained.stage for place, trained in runtime.stages.items()}
-            folder = Path(settings.save_weights)
-            save_weights(folder, setting.job.model, layout, stages, runtime.groups.stages, runtime.roots)
+            stages = ((trained.stage, trained.groups) for trained in runtime.stages.values())
+            save_weights(Path(settings.save_weights), setting.job.model, stages, control)
         if control.rank():
             return None
     counted = history[num_elsewhere:] or history
