@@ -112,12 +112,6 @@ def clock_offset(control: dist.ProcessGroup, timer: Callable[[], float]) -> floa
     return min(trips)[1]
 
 
-def on_one_clock(rows: Sequence[FloatArray], began_s: Sequence[float]) -> list[FloatArray]:
-    """Action, start and end by rank ``[ranks][actions, 3]``, in seconds since the first rank began (``began_s``)."""
-    first = min(began_s)
-    return [times + np.array([0.0, s - first, s - first]) for times, s in zip(rows, began_s, strict=True)]
-
-
 @dataclass(frozen=True, slots=True)
 class Seen:
     """Measurements of one rank in an iteration."""
@@ -215,7 +209,8 @@ def metrics_of(
     """Return the metrics of an iteration, without those ``left_out``, and its timeline."""
     grad_norm = everyone[0].grad_norm
     stalls_s = [seen.input_stall_s for seen in everyone]
-    rows = on_one_clock([seen.rows for seen in everyone], [seen.began_s for seen in everyone])
+    first_s = min(seen.began_s for seen in everyone)
+    rows = [seen.rows + (seen.began_s - first_s) * np.array([0.0, 1.0, 1.0]) for seen in everyone]
     timeline = merge_timeline(program, rows, [seen.peak_bytes for seen in everyone])
     row = {name: value for name, value in measure(timeline, truth, host_time).items() if name not in left_out}
     row |= {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
@@ -21,10 +21,6 @@ NON_FINITE = ("stop", "skip")
 PREPROCESSING = ("inline", "thread", "processes")
 # What samples hold: numbers made up of the seed, or what the workload's files hold.
 MADE_UP, FILES = DATA = ("made_up", "files")
-# Work queues from host to device (docs.nvidia.com/deploy, CUDA MPS, topic 5.2.4). Their range, 1 to 32, is that of the
-# CUDA programming guide's table of environment variables, which was not read for this.
-VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
-MOST_CONNECTIONS = 32
 # Where ranks listen that are all on one machine, whatever interface others of the user's jobs are given.
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
@@ -81,13 +77,6 @@ def refuse_generators(model: ModelSpec, who: str) -> None:
             f"model={model.name}: has a generator ({model.generators[0].name}), which {who} does not support. "
             "Use harness=simulate"
         )
-
-
-def check_connections(environment: Mapping[str, str]) -> None:
-    """Raise ``UserError`` for a number of queues that measures something else, or that CUDA does not have."""
-    given = environment.get(VARIABLE, str(MOST_CONNECTIONS))
-    fits = given.isdecimal() and 2 <= int(given) <= MOST_CONNECTIONS
-    require(fits, VARIABLE, given, f"from 2 to {MOST_CONNECTIONS}; with 1, messages block computation")
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from entrain_bench.train.measuring import (
     mean_metrics,
     merge_timeline,
     name_non_finite,
-    on_one_clock,
     total_loss,
     why_not_of_the_cluster,
 )
@@ -122,11 +121,3 @@ def test_offsets_take_clocks_to_that_of_the_first_rank() -> None:
     for rank, (offset, began_s, now_s) in enumerate(run_ranks(offsets, 3)):
         assert abs(offset + AHEAD_S * rank) < 1.0
         assert abs(began_s - now_s) < 30.0
-
-
-def test_actions_count_from_the_moment_at_which_the_first_rank_began() -> None:
-    rows = [np.array([[7.0, 0.5, 1.0]]), np.zeros((0, 3)), np.array([[3.0, 0.0, 2.0], [4.0, 2.0, 2.5]])]
-    aligned = on_one_clock(rows, [10.25, 11.0, 10.0])
-    np.testing.assert_array_equal(aligned[0], [[7.0, 0.75, 1.25]])
-    assert aligned[1].shape == (0, 3)
-    np.testing.assert_array_equal(aligned[2], rows[2])

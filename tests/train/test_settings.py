@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import subprocess
 import sys
 
@@ -14,8 +13,6 @@ from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.device import MODULES, device_of, prepare_platform
-from entrain_bench.train.launching import environment_of_ranks
-from entrain_bench.train.settings import VARIABLE, check_connections
 from entrain_bench.train.trainer import DistributedTrainer
 from support.train.ranks import run_ranks
 from support.train.runs import config_from_json, configuration
@@ -83,22 +80,6 @@ def test_torchrun_must_start_as_many_ranks(monkeypatch: pytest.MonkeyPatch) -> N
     config = config_from_json(configuration("model=tiny"))
     with pytest.raises(UserError, match=r"harness.num_ranks=4: must be 3, the ranks that torchrun started"):
         trainer("cpu").train(config, lambda _: None)
-
-
-@pytest.mark.parametrize("given", ["1", "0", "33", "-8", "many", ""])
-def test_a_number_that_does_not_do_is_refused(given: str) -> None:
-    with pytest.raises(UserError, match=f"{VARIABLE}={given}: must be from 2 to 32"):
-        check_connections({VARIABLE: given})
-
-
-def test_ranks_with_a_gpu_have_all_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    check_connections({})
-    with environment_of_ranks("cuda"):
-        assert os.environ[VARIABLE] == "32"
-    with environment_of_ranks("cpu"):
-        assert VARIABLE not in os.environ
-    assert VARIABLE not in os.environ
 
 
 class _OtherAdam(torch.optim.SGD):

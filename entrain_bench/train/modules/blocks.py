@@ -140,8 +140,7 @@ def packed_attention(
     output: Any
     if kernel is AttentionKernel.CPU:
         # As a GPU's kernels, it keeps no copies in batches of a length.
-        inputs = (query, key, value, segments, causal)
-        output = checkpoint(_by_length, *inputs, use_reentrant=False, preserve_rng_state=False)
+        output = _recomputed(_by_length, query, key, value, segments, causal)
     elif kernel is AttentionKernel.SDPA:
         output = _by_length(query, key, value, segments, causal)
     else:
@@ -158,6 +157,13 @@ def packed_attention(
         )
     assert isinstance(output, Tensor)
     return output
+
+
+def _recomputed(function: Callable[..., Tensor], *args: Any) -> Any:
+    """Call a function; autograd keeps its inputs alone, and backward calls it again."""
+    if not any(isinstance(value, Tensor) and value.requires_grad for value in args):
+        return function(*args)
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
 
 
 def _by_length(query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool) -> Tensor:
@@ -260,8 +266,7 @@ class Norm(torch.nn.Module):
         if hidden.device.type != "cpu":
             return rms_norm(hidden, self.weight.shape, self.weight, self.eps)
         # What torch runs on a CPU keeps the normalised rows as well.
-        inputs = (hidden, self.weight.shape, self.weight, self.eps)
-        return checkpoint(rms_norm, *inputs, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+        return _recomputed(rms_norm, hidden, self.weight.shape, self.weight, self.eps)  # type: ignore[no-any-return]
 
 
 class Block(TransformerLayer):  # type: ignore[misc]

@@ -100,7 +100,7 @@ def adding(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], None]:
             adding("model.norm.weight", torch.zeros(64)),
             r"model.norm.weight has the shape \[64\], but model=small needs \[128\]",
         ),
-        (lambda tensors: tensors.clear(), "and [0-9]+ more are missing for model=small"),
+        (lambda tensors: [tensors.pop(name) for name in [*tensors][1:]], "and [0-9]+ more are missing for model=small"),
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused(
