@@ -32,7 +32,6 @@ from entrain_bench.train.profiling.timing import (
     Bench,
     Patience,
     Target,
-    TargetStages,
     measure_collectives,
     measure_step,
     one_of_many,
@@ -40,6 +39,7 @@ from entrain_bench.train.profiling.timing import (
     sample,
     targets_of,
 )
+from entrain_bench.train.running.stages import TrainedStage
 
 # Ranks whose communication is measured unless others are asked for, where there are as many GPUs.
 USUAL_RANKS = (2, 4)
@@ -127,7 +127,7 @@ class ProfileRecorder:
 
     def _measure_stages(self, bench: Bench, patience: Patience, advance: Callable[[str], None]) -> None:
         known = {point.key for point in self.profile.stages}
-        stages: TargetStages | None = None
+        built: Target | None = None
         for target, lengths in self.packs():
             key = target.module.name, target.kind
             degrees = f"tp {target.tp}, cp {target.cp}"
@@ -135,11 +135,12 @@ class ProfileRecorder:
             advance(what)
             if known.issuperset((*key, depth, target.tp, target.cp, lengths) for depth in target.depths):
                 continue
-            if stages is None or stages.target != target:
+            if built != target:
                 # Those before go first.
-                stages = None
-                stages = TargetStages.build(target, bench)
-            points = stages.measure(lengths, patience)
+                stages = dict[int, TrainedStage]()
+                stages = bench.stages(target)
+                built = target
+            points = bench.measure(target, stages, lengths, patience)
             if not points:
                 self.left_out.append(what)
             self._save(stages=points)

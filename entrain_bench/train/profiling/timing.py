@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from math import isqrt
 from time import perf_counter
 
@@ -127,6 +127,10 @@ class Bench:
     dtype: torch.dtype
     device: torch.device
 
+    def stages(self, target: Target) -> dict[int, TrainedStage]:
+        """The stages of a target, by depth."""
+        return {depth: self.build(target, depth) for depth in target.depths}
+
     def build(self, target: Target, depth: int) -> TrainedStage:
         """A stage of ``depth`` layers of the target's kind, with gradient buffers and optimizer."""
         module = target.module
@@ -160,6 +164,26 @@ class Bench:
         values = torch.randn(num_rows, module.config.hidden_size, dtype=self.dtype, device=self.device)
         return pack, lambda: values.detach().requires_grad_() if num_rows else None
 
+    def measure(
+        self, target: Target, stages: Mapping[int, TrainedStage], lengths: tuple[int, ...], patience: Patience
+    ) -> list[StagePoint]:
+        """Points of one pack, a stage each; none if a single repetition takes too long, or too much memory."""
+        pack, start = self.inputs(target, lengths)
+        forward = partial(_forward, pack, start)
+        try:
+            if _estimated_s(stages, forward, self.device) > TURN_SHARE * patience.point_s:
+                return []
+            rows = sample(partial(_turn, stages, forward), self.device, patience)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return []
+        points = []
+        for depth, parts in zip(stages, np.split(rows, len(stages), axis=1), strict=True):
+            forward_s, backward_s, *remade_s = map(quantiles, parts.T)
+            key = (target.module.name, target.kind, depth, target.tp, lengths)
+            points.append(StagePoint(*key, forward_s, backward_s, *(remade_s or [()]), len(rows), target.cp))
+        return points
+
 
 @contextmanager
 def one_of_many(
@@ -184,59 +208,36 @@ def one_of_many(
         yield Bench(model, groups, alone, dtype, device)
 
 
-@dataclass(frozen=True, slots=True)
-class TargetStages:
-    """The stages of a target, by depth, and where they run."""
+def _forward(pack: Pack, start: Callable[[], Tensor | None], trained: TrainedStage) -> Tensor:
+    output: Tensor = trained.buffers(start(), pack)
+    return output
 
-    target: Target
-    bench: Bench
-    stages: Mapping[int, TrainedStage]
 
-    @classmethod
-    def build(cls, target: Target, bench: Bench) -> TargetStages:
-        """Build all of them."""
-        return cls(target, bench, {depth: bench.build(target, depth) for depth in target.depths})
+def _estimated_s(
+    stages: Mapping[int, TrainedStage], forward: Callable[[TrainedStage], Tensor], device: torch.device
+) -> float:
+    """Estimate the seconds of a repetition from a forward of the smallest stage, the faster of two."""
+    clock = Clock(device)
+    depth, smallest = next(iter(stages.items()))
+    clock.start()
+    for _ in range(2):
+        with clock.action(FORWARD):
+            forward(smallest)
+    # A backward is two forwards, one with recomputation and the forward before it four.
+    return float(clock.seconds().min()) * (7 if len(stages) > 1 else 3) * sum(stages) / depth
 
-    def measure(self, lengths: tuple[int, ...], patience: Patience) -> list[StagePoint]:
-        """Points of one pack, a stage each; none if a single repetition takes too long, or too much memory."""
-        pack, start = self.bench.inputs(self.target, lengths)
-        device = self.bench.device
-        try:
-            if self._turn_s(pack, start) > TURN_SHARE * patience.point_s:
-                return []
-            rows = sample(partial(self._turn, pack, start), device, patience)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            return []
-        points = []
-        for depth, parts in zip(self.stages, np.split(rows, len(self.stages), axis=1), strict=True):
-            forward_s, backward_s, *remade_s = map(quantiles, parts.T)
-            key = (self.target.module.name, self.target.kind, depth, self.target.tp, lengths)
-            points.append(StagePoint(*key, forward_s, backward_s, *(remade_s or [()]), len(rows), self.target.cp))
-        return points
 
-    def _turn_s(self, pack: Pack, start: Callable[[], Tensor | None]) -> float:
-        """Estimate the seconds of a repetition from a forward of the smallest stage, the faster of two."""
-        clock = Clock(self.bench.device)
-        depth, smallest = next(iter(self.stages.items()))
-        clock.start()
-        for _ in range(2):
-            with clock.action(FORWARD):
-                smallest.buffers(start(), pack)
-        # A backward is two forwards, one with recomputation and the forward before it four.
-        return float(clock.seconds().min()) * (7 if len(self.stages) > 1 else 3) * sum(self.stages) / depth
-
-    def _turn(self, pack: Pack, start: Callable[[], Tensor | None], clock: Clock) -> None:
-        """Every stage once, depths in turn, so that a machine that slows down slows all of them."""
-        for trained in self.stages.values():
-            trained.buffers.zero_grad_buffer()
-            for part in (BACKWARD, REMADE) if len(self.stages) > 1 else (BACKWARD,):
-                trained.stage.recompute = part == REMADE
-                with nullcontext() if part == REMADE else clock.action(FORWARD):
-                    output = trained.buffers(start(), pack)
-                    gradient = torch.ones_like(output)
-                with clock.action(part):
-                    torch.autograd.backward(output, gradient)
+def _turn(stages: Mapping[int, TrainedStage], forward: Callable[[TrainedStage], Tensor], clock: Clock) -> None:
+    """Every stage once, depths in turn, so that a machine that slows down slows all of them."""
+    for trained in stages.values():
+        trained.buffers.zero_grad_buffer()
+        for part in (BACKWARD, REMADE) if len(stages) > 1 else (BACKWARD,):
+            trained.stage.recompute = part == REMADE
+            with nullcontext() if part == REMADE else clock.action(FORWARD):
+                output = forward(trained)
+                gradient = torch.ones_like(output)
+            with clock.action(part):
+                torch.autograd.backward(output, gradient)
 
 
 def measure_step(target: Target, depth: int, bench: Bench, patience: Patience) -> StepPoint:
@@ -274,39 +275,34 @@ def _points(
     device: str, message_bytes: tuple[int, ...], patience: Patience, operations: Sequence[str], group: dist.ProcessGroup
 ) -> list[CollectivePoint]:
     place = torch.device(device, group.rank()) if device == "cuda" else torch.device("cpu")
-    return [_point(name, size, place, patience, group) for name in operations for size in message_bytes]
-
-
-def _point(
-    operation: str, num_bytes: int, device: torch.device, patience: Patience, group: dist.ProcessGroup
-) -> CollectivePoint:
     size = group.size()
-    # Every rank holds a share of equal size.
-    share = max(1, num_bytes // (ELEMENT_BYTES * size))
-    whole = torch.zeros(share * size, device=device)
-    part = torch.zeros(share, device=device)
-    call = _calls_of(group.rank(), whole, part)[operation]
-    warm = _sample(call, WARM_UPS, device, group)
-    wanted = int(patience.point_s / (CALLS * max(float(warm.min()), 1e-6)))
-    # All ranks must agree.
-    count = torch.tensor([min(max(wanted, 1), patience.repetitions)])
-    dist.broadcast(count, 0, group=group)
-    seconds = _sample(call, int(count), device, group) / (2 if operation == "send" else 1)
-    return CollectivePoint(operation, size, share * size * ELEMENT_BYTES, quantiles(seconds), len(seconds))
+    points = []
+    for operation, num_bytes in product(operations, message_bytes):
+        # Every rank holds a share of equal size.
+        part = torch.zeros(max(1, num_bytes // (ELEMENT_BYTES * size)), device=place)
+        whole = torch.zeros(len(part) * size, device=place)
+        calls = {
+            "all_gather": partial(dist.all_gather_into_tensor, whole, part),
+            "all_reduce": partial(dist.all_reduce, whole),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole),
+            "send": partial(_pass_on, group.rank(), whole),
+        }
+        warm = _sample(calls[operation], WARM_UPS, place, group)
+        wanted = int(patience.point_s / (CALLS * max(float(warm.min()), 1e-6)))
+        # All ranks must agree.
+        count = torch.tensor([min(max(wanted, 1), patience.repetitions)])
+        dist.broadcast(count, 0, group=group)
+        seconds = _sample(calls[operation], int(count), place, group) / (2 if operation == "send" else 1)
+        shape = (operation, size, len(whole) * ELEMENT_BYTES)
+        points.append(CollectivePoint(*shape, quantiles(seconds), len(seconds)))
+    return points
 
 
-def _calls_of(rank: int, whole: Tensor, part: Tensor) -> dict[str, Callable[[], object]]:
-    def send() -> None:
-        # There and back: one transfer is half of it.
+def _pass_on(rank: int, whole: Tensor) -> None:
+    """From the first rank to the second, and back: one transfer is half of it."""
+    if rank < 2:
         for passed in (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send):
             passed(whole, 1 - rank)
-
-    return {
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
-        "send": send if rank < 2 else lambda: None,
-    }
 
 
 def _sample(

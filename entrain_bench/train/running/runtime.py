@@ -60,7 +60,6 @@ class Groups:
     widths: dict[tuple[int, int], dict[int, StageGroups]]
     tied: dict[int, dist.ProcessGroup]
     channels: Channels
-    world: dist.ProcessGroup
     control: dist.ProcessGroup
     alone: dist.ProcessGroup
 
@@ -72,7 +71,6 @@ class GroupMaker:
         self.control = control
         self.timeout = timedelta(seconds=timeout_s)
         everyone = tuple(range(control.size()))
-        self.world = self.new(everyone)
         self.channels = Channels(lambda: self.new(everyone), device)
         self._known: dict[tuple[object, tuple[int, ...]], dist.ProcessGroup] = {}
 
@@ -120,7 +118,7 @@ def make_groups(model: ModelSpec, framework: FrameworkOptions, layout: Layout, m
                 if tp and cp:
                     groups = replace(stages[index, stage], tp=tp, cp=cp, weights_tp=placed.tp)
                     widths[index, stage][degree] = groups
-    return Groups(stages, widths, tied, maker.channels, maker.world, maker.control, alone)
+    return Groups(stages, widths, tied, maker.channels, maker.control, alone)
 
 
 @dataclass(slots=True)
@@ -262,7 +260,7 @@ class Iteration:
         if self._norm is None:
             # 0, or not a number if a loss is not finite; found out without asking the device for each.
             spoilt = sum(loss * 0.0 for _, loss in self.losses)
-            self._norm = global_norm(self.runtime.stages, self.runtime.groups.world, self.runtime.device, spoilt)
+            self._norm = global_norm(self.runtime.stages, self.runtime.device, spoilt)
         return self._norm
 
     def _forward(self, step: Step, leaf: Tensor | None, inputs: Inputs) -> Tensor | None:

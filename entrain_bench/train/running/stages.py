@@ -388,7 +388,6 @@ def local_part(tensor: Tensor) -> Tensor:
 
 def global_norm(
     stages: Mapping[tuple[int, int], TrainedStage | ShardedStage],
-    group: dist.ProcessGroup,
     device: torch.device,
     other: torch.Tensor | float = 0.0,
 ) -> float:
@@ -396,5 +395,5 @@ def global_norm(
     square = torch.zeros((), dtype=torch.float64, device=device) + other
     for trained in stages.values():
         square += trained.gradient_square().to(device)
-    dist.all_reduce(square, group=group)
+    dist.all_reduce(square)
     return float(square.sqrt())

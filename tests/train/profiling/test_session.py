@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,6 @@ from entrain_bench.costs.profiled.file import COLLECTIVES, read_profile, write_p
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.measuring import Clock
-from entrain_bench.train.profiling import timing as layers
 from entrain_bench.train.profiling.settings import ProfileSettings
 from entrain_bench.train.profiling.timing import (
     WARM_UPS,
@@ -184,15 +184,15 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
     # The command hides GPUs for good; after the test they are back.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     measured: list[tuple[int, ...]] = []
-    measure = layers.TargetStages.measure
+    measure = Bench.measure
 
-    def counting(self: layers.TargetStages, lengths: tuple[int, ...], patience: Patience) -> object:
+    def counting(self: Bench, target: Target, stages: Any, lengths: tuple[int, ...], patience: Patience) -> object:
         measured.append(lengths)
         if len(measured) == 5:
             raise KeyboardInterrupt
-        return measure(self, lengths, patience)
+        return measure(self, target, stages, lengths, patience)
 
-    monkeypatch.setattr(layers.TargetStages, "measure", counting)
+    monkeypatch.setattr(Bench, "measure", counting)
     return measured
 
 
@@ -252,10 +252,10 @@ def target(bench: Bench, kind: str, tp: int = 1, module: str = "llm") -> Target:
 @pytest.mark.parametrize("tp", [1, 2])
 def test_every_kind_runs_as_a_shard(bench: Bench, module: str, tp: int) -> None:
     for each in targets_of(bench.model.module(module), tp):
-        stages = layers.TargetStages.build(each, bench)
-        points = stages.measure((5, 11), PATIENCE)
+        stages = bench.stages(each)
+        points = bench.measure(each, stages, (5, 11), PATIENCE)
         assert [point.layers for point in points] == [*each.depths]
-        sizes = [sum(p.numel() for p in stage.stage.parameters()) for stage in stages.stages.values()]
+        sizes = [sum(p.numel() for p in stage.stage.parameters()) for stage in stages.values()]
         parameters = next(layer.parameters for layer in each.module.kinds if layer.kind == each.kind)
         # A shard has its part of the weights, and all of the norms and of the biases that are added after summing.
         assert parameters / tp <= sizes[0] <= 1.2 * parameters / tp
@@ -266,18 +266,18 @@ def test_every_kind_runs_as_a_shard(bench: Bench, module: str, tp: int) -> None:
 def test_a_block_runs_with_the_tokens_of_one_context_parallel_rank(bench: Bench, tp: int, cp: int) -> None:
     seen: list[int] = []
     (block,) = targets_of(bench.model.llm, tp, cp)
-    stages = layers.TargetStages.build(block, bench)
-    for layer in stages.stages[1].stage.layers.values():
+    stages = bench.stages(block)
+    for layer in stages[1].stage.layers.values():
         layer.register_forward_pre_hook(lambda _, arguments: seen.append(len(arguments[0])))
-    points = stages.measure((16, 48), PATIENCE)
+    points = bench.measure(block, stages, (16, 48), PATIENCE)
     # Of 64 tokens, and with sequence parallelism its share of these.
     assert {*seen} == {64 // cp // tp}
     assert [(point.cp, point.lengths) for point in points] == [(cp, (16, 48))] * 2
 
 
 def test_a_pack_that_takes_too_long_is_left_out(bench: Bench) -> None:
-    stages = layers.TargetStages.build(target(bench, "block"), bench)
-    assert stages.measure((64,), Patience(1, 1e-9)) == []
+    block = target(bench, "block")
+    assert bench.measure(block, bench.stages(block), (64,), Patience(1, 1e-9)) == []
 
 
 @pytest.mark.slow
