@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
+import pickle
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from multiprocessing import forkserver, get_start_method, set_start_method
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.run_result import RunResult
 from entrain_bench.run.parallel import end_with_parent, uninterrupted
 from entrain_bench.train.device import device_of
-from entrain_bench.train.messages.control import Failure, named_wait, process_group
+from entrain_bench.train.messages.control import named_wait, portable, process_group
 from entrain_bench.train.settings import ON_LOOPBACK, TrainSettings
 
 LOCALHOST = "127.0.0.1"
@@ -161,7 +162,7 @@ def _watch(processes: PContext, work: Path, progress: Callable[[int], None]) -> 
             progress((work / "progress").stat().st_size)
         if result is not None:
             return result
-        if any(work.glob("failure*.json")):
+        if any(work.glob("failure*")):
             return processes.wait(NOTICE_S, PERIOD_S)
 
 
@@ -277,15 +278,16 @@ def _flush() -> None:
 
 def write_failure(work: Path, rank: int, error: Exception) -> None:
     """Leave the exception that ends this rank."""
-    failure = Failure.of(error, f"rank {rank}")
-    write_atomically(work / f"failure{rank}.json", json.dumps(asdict(failure)).encode())
+    failure = time.time(), portable(error, f"rank {rank}")
+    write_atomically(work / f"failure{rank}", pickle.dumps(failure))
 
 
 def first_cause(work: Path, exit_codes: Mapping[int, int], nccl_timeout_s: float | None) -> Exception:
     """Return the failure that came first; ``exit_codes`` are those of ranks that died, negative for a signal."""
+    # Of this run's own ranks, in a folder that no one else may write.
     failures = {
-        int(path.stem.removeprefix("failure")): Failure(**json.loads(path.read_text()))
-        for path in work.glob("failure*.json")
+        int(path.name.removeprefix("failure")): pickle.loads(path.read_bytes())  # noqa: S301
+        for path in work.glob("failure*")
     }
     # Dead without a failure of its own: other ranks say only that they lost it.
     for rank in exit_codes.keys() - failures.keys():
@@ -300,4 +302,6 @@ def first_cause(work: Path, exit_codes: Mapping[int, int], nccl_timeout_s: float
         error = ExecutionError(f"rank {rank}: {how}")
         error.__cause__ = ExecutionError(f"last output of rank {rank}:\n{printed}")
         return error
-    return min(failures.values(), key=lambda failure: failure.time_s).as_error()
+    _, error = min(failures.values(), key=itemgetter(0))
+    assert isinstance(error, Exception)
+    return error

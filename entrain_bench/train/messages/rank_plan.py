@@ -72,13 +72,13 @@ def block_of(layout: Layout, module: int, replica: int, stage: int) -> list[int]
 
 def lane_of_rank(layout: Layout, rank: int) -> int | None:
     """The lane the rank acts with; None for a rank the layout does not use."""
-    lanes = []
-    for place in places_of(layout, rank):
-        blocks = layout.blocks[place.module]
-        block = place.replica * blocks.num_stages + place.stage
-        lanes.append({*blocks.lanes[blocks.offsets[block] : blocks.offsets[block + 1]].tolist()})
-    # Only its own lane is in all of its blocks.
-    return min(set.intersection(*lanes)) if lanes else None
+
+    def blocks(one: int) -> list[tuple[int, int, int]]:
+        return [(place.module, place.replica, place.stage) for place in places_of(layout, one)]
+
+    held = blocks(rank)
+    firsts = layout.lane_first_rank.tolist()
+    return next((lane for lane, first in enumerate(firsts) if blocks(first) == held), None)
 
 
 def sending_ranks(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> list[int]:

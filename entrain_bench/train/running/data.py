@@ -28,7 +28,7 @@ from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.workload import SOUND_HZ, Moved, Readable, Samples, Workload
 from entrain_bench.train.device import to_device
 from entrain_bench.train.features import FRAMES_OF_TOKEN, HOP, KERNEL, PatchRules, write_patches, write_windows
-from entrain_bench.train.messages.control import Failure
+from entrain_bench.train.messages.control import portable
 from entrain_bench.train.modules import Pack, in_stage_order, input_width
 from entrain_bench.train.modules.packing import Picture, multimodal_positions
 from entrain_bench.train.settings import FILES, MADE_UP, TrainSettings
@@ -293,7 +293,7 @@ class ThreadLoader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunks(Dataset[Inputs | Failure]):
+class _Chunks(Dataset[Inputs | Exception]):
     """Inputs of chunks, made where they are asked for."""
 
     data: SampleData
@@ -302,11 +302,11 @@ class _Chunks(Dataset[Inputs | Failure]):
     def __len__(self) -> int:
         return len(self.requests)
 
-    def __getitem__(self, index: int) -> Inputs | Failure:
+    def __getitem__(self, index: int) -> Inputs | Exception:
         try:
             return self.data.inputs(*self.requests[index])
         except Exception as error:
-            return Failure.of(error, "a worker")
+            return portable(error, "a worker")
 
 
 class WorkerLoader:
@@ -329,9 +329,9 @@ class WorkerLoader:
         return map(_made, iter(DataLoader(_Chunks(data, requests), batch_size=None, **self._options)))
 
 
-def _made(made: Inputs | Failure) -> Inputs:
-    if isinstance(made, Failure):
-        raise made.as_error()
+def _made(made: Inputs | Exception) -> Inputs:
+    if isinstance(made, Exception):
+        raise made
     return made
 
 

@@ -37,10 +37,10 @@ from entrain_bench.train.measuring import (
     why_not_of_the_cluster,
 )
 from entrain_bench.train.messages.control import (
-    Failure,
     PlanningGroup,
     gather_values,
     planning_group,
+    portable,
     process_group,
 )
 from entrain_bench.train.messages.rank_plan import believed_order
@@ -106,18 +106,18 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
 
 def plan(setting: RunContext, planning: PlanningGroup) -> tuple[Layout, float]:
     """Rank 0's layout on every rank, and how long planning took there; ``UserError`` on every rank if there is none."""
-    answer: Layout | Failure | None = None
+    answer: Layout | Exception | None = None
     started = perf_counter()
     if dist.get_rank() == 0:
         try:
             answer = setting.plan()
             check_layout(answer, setting.job.model, setting.job.cluster)
         except UserError as error:
-            answer = Failure.of(error, "rank 0")
+            answer = portable(error, "rank 0")
     seconds = perf_counter() - started
     answer = planning.broadcast(answer)
-    if isinstance(answer, Failure):
-        raise answer.as_error()
+    if isinstance(answer, Exception):
+        raise answer
     assert isinstance(answer, Layout)
     return answer, seconds
 

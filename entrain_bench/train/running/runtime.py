@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn import Parameter
 
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
@@ -236,7 +235,7 @@ class Iteration:
         trained = self._stage(step)
         with clock.action(step.action):
             if step.kind is Pass.GRAD_SYNC:
-                trained.sync_gradients(*self._tied(step))
+                trained.sync_gradients()
             elif step.kind is Pass.OPTIMIZER:
                 if isfinite(norm := self.norm()):
                     trained.step(self.runtime.settings.clip_grad, norm)
@@ -323,15 +322,6 @@ class Iteration:
         """Entry of ``ModuleLayout.degrees`` at which a pass runs."""
         return int(self.work.program.layout.modules[step.place.module].degree_of_copy[step.place.replica])
 
-    def _tied(self, step: Step) -> tuple[dist.ProcessGroup | None, Parameter | None]:
-        """Ranks with the copies of a tied embedding; the first if virtual stages have both here, the second at hand."""
-        module = step.place.module
-        stage = step.place.stage
-        last = self.work.program.layout.modules[module].pp - 1
-        first = self.runtime.stages.get((module, 0)) if last and stage == last else None
-        group = self.runtime.groups.tied.get(module) if stage in (0, last) else None
-        return group, first.stage.tied_embedding() if first else None
-
     def _is_loss(self, step: Step) -> bool:
         program = self.work.program
         module, stage, _ = _key(step)
@@ -400,7 +390,11 @@ def build_runtime(
         if placed.sharded:
             stages[index, number] = shard_stage(stage, holders, adam, widths)
         else:
-            stages[index, number] = train_stage(stage, holders, groups.alone, adam, widths)
+            is_last = number == placed.pp - 1
+            tied = groups.tied.get(index) if is_last or not number else None
+            first = stages.get((index, 0)) if is_last and number else None
+            first_copy = first.stage.tied_embedding() if first else None
+            stages[index, number] = train_stage(stage, holders, groups.alone, adam, widths, tied, first_copy)
     content = content or MadeUp(seed, model.llm.config.vocab_size)
     loader = make_loader(settings, device)
     return Runtime(stages, groups, adam, dtype, device, content, loader)
