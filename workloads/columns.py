@@ -1,7 +1,5 @@
 """The columns of a shape trace: which values they may have, how many rows are taken, and their reader."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Distributions of one size, drawn through their inverse CDF, and the Gaussian copula that ties sizes together."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

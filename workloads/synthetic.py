@@ -1,7 +1,5 @@
 """Generated samples: blocks of a stream, of sizes tied by a Gaussian copula, packed pairs, or pixels and seconds."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace

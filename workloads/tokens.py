@@ -1,7 +1,5 @@
 """Pixels, seconds and characters to tokens: pure functions of a model's ``TokenRules``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Synthetic twins: samples drawn like those of a trace, as many as wanted, of which none is in it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Inputs of a sampler from a configuration, and how an assignment becomes the microbatches that a rank is given."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

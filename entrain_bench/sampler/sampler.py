@@ -1,7 +1,5 @@
 """A PyTorch batch sampler whose batches are microbatches of a strategy's assignment, also in Hugging Face's loops."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self

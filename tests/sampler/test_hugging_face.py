@@ -1,7 +1,5 @@
 """The sampler in loops of accelerate, transformers and torchdata, where they are installed."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The batch sampler: what an epoch is, that ranks agree, and where it goes on."""
 
-from __future__ import annotations
-
 import io
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Every workload YAML gives valid samples, the documented columns are the schema, the examples run as written."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Readers of data: Parquet, JSON arrays and lines, tar files, and what the Hugging Face hub's library streams."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

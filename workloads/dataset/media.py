@@ -3,8 +3,6 @@
 Each library is held to a list of formats, because some formats run programs or open other files.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import math

@@ -1,7 +1,5 @@
 """Read the samples that a trace lists, by name, from the dataset that was scanned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,7 +35,7 @@ class Kept:
         self.tiles: dict[str, Sequence[Pixels]] = {}
         self.videos: dict[str, VideoFrames] = {}
 
-    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+    def __reduce__(self) -> tuple[type["Kept"], tuple[()]]:
         return Kept, ()
 
 

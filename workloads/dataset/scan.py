@@ -1,7 +1,5 @@
 """Scan a dataset to a shape trace, shard by shard, in processes or on Ray. Scans resume and are reproducible."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io
@@ -94,7 +92,7 @@ class ScanReport:
     # Whether an earlier scan of the same data and settings was reused.
     again: bool = False
 
-    def __add__(self, other: ScanReport) -> ScanReport:
+    def __add__(self, other: "ScanReport") -> "ScanReport":
         return ScanReport(
             self.samples + other.samples,
             {name: self.items[name] + other.items[name] for name in ITEMS},
@@ -104,7 +102,7 @@ class ScanReport:
         )
 
     @classmethod
-    def read(cls, path: Path) -> ScanReport:
+    def read(cls, path: Path) -> "ScanReport":
         """Read what the part of a shard, or a trace, states."""
         return cls(**json.loads(pq.read_metadata(path).metadata[METADATA_KEY])["tally"])
 
@@ -179,7 +177,7 @@ class Scan:
         shutil.rmtree(folder)
         return tally
 
-    def _scan(self, tasks: Sequence[ShardTask], advance: Advance) -> None:
+    def _scan(self, tasks: Sequence["ShardTask"], advance: Advance) -> None:
         """Scan the shards that have no part yet; ``ExecutionError`` if a shard cannot be read."""
         missing = [task for task in tasks if not task.part.exists()]
         done = (ScanReport.read(task.part) for task in tasks if task not in missing)

@@ -1,7 +1,5 @@
 """The interface of raw data: samples, files, and the fields of rows that hold text, images, audio and video."""
 
-from __future__ import annotations
-
 import glob
 import os
 import re

@@ -1,7 +1,5 @@
 """Small files that unpack to more than memory holds are refused in one line, long before memory is short."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import tarfile

@@ -1,7 +1,5 @@
 """Sizes by headers, and content that is turned, cut and resampled as published, in bounded memory."""
 
-from __future__ import annotations
-
 import io
 import struct
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A scanned trace is opened for training, and its samples are read by their names as the scan saw them."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

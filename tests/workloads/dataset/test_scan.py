@@ -1,7 +1,5 @@
 """Scans give the same bytes whatever happens; deaths and damage cost a sample or a file, finished work is kept."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
