@@ -119,9 +119,8 @@ def read_columns(path: Path, take: Take = ALL, frame_size: tuple[float, float] |
     modality. A row of ``image_widths`` and ``image_heights`` lists the row's images and, if it has a video, then the
     size of the video's frames.
 
-    Raises:
-        UserError: for a file that is missing, empty or no Parquet, for missing or misspelt columns, and for the first
-            value outside its range; rows count from 1.
+    ``UserError`` for a file that is missing, empty or no Parquet, for missing or misspelt columns, and for the first
+    value outside its range; rows count from 1.
     """
     trace = _Trace(path, take)
     text_name = "text_tokens" if trace.has("text_tokens") else "text_chars"
@@ -143,18 +142,10 @@ def read_columns(path: Path, take: Take = ALL, frame_size: tuple[float, float] |
 
     is_frame = np.zeros(len(widths), np.bool_)
     is_frame[(offsets[1:] - 1)[has_video]] = True
-    return TraceColumns(
-        trace.identities("sample_id") if trace.has("sample_id") else np.arange(trace.num_rows),
-        text,
-        text_name == "text_tokens",
-        num_images,
-        widths[~is_frame],
-        heights[~is_frame],
-        audio,
-        video,
-        widths[is_frame],
-        heights[is_frame],
-    )
+    names = trace.identities("sample_id") if trace.has("sample_id") else np.arange(trace.num_rows)
+    images = widths[~is_frame], heights[~is_frame]
+    frames = widths[is_frame], heights[is_frame]
+    return TraceColumns(names, text, text_name == "text_tokens", num_images, *images, audio, video, *frames)
 
 
 def _read(path: Path, take: Take) -> tuple[list[str], pa.Table]:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
+from numpy.random import Generator
 from scipy import special
 
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, sum_rows, take_rows
@@ -34,7 +35,7 @@ type Distribution = float | Mapping[str, object]
 class _Drawn:
     """The block a generator draws from, and how many samples it has drawn in all."""
 
-    by: np.random.Generator | None = None
+    by: Generator | None = None
     block: SampleShapes | None = None
     num_samples: int = 0
 
@@ -47,7 +48,7 @@ class BlockSource:
     """
 
     name: str
-    generate: Callable[[np.random.Generator, int, int], SampleShapes]
+    generate: Callable[[Generator, int, int], SampleShapes]
     block_samples: int = BLOCK_SAMPLES
     _blocks: dict[tuple[int, int], SampleShapes] = field(default_factory=dict, repr=False, compare=False)
     _drawn: _Drawn = field(default_factory=_Drawn, repr=False, compare=False)
@@ -57,7 +58,7 @@ class BlockSource:
         blocks = stream_blocks(iteration, num_samples, seed, self.block_samples)
         return concatenate([self._block(seed, block).take(np.arange(lo, hi)) for block, lo, hi in blocks])
 
-    def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
+    def draw(self, num_samples: int, rng: Generator) -> SampleShapes:
         """Independent samples, numbered in the order in which this generator drew them.
 
         A block is generated at a time; what a call leaves of it goes to the generator's next call.
@@ -91,7 +92,7 @@ class BlockSource:
 class PackedSource(BlockSource):
     """A stream of which a draw generates as many samples as it takes."""
 
-    def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
+    def draw(self, num_samples: int, rng: Generator) -> SampleShapes:
         """Independent samples."""
         require(num_samples >= 1, "num_samples", num_samples, "at least 1")
         return self.generate(rng, num_samples, 0)
@@ -139,15 +140,14 @@ class SyntheticWorkload(Generated):
 
     def source(self, rules: TokenRules) -> BlockSource:
         """The generator of samples; ``UserError`` if neither YAML nor rules give a modality's encoder tokens."""
-        vision = rules.merge_patches**2
-        rates = {"image": vision, "video": vision, "audio": rules.audio_merge_frames}
+        vision = float(rules.merge_patches**2)
+        rates = {"image": vision, "video": vision, "audio": float(rules.audio_merge_frames)}
         text, modalities, root = self._parse()
         for name, modality in modalities.items():
+            rate = modality.encoder_tokens_per_llm_token or rates.get(name)
             key = f"workload.modalities.{name}.encoder_tokens_per_llm_token"
-            known = name in rates or modality.encoder_tokens_per_llm_token is not None
-            require(known, key, "null", "a number: only image, video and audio have rules in the model")
-            if modality.encoder_tokens_per_llm_token is None:
-                modalities[name] = replace(modality, encoder_tokens_per_llm_token=float(rates[name]))
+            require(rate is not None, key, "null", "a number: only image, video and audio have rules in the model")
+            modalities[name] = replace(modality, encoder_tokens_per_llm_token=rate)
         return BlockSource(self.name, partial(_tied_samples, text, modalities, root))
 
     def _parse(self) -> tuple[Marginal, dict[str, _Modality], FloatArray]:
@@ -165,23 +165,18 @@ class SyntheticWorkload(Generated):
 
 
 def _tied_samples(
-    text: Marginal,
-    modalities: Mapping[str, _Modality],
-    root: FloatArray,
-    rng: np.random.Generator,
-    num_samples: int,
-    first_id: int,
+    text: Marginal, modalities: Mapping[str, _Modality], root: FloatArray, rng: Generator, count: int, first_id: int
 ) -> SampleShapes:
-    latents = draw_latents(root, num_samples, rng)
+    latents = draw_latents(root, count, rng)
     text_tokens = drawn_sizes(text, np.asarray(special.ndtr(latents[:, 0])), 1, "workload.text")
     items = {
         name: _tied_items(modality, f"workload.modalities.{name}", latents[:, 1 + index], rng)
         for index, (name, modality) in enumerate(modalities.items())
     }
-    return shapes_of(text_tokens, items, np.arange(first_id, first_id + num_samples))
+    return shapes_of(text_tokens, items, np.arange(first_id, first_id + count))
 
 
-def _tied_items(modality: _Modality, where: str, latent: FloatArray, rng: np.random.Generator) -> Items:
+def _tied_items(modality: _Modality, where: str, latent: FloatArray, rng: Generator) -> Items:
     samples = len(latent)
     present = rng.random(samples) < modality.probability
     counts = present * drawn_sizes(modality.items_per_sample, rng.random(samples), 0, f"{where}.items_per_sample")
@@ -270,43 +265,34 @@ class PackedWorkload(Generated):
         field = "workload.sequence_tokens"
         allowed = f"at most {most}, the LLM's context_tokens"
         require(self.sequence_tokens <= most, field, self.sequence_tokens, allowed)
-        sizes = self._marginal("caption"), self._marginal("image")
-        pack = partial(_packed_samples, self.sequence_tokens, *sizes, rules.merge_patches**2)
-        return PackedSource(self.name, pack, _PACKED_BLOCK_SAMPLES)
+        return PackedSource(self.name, partial(self._pack, rules.merge_patches**2), _PACKED_BLOCK_SAMPLES)
+
+    def _pack(self, merged_patches: int, rng: Generator, count: int, first_id: int) -> SampleShapes:
+        caption = self._marginal("caption")
+        image = self._marginal("image")
+        patches = np.zeros(0, np.int64)
+        ends = list[int]()
+        bounds = [0]
+        while len(bounds) <= count:
+            filled = ends[bounds[-1] - 1] if bounds[-1] else 0
+            # The first pair that does not fit; it must have been drawn.
+            last = bisect_right(ends, filled + self.sequence_tokens, bounds[-1])
+            if last < len(ends):
+                bounds.append(last)
+                continue
+            more = drawn_sizes(image, rng.random(16 * count), 1, "workload.image")
+            text = drawn_sizes(caption, rng.random(len(more)), 1, "workload.caption")
+            ends += ((ends[-1] if ends else 0) + np.cumsum(-(-more // merged_patches) + text)).tolist()
+            patches = np.append(patches, more)
+        patches = patches[: bounds[-1]]
+        projected = -(-patches // merged_patches)
+        offsets = np.array(bounds)
+        padded_text = self.sequence_tokens - np.add.reduceat(projected, offsets[:-1])
+        images = Items(np.diff(offsets), patches, projected)
+        return shapes_of(padded_text, {"image": images}, np.arange(first_id, first_id + count))
 
     def _marginal(self, key: str) -> Marginal:
         return parse_marginal(getattr(self, key), f"workload.{key}")
-
-
-def _packed_samples(
-    sequence_tokens: int,
-    caption: Marginal,
-    image: Marginal,
-    merged_patches: int,
-    rng: np.random.Generator,
-    num_samples: int,
-    first_id: int,
-) -> SampleShapes:
-    patches = np.zeros(0, np.int64)
-    ends = list[int]()
-    bounds = [0]
-    while len(bounds) <= num_samples:
-        filled = ends[bounds[-1] - 1] if bounds[-1] else 0
-        # The first pair that does not fit; it must have been drawn.
-        last = bisect_right(ends, filled + sequence_tokens, bounds[-1])
-        if last < len(ends):
-            bounds.append(last)
-            continue
-        more = drawn_sizes(image, rng.random(16 * num_samples), 1, "workload.image")
-        text = drawn_sizes(caption, rng.random(len(more)), 1, "workload.caption")
-        ends += ((ends[-1] if ends else 0) + np.cumsum(-(-more // merged_patches) + text)).tolist()
-        patches = np.append(patches, more)
-    patches = patches[: bounds[-1]]
-    projected = -(-patches // merged_patches)
-    offsets = np.array(bounds)
-    padded_text = sequence_tokens - np.add.reduceat(projected, offsets[:-1])
-    images = Items(np.diff(offsets), patches, projected)
-    return shapes_of(padded_text, {"image": images}, np.arange(first_id, first_id + num_samples))
 
 
 # Qwen2.5-VL's limits for images and frames that it does not cut into tiles, in LLM tokens.
@@ -349,7 +335,25 @@ class PixelWorkload(Generated):
 
     def source(self, rules: TokenRules) -> BlockSource:
         """The generator of samples for a model."""
-        return BlockSource(self.name, partial(_pixel_samples, *self._parse(), rules))
+        return BlockSource(self.name, partial(self._draw, rules))
+
+    def _draw(self, rules: TokenRules, rng: Generator, count: int, first_id: int) -> SampleShapes:
+        text, images, video = self._parse()
+        text_tokens = drawn_sizes(text, rng.random(count), 1, "workload.text")
+        items: dict[str, Items] = {}
+        if images:
+            counts = drawn_sizes(images["count"], rng.random(count), 0, "workload.images.count")
+            widths, heights = _sides(images, int(counts.sum()), rng, "workload.images")
+            items["image"] = image_items(counts, widths, heights, rules, MAX_IMAGE_TOKENS)
+        if video:
+            seconds = drawn_sizes(video["seconds"], rng.random(count), 1, "workload.video.seconds")
+            widths, heights = _sides(video, count, rng, "workload.video")
+            items["video"] = video_items(seconds.astype(np.float64), widths, heights, rules, *FRAME_TOKENS)
+        shapes = shapes_of(text_tokens, items, np.arange(first_id, first_id + count))
+        if rules.context_tokens is None:
+            return shapes
+        room = rules.context_tokens - (shapes.llm_tokens - text_tokens)
+        return replace(shapes, text_tokens=np.minimum(text_tokens, np.maximum(room, 1)))
 
     def _parse(self) -> tuple[Marginal, dict[str, Marginal], dict[str, Marginal]]:
         images = _marginals(_Pictures, self.images, "workload.images")
@@ -362,36 +366,7 @@ def _marginals(kind: type[_Pictures | _Video], given: object, where: str) -> dic
     return {name: parse_marginal(value, f"{where}.{name}") for name, value in values.items()}
 
 
-def _pixel_samples(
-    text: Marginal,
-    images: Mapping[str, Marginal],
-    video: Mapping[str, Marginal],
-    rules: TokenRules,
-    rng: np.random.Generator,
-    num_samples: int,
-    first_id: int,
-) -> SampleShapes:
-    """Samples of a ``PixelWorkload``; an empty mapping: no images, or no videos."""
-    text_tokens = drawn_sizes(text, rng.random(num_samples), 1, "workload.text")
-    items: dict[str, Items] = {}
-    if images:
-        counts = drawn_sizes(images["count"], rng.random(num_samples), 0, "workload.images.count")
-        widths, heights = _sides(images, int(counts.sum()), rng, "workload.images")
-        items["image"] = image_items(counts, widths, heights, rules, MAX_IMAGE_TOKENS)
-    if video:
-        seconds = drawn_sizes(video["seconds"], rng.random(num_samples), 1, "workload.video.seconds")
-        widths, heights = _sides(video, num_samples, rng, "workload.video")
-        items["video"] = video_items(seconds.astype(np.float64), widths, heights, rules, *FRAME_TOKENS)
-    shapes = shapes_of(text_tokens, items, np.arange(first_id, first_id + num_samples))
-    if rules.context_tokens is None:
-        return shapes
-    room = rules.context_tokens - (shapes.llm_tokens - text_tokens)
-    return replace(shapes, text_tokens=np.minimum(text_tokens, np.maximum(room, 1)))
-
-
-def _sides(
-    marginals: Mapping[str, Marginal], total: int, rng: np.random.Generator, where: str
-) -> tuple[FloatArray, FloatArray]:
+def _sides(marginals: Mapping[str, Marginal], total: int, rng: Generator, where: str) -> tuple[FloatArray, FloatArray]:
     """Widths and heights in whole pixels ``[total]`` each."""
     side = drawn_sizes(marginals["side"], rng.random(total), 1, f"{where}.side").astype(np.float64)
     root = np.sqrt(np.clip(marginals["aspect"].ppf(rng.random(total)), 1 / MAX_ASPECT_RATIO, MAX_ASPECT_RATIO))

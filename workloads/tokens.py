@@ -62,12 +62,7 @@ def image_items(
 
 
 def video_items(
-    seconds: FloatArray,
-    widths: FloatArray,
-    heights: FloatArray,
-    rules: TokenRules,
-    min_frame_tokens: int,
-    max_frame_tokens: int,
+    seconds: FloatArray, widths: FloatArray, heights: FloatArray, rules: TokenRules, min_tokens: int, max_tokens: int
 ) -> Items:
     """Videos as items, one for each group of ``temporal_patch_frames`` frames.
 
@@ -85,7 +80,7 @@ def video_items(
     if one_size:
         total = int(groups.sum())
         return Items(groups, np.full(total, one_size.encoder_tokens), np.full(total, one_size.llm_tokens))
-    frame_grids = image_grids(widths, heights, rules, min_frame_tokens, max_frame_tokens)
+    frame_grids = image_grids(widths, heights, rules, min_tokens, max_tokens)
     grids = np.repeat(frame_grids, groups[present], axis=0)
     llm = grids.prod(axis=1)
     return Items(groups, llm * rules.merge_patches**2, llm, grids * rules.merge_patches)

@@ -120,9 +120,8 @@ class TraceWorkload:
     def source(self, rules: TokenRules) -> ListedShapes:
         """Read the trace and convert all of it once.
 
-        Raises:
-            UserError: for a file that cannot be read or holds invalid values (file, row and column are named), for a
-                token limit below the model's minimum, and for rows that are longer than the model's context.
+        ``UserError`` for a file that cannot be read or holds invalid values (file, row and column are named), for a
+        token limit below the model's minimum, and for rows that are longer than the model's context.
         """
         allowed = f"at least model.tokens.min_image_tokens={rules.min_image_tokens}"
         valid = self.max_image_tokens >= rules.min_image_tokens
@@ -166,21 +165,15 @@ class TraceWorkload:
             )
 
     def _shapes(self, columns: TraceColumns, rules: TokenRules) -> SampleShapes:
-        images = image_items(
-            columns.num_images, columns.image_widths, columns.image_heights, rules, self.max_image_tokens
-        )
-        frames = video_items(
-            columns.video_seconds,
-            columns.frame_widths,
-            columns.frame_heights,
-            rules,
-            self.min_video_frame_tokens,
-            self.max_video_frame_tokens,
-        )
-        audio = audio_items(columns.audio_seconds, rules)
-        return shapes_of(
-            self._text(columns, rules), {"image": images, "video": frames, "audio": audio}, columns.sample_ids
-        )
+        sides = columns.image_widths, columns.image_heights
+        frame_sides = columns.frame_widths, columns.frame_heights
+        frame_tokens = self.min_video_frame_tokens, self.max_video_frame_tokens
+        items = {
+            "image": image_items(columns.num_images, *sides, rules, self.max_image_tokens),
+            "video": video_items(columns.video_seconds, *frame_sides, rules, *frame_tokens),
+            "audio": audio_items(columns.audio_seconds, rules),
+        }
+        return shapes_of(self._text(columns, rules), items, columns.sample_ids)
 
     def _text(self, columns: TraceColumns, rules: TokenRules) -> IntArray:
         """Text tokens of every row ``[rows]``."""

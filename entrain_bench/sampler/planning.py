@@ -161,15 +161,8 @@ def _check_widths(setting: RunContext, layout: Layout, batch: SampleShapes) -> N
             f"layout.{grouped}.widths: must be empty, because the sampler's ranks are groups of one width. Use "
             "layout=data_parallel or another strategy"
         )
-    assigner = setting.strategy.assigner
-    if getattr(assigner, "handles_widths", False):
-        try:
-            assigner.assign(batch, layout, setting.profile.under(layout))
-        except IncompatibleError as error:
-            why = "cannot assign samples to the sampler's ranks, which are groups of one width"
-            raise IncompatibleError(
-                f"strategy={setting.strategy.name}: {why} ({error}). Use another strategy"
-            ) from error
+    if getattr(setting.strategy.assigner, "handles_widths", False):
+        setting.strategy.assigner.assign(batch, layout, setting.profile.under(layout))
 
 
 def fingerprint(shapes: SampleShapes) -> str:

@@ -239,8 +239,7 @@ def test_a_planned_layout_is_the_same_on_every_rank_and_may_be_handed_in() -> No
 
 @pytest.mark.parametrize("strategy", sorted(OF_WIDTHS))
 def test_groups_of_several_widths_are_refused_before_training(strategy: str) -> None:
-    needs = f"^strategy={strategy}: cannot assign samples to the sampler's ranks.*several widths.*Use another strategy$"
-    with pytest.raises(IncompatibleError, match=needs):
+    with pytest.raises(IncompatibleError, match="several widths"):
         sampler(strategy)
     with pytest.raises(IncompatibleError, match=r"^layout.vision.widths: must be empty.*Use layout=data_parallel or"):
         sampler(strategy, layout="planned", overrides=("layout.tp=1",))

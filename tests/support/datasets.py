@@ -19,6 +19,7 @@ from PIL import Image
 
 from entrain_bench_workloads.dataset import scan as scan_module
 from entrain_bench_workloads.dataset.scan import ScanReport, ShardTask, scan_shard
+from entrain_bench_workloads.dataset.source import BadSampleError, Limits, RawSample, Shard
 
 IMAGES = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 TURNS = pa.list_(pa.struct([("user", pa.string()), ("assistant", pa.string())]))
@@ -136,6 +137,15 @@ def scan_here(source: Any, output: Path, tokenizer: str | None = "bytes") -> Pat
 def run_here(_: object, tasks: Iterable[ShardTask], *__: object) -> Iterator[tuple[ShardTask, ScanReport | str]]:
     """Run tasks like ``run_parallel``, in this process."""
     return ((task, scan_shard(task)) for task in tasks)
+
+
+def samples_of(source: Any, shard: Shard, limits: Limits) -> Iterator[RawSample | BadSampleError]:
+    """Samples of a shard, as a scan reads them."""
+    for row in source.rows(shard, limits):
+        try:
+            yield source.sample(row, source.folder(shard))
+        except BadSampleError as error:
+            yield error
 
 
 def write_repeated(path: Path, entries: int, column: str = "texts", value: str | int = "a text") -> Path:

@@ -23,6 +23,7 @@ from .media import STATED_WITHIN_S, VideoFrames, decoded_image, decoded_sound, i
 from .scan import BYTES, measure, read_scan, token_ids, tokenizer_version, vocabulary_of
 from .source import BadSampleError, Limits, RawSample, Reason, Shard, one_line, over_budget
 
+type ShapesOf = Callable[[TraceColumns], SampleShapes]
 # By the names that a trace uses; a trace can name no other code to run.
 SOURCES: Mapping[str, type[FileSource]] = {kind.__name__: kind for kind in (ParquetSource, RecordSource, TarSource)}
 
@@ -39,7 +40,7 @@ class Kept:
         return Kept, ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TraceSamples:
     """Samples of a scanned dataset, whose files are found by label."""
 
@@ -49,16 +50,17 @@ class TraceSamples:
     tokenizer: str
     rules: TokenRules
     # The shapes of samples of given sizes, and whether long samples are shortened, as the workload does.
-    shapes_of: Callable[[TraceColumns], SampleShapes]
+    shapes_of: ShapesOf
     truncates: bool
     kept: Kept = field(default_factory=Kept, repr=False, compare=False)
 
     def picture(self, shapes: SampleShapes, item: int) -> Pixels:
         """Return an image, a tile or the frames of a group, resized to the item's patches."""
-        name, number, kind = _place(shapes, item)
+        sample, number, kind = _place(shapes, item)
+        name = shapes.name_of(sample)
         tiles = self.rules.tiles
         with _naming(name):
-            raw, now = self._measured(shapes, item)
+            raw, now = self._measured(shapes, sample)
             if kind == "video":
                 # A shortened sample has the first groups of all that the video is cut into.
                 groups = int(np.count_nonzero(now.item_modality == shapes.item_modality[item]))
@@ -75,9 +77,9 @@ class TraceSamples:
 
     def sound(self, shapes: SampleShapes, item: int) -> Sound:
         """Return an audio segment of ``rules.audio_segment_s`` seconds; the last of a sample may be shorter."""
-        name, number, _ = _place(shapes, item)
-        with _naming(name):
-            raw, _ = self._measured(shapes, item)
+        sample, number, _ = _place(shapes, item)
+        with _naming(shapes.name_of(sample)):
+            raw, _ = self._measured(shapes, sample)
             assert raw.audio is not None
             start_s = number * self.rules.audio_segment_s
             return decoded_sound(raw.audio, self.limits, start_s, start_s + self.rules.audio_segment_s)
@@ -102,9 +104,8 @@ class TraceSamples:
 
         return remembered(self.kept.samples, name, read, 4)
 
-    def _measured(self, shapes: SampleShapes, item: int) -> tuple[RawSample, SampleShapes]:
-        """Read the sample of an item, and its shape now; the listed items must be the first that it has."""
-        sample = _sample(shapes, item)
+    def _measured(self, shapes: SampleShapes, sample: int) -> tuple[RawSample, SampleShapes]:
+        """Read a sample, and its shape now; the listed items must be the first that it has."""
         raw = self._read(shapes.name_of(sample))
         row = measure(raw, self.limits)
         if raw.audio is not None and raw.seconds is not None:
@@ -156,18 +157,12 @@ class TraceSamples:
 
 
 def samples_of(
-    trace: Path,
-    rules: TokenRules,
-    vocab_size: int,
-    moved: Moved,
-    shapes_of: Callable[[TraceColumns], SampleShapes],
-    truncates: bool,
+    trace: Path, rules: TokenRules, vocab_size: int, moved: Moved, shapes_of: ShapesOf, truncates: bool
 ) -> TraceSamples:
     """Return the samples that a trace lists.
 
-    Raises:
-        UserError: if the trace was not made by a scan of this version, or without a tokenizer; if the data is missing
-            or changed; if the tokenizer has another vocabulary; and for token rules of a published processor.
+    ``UserError`` if the trace was not made by a scan of this version, or without a tokenizer; if the data is missing or
+    changed; if the tokenizer has another vocabulary; and for token rules of a published processor.
     """
     for key in ("images", "frames", "audio"):
         if getattr(rules, key) is not None:
@@ -194,15 +189,8 @@ def samples_of(
         )
     tokenizer = str(moved.tokenizer or tokenizer)
     _check_tokenizer(tokenizer, tokenizer_hash, f"harness.data_tokenizer={moved.tokenizer}", vocab_size)
-    return TraceSamples(
-        source=source,
-        files=_files(source, versions, moved),
-        limits=limits,
-        tokenizer=tokenizer,
-        rules=rules,
-        shapes_of=shapes_of,
-        truncates=truncates,
-    )
+    files = _files(source, versions, moved)
+    return TraceSamples(source, files, limits, tokenizer, rules, shapes_of, truncates)
 
 
 def _source(where: str, values: dict[str, Any], moved: Moved) -> FileSource:
@@ -250,16 +238,12 @@ def _check_tokenizer(tokenizer: str, version: str, where: str, vocab_size: int) 
         )
 
 
-def _sample(shapes: SampleShapes, item: int) -> int:
-    return int(np.searchsorted(shapes.item_offsets, item, side="right")) - 1
-
-
-def _place(shapes: SampleShapes, item: int) -> tuple[str, int, str]:
-    """Return the name of an item's sample, the item's index among those of its modality, and the modality."""
-    sample = _sample(shapes, item)
+def _place(shapes: SampleShapes, item: int) -> tuple[int, int, str]:
+    """Return an item's sample, the item's index among those of its modality, and the modality."""
+    sample = int(np.searchsorted(shapes.item_offsets, item, side="right")) - 1
     before = shapes.item_modality[shapes.item_offsets[sample] : item]
     kind = int(shapes.item_modality[item])
-    return shapes.name_of(sample), int(np.count_nonzero(before == kind)), shapes.modalities[kind]
+    return sample, int(np.count_nonzero(before == kind)), shapes.modalities[kind]
 
 
 def _items(shapes: SampleShapes, first: int, last: int) -> list[str]:

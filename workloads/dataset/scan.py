@@ -130,13 +130,8 @@ class Scan:
         Finished shards are kept in ``<output>.parts`` until the trace is written. If a trace of the same files and
         settings exists, nothing is scanned.
 
-        Args:
-            output: the trace; with Ray, in a folder that all machines share.
-            advance: called for each finished shard with the number of shards, its samples, and its left-out samples.
-
-        Raises:
-            UserError: for missing data, bad settings, and data without a valid sample.
-            ExecutionError: if a shard could not be read; finished shards are kept.
+        ``advance`` is called for each finished shard with the number of shards, its samples, and its left-out samples.
+        ``UserError`` for missing data and data without a valid sample, ``ExecutionError`` for unreadable shards.
         """
         earlier = read_scan(output)
         if output.exists() and earlier is None:
@@ -260,18 +255,18 @@ def _read(task: ShardTask) -> Iterator[tuple[str, dict[str, Any] | BadSampleErro
     number = task.shard.first
     try:
         with BUDGET.held():
+            folder = scan.source.folder(task.shard)
             signal.setitimer(signal.ITIMER_REAL, scan.timeout_s)
-            for sample in scan.source.samples(task.shard, scan.limits):
+            for row in scan.source.rows(task.shard, scan.limits):
                 name = f"{label}:{number}"
                 number += 1
                 signal.setitimer(signal.ITIMER_REAL, scan.timeout_s)
                 try:
-                    if isinstance(sample, BadSampleError):
-                        raise sample
-                    row = measure(sample, scan.limits)
+                    sample = scan.source.sample(row, folder)
+                    sizes = measure(sample, scan.limits)
                     if scan.tokenizer:
-                        row["text_tokens"] = len(token_ids(sample.texts, scan.tokenizer))
-                    yield name, row
+                        sizes["text_tokens"] = len(token_ids(sample.texts, scan.tokenizer))
+                    yield name, sizes
                 except BadSampleError as error:
                     yield name, error
     # The libraries that read files raise anything on damaged bytes.

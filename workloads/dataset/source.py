@@ -213,20 +213,10 @@ class Source(ABC):
                             held.setdefault(kind, name)
         return fields
 
-    def samples(self, shard: Shard, limits: Limits) -> Iterator[RawSample | BadSampleError]:
-        """Read the samples of a shard."""
-        folder = self.folder(shard)
-        for row in self.rows(shard, limits):
-            try:
-                yield self.sample(row, folder)
-            except BadSampleError as error:
-                yield error
-
     def sample(self, row: Row | BadSampleError, folder: str, content: bool = False) -> RawSample:
         """Return the sample of a row; ``content``: also where the row states sizes.
 
-        Raises:
-            BadSampleError: for a row that is one, wrong types, and names that leave the folder.
+        ``BadSampleError`` for a row that is one, wrong types, and names that leave the folder.
         """
         if isinstance(row, BadSampleError):
             raise row
@@ -251,8 +241,7 @@ class Source(ABC):
 def recognised(source: Source) -> Source:
     """Return the source with names of its data's fields in place of ``auto``.
 
-    Raises:
-        UserError: if no field has a known name, the data lack a field, or rows name media that no field would read.
+    ``UserError`` if no field has a known name, the data lack a field, or rows name media that no field would read.
     """
     if not isinstance(source, Source):
         return source
@@ -385,11 +374,7 @@ def data_files(path: str, suffixes: Sequence[str], take: Take) -> list[Shard]:
 
 
 def inside(root: str, name: str) -> Path:
-    """Return the regular file of a name that the data holds, below a root.
-
-    Raises:
-        BadSampleError: for a name or link that leaves the root, and for anything but a regular file.
-    """
+    """Return the regular file of a name below a root; ``BadSampleError`` for others, also behind links."""
     if "\0" in name or not name:
         raise BadSampleError(Reason.OUTSIDE, repr(name[:80]))
     if not root:

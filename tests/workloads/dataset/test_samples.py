@@ -21,6 +21,7 @@ from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import (
     picture,
     picture_bytes,
+    samples_of,
     sound_bytes,
     video_bytes,
     write_jsonl,
@@ -45,7 +46,7 @@ def test_records_are_read_in_any_order_as_they_are_scanned(kind: str, tmp_path: 
     wanted = {
         (shard.label, number): sample if isinstance(sample, RawSample) else str(sample)
         for shard in source.shards()
-        for number, sample in enumerate(source.samples(shard, LIMITS), shard.first)
+        for number, sample in enumerate(samples_of(source, shard, LIMITS), shard.first)
     }
     files = {file.label: file for file in source.files()}
     places = [*wanted] * 2

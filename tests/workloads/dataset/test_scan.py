@@ -20,7 +20,7 @@ from entrain_bench_workloads.columns import read_columns
 from entrain_bench_workloads.dataset import scan as scan_module
 from entrain_bench_workloads.dataset.formats import ParquetSource
 from entrain_bench_workloads.dataset.scan import Scan, ScanReport, read_scan
-from entrain_bench_workloads.dataset.source import BadSampleError, Known, Limits, RawSample, Reason, Shard
+from entrain_bench_workloads.dataset.source import Known, Limits, RawSample, Reason, Row, Shard
 from support.datasets import image_bytes, write_finevision
 from support.processes import descendants_of, eventually, runs
 
@@ -44,7 +44,13 @@ class Numbers:
     def shards(self) -> Sequence[Shard]:
         return [Shard(f"s{index}", "1", "", part=(count,)) for index, count in enumerate(self.shards_of)]
 
-    def samples(self, shard: Shard, limits: Limits) -> Iterator[RawSample]:
+    def folder(self, shard: Shard) -> str:
+        return shard.place
+
+    def sample(self, row: RawSample, _: str) -> RawSample:
+        return row
+
+    def rows(self, shard: Shard, limits: Limits) -> Iterator[RawSample]:
         del limits
         for number in range(shard.part[0]):
             if (shard.label, number) == self.deadly and self.how in ("raise", "network"):
@@ -191,11 +197,11 @@ class Meeting(ParquetSource):
 
     place: str = ""
 
-    def samples(self, shard: Shard, limits: Limits) -> Iterator[RawSample | BadSampleError]:
+    def rows(self, shard: Shard, limits: Limits) -> Iterator[Row]:
         numbers = Path(self.place)
         (numbers / str(os.getpid())).touch()
         assert eventually(lambda: len(list(numbers.iterdir())) > 1), "nobody else reads"
-        yield from super().samples(shard, limits)
+        yield from super().rows(shard, limits)
 
 
 def write_shards(folder: Path, num: int, rows: int) -> None:

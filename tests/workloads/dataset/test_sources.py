@@ -15,7 +15,7 @@ from entrain_bench_workloads.dataset import formats
 from entrain_bench_workloads.dataset.formats import HubSource, ParquetSource, RecordSource, TarSource
 from entrain_bench_workloads.dataset.scan import measure
 from entrain_bench_workloads.dataset.source import BadSampleError, Limits, RawSample, Source, recognised
-from support.datasets import image_bytes, wav_bytes, write_finevision, write_tar
+from support.datasets import image_bytes, samples_of, wav_bytes, write_finevision, write_tar
 
 LIMITS = Limits()
 
@@ -25,7 +25,7 @@ def records(source: Source) -> list[tuple[str, RawSample | BadSampleError]]:
     return [
         (f"{shard.label}:{number}", sample)
         for shard in source.shards()
-        for number, sample in enumerate(source.samples(shard, LIMITS), shard.first)
+        for number, sample in enumerate(samples_of(source, shard, LIMITS), shard.first)
     ]
 
 
@@ -138,8 +138,8 @@ def test_an_archive_is_read_as_far_as_it_goes(tmp_path: Path, damage: Any, good:
     path.write_bytes(damage(path.read_bytes()))
     source = TarSource(path=str(tmp_path))
     with pytest.raises(BadSampleError, match=what):
-        list(source.samples(source.shards()[0], LIMITS))
-    iterator = iter(source.samples(source.shards()[0], LIMITS))
+        list(samples_of(source, source.shards()[0], LIMITS))
+    iterator = iter(samples_of(source, source.shards()[0], LIMITS))
     for _ in range(good - 1):
         assert isinstance(next(iterator), RawSample)
 
