@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from entrain_bench.base.errors import UserError, unknown_choice
+from entrain_bench.base.errors import ExecutionError, UserError, unknown_choice
 
 PROGRAMS = {
     "bench": "entrain_bench.lab.bench",
-    "fidelity": "entrain_bench.lab.fidelity.command",
-    "gpu-check": "entrain_bench.lab.gpu_check.command",
+    "fidelity": "entrain_bench.lab.fidelity",
+    "gpu-check": "entrain_bench.lab.gpu_check",
     "preprocessing": "entrain_bench.lab.preprocessing",
 }
 EXIT_USER_ERROR = 2
@@ -38,9 +38,9 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(rest)
     try:
         return int(module.run(options))
-    except UserError as error:
+    except (UserError, ExecutionError) as error:
         print(f"{name}: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+        return EXIT_USER_ERROR if isinstance(error, UserError) else 1
     except KeyboardInterrupt:
         print(f"{name}: interrupted; what is finished is kept in {options.results_dir}", file=sys.stderr)
         return EXIT_INTERRUPTED

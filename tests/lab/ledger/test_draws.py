@@ -12,7 +12,8 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.lab.ledger import draws as drawing
 from entrain_bench.lab.ledger.draws import draw, draw_constants
-from entrain_bench.lab.ledger.fit import Constant, Fit, Interval, Point, fit_points
+from entrain_bench.lab.ledger.fit import Constant, Fit, Point, fit_points
+from entrain_bench.lab.ledger.predict import Interval
 from entrain_bench.specs.cluster import Speed
 from support.ledger import DEVICE, made_up_ledger
 
