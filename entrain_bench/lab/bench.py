@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
-from typing import Any
+from timeit import repeat
 
 from entrain_bench.base.errors import unknown_choice
 from entrain_bench.config.tree import choices
@@ -36,16 +36,9 @@ REPEATS = 10
 WARM_UPS = 2
 
 
-def time_calls(
-    call: Callable[[int], Any], repeats: int = REPEATS, timer: Callable[[], float] = perf_counter
-) -> list[float]:
-    """Seconds of repeated calls after warm-ups; each call receives its index."""
-    times: list[float] = []
-    for index in range(WARM_UPS + repeats):
-        started = timer()
-        call(index)
-        times.append(timer() - started)
-    return times[WARM_UPS:]
+def median_s(call: Callable[[], object], repeats: int = REPEATS, timer: Callable[[], float] = perf_counter) -> float:
+    """Median seconds of a repeated call, after warm-ups."""
+    return median(repeat(call, timer=timer, number=1, repeat=WARM_UPS + repeats)[WARM_UPS:])
 
 
 def peak_rss_gb() -> float:
@@ -70,16 +63,17 @@ def parts(strategies: Sequence[str], job: Sequence[str], repeats: int = REPEATS)
         assigned = strategy.assigner.assign(batches[0], layout, profile)
         program = strategy.scheduler.schedule(batches[0], layout, assigned, profile)
         simulator = Simulator(setting.truth, setting.job.memory_budget_bytes)
-        calls: dict[str, Callable[[int], Any]] = {
-            "assign_s": lambda i: strategy.assigner.assign(batches[i], layout, profile),  # noqa: B023
-            "schedule_s": lambda _: strategy.scheduler.schedule(batches[0], layout, assigned, profile),  # noqa: B023
-            "execute_s": lambda _: simulator.execute(program),  # noqa: B023
+        stream = iter(batches)
+        calls: dict[str, Callable[[], object]] = {
+            "assign_s": lambda: strategy.assigner.assign(next(stream), layout, profile),  # noqa: B023
+            "schedule_s": lambda: strategy.scheduler.schedule(batches[0], layout, assigned, profile),  # noqa: B023
+            "execute_s": lambda: simulator.execute(program),  # noqa: B023
         }
+        values = {"plan_s": plan_s, **{label: median_s(call, repeats) for label, call in calls.items()}}
         yield (
             name,
-            {
-                "plan_s": plan_s,
-                **{label: median(time_calls(call, repeats)) for label, call in calls.items()},
+            values
+            | {
                 "iteration_time_s": simulator.execute(program).iteration_time_s,
                 "num_actions": program.num_actions,
                 "peak_rss_gb": peak_rss_gb(),
@@ -90,7 +84,7 @@ def parts(strategies: Sequence[str], job: Sequence[str], repeats: int = REPEATS)
 def sweep(num_cells: int, overrides: Sequence[str]) -> Iterator[Measure]:
     """Cost of a run in a sweep beyond its experiment in CPU seconds, and growth of the peak memory over the sweep."""
     composed = compose_cells([*overrides, f"seed=range({num_cells})"], multirun=True)
-    experiment_s = median(time_calls(lambda _: run_experiment(composed[0].config), timer=process_time))
+    experiment_s = median_s(lambda: run_experiment(composed[0].config), timer=process_time)
     with TemporaryDirectory(prefix="entrain-bench-") as folder:
         done = run_cells(composed, Results(Path(folder)))
         first = [next(done) for _ in range(num_cells // 5)]

@@ -38,7 +38,6 @@ MISSED = "#d55e00"
 GROUP = ["num_ranks", "workload", "seed"]
 NUM_RANKS = (2, 4)
 SEEDS = (0, 1)
-REPEATS = 2
 PROGRAM_S = 600.0
 # Actions of some 5 to 50 ms, so that neither calls from Python nor turns of the scheduler decide; no transfer holds a
 # rank, no synchronisation hides behind a pass: what training does.
@@ -74,7 +73,7 @@ TARGETS = {"iteration_error": TARGET_ITERATION, "speedup_error": TARGET_SPEEDUP,
 
 def add_options(parser: ArgumentParser) -> None:
     """Add the options of the measurement."""
-    parser.add_argument("--repeats", type=int, default=REPEATS, help="turns of training and emulating every program")
+    parser.add_argument("--repeats", type=int, default=2, help="turns of training and emulating every program")
 
 
 def run(options: Namespace) -> int:

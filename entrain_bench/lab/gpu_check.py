@@ -39,7 +39,6 @@ SKIPPED = "skipped"
 type Rows = list[dict[str, Any]]
 # Seconds that a process may take; ranks that wait for each other give up after two minutes.
 PREDICTION_S = 600.0
-ENVIRONMENT_S = 120.0
 CORRECTNESS_S = 300.0
 PROFILE_S = 900.0
 PROGRAM_S = 420.0
@@ -74,23 +73,16 @@ CPU_JOB = ("model=tiny", "microbatch_size=2", "p2p=overlapped", "global_batch=8"
 ALONE = ("megatron", "dip", "mdp", "token_budget")
 GPU_WORKLOADS = {name: (f"workload={name}",) for name in ("chartqa", "coco")}
 CPU_WORKLOADS = {"even": ("workload=synthetic", *WORKLOADS["even"])}
-# Columns of throughput: metric, factor.
-THROUGHPUT = {
-    "samples/s": ("samples_per_s", 1.0),
-    "TFLOPS/GPU": ("tflops_per_gpu", 1.0),
-    "MFU": ("mfu", 1.0),
-    "peak GiB": ("peak_memory_bytes", 2.0**-30),
-}
+# Metrics that are listed with every iteration time.
+THROUGHPUT = ("samples_per_s", "tflops_per_gpu", "mfu", "peak_memory_bytes")
 MACHINE_S = 300.0
-# Ranks over gloo where there is no GPU.
-CPU_RANKS = 2
 # In every folder that a check has made.
 MARK = ".gpu-check"
 # A profile depends on this module and on its imports.
 PROFILING = frozenset({"entrain_bench.train.profiling.recorder"})
 # Columns for programs that read numbers.json.
 HIDDEN = ["repetitions_s", "repeat_error", "num_ranks", "seed", "chance", "sign_error"]
-FORMATS = {"last_loss": ".6f", "largest_difference": ".1e", "error": "+.1%", "iteration_error": "+.1%", "MFU": ".1%"}
+FORMATS = {"last_loss": ".6f", "largest_difference": ".1e", "error": "+.1%", "iteration_error": "+.1%", "mfu": ".1%"}
 say = partial(print, flush=True)
 
 
@@ -218,7 +210,7 @@ def environment(check: Check) -> Finding:
     }
     log = check.folder / "environment.log"
     log.unlink(missing_ok=True)
-    run_python(["-m", "torch.utils.collect_env"], log, ENVIRONMENT_S, check.environment)
+    run_python(["-m", "torch.utils.collect_env"], log, MACHINE_S, check.environment)
     text = {"torch.utils.collect_env": log.read_text(errors="replace")}
     if shutil.which("nvidia-smi") and not machine.gpus and "CUDA_VISIBLE_DEVICES" not in machine.variables:
         return Finding(FAILED, "there is a driver of NVIDIA, but torch sees no GPU", tables, text)
@@ -297,8 +289,7 @@ def fidelity(check: Check) -> Finding:
 
 def judge_iterations(trained: Record, predicted: Record) -> dict[str, Any]:
     """Columns of a run: its iterations and their prediction, and throughput as measured."""
-    metrics = trained.metrics
-    throughput = {name: metrics[key] * factor for name, (key, factor) in THROUGHPUT.items() if key in metrics}
+    throughput = {name: trained.metrics[name] for name in THROUGHPUT if name in trained.metrics}
     return program_row({}, [trained], [predicted]) | throughput
 
 
@@ -329,9 +320,8 @@ SECTIONS = {
         "How fast is training, and how accurate are predictions with that profile?",
         fidelity,
         "Seconds per iteration, mean over all but the first iteration, which warms up. The simulator predicts with the "
-        "profile of this report, links included. Speedups: of `fast` over `slow`, with the 95% confidence interval "
-        "over iterations. MFU is a share of the fastest product measured (section profile), not of a datasheet's peak. "
-        "Packs larger than the profiled ones are extrapolated with the last slope.",
+        "profile of this report. Speedups: of `fast` over `slow`, with the 95% confidence interval over iterations. "
+        "MFU is a share of the fastest product measured.",
     ),
 }
 
@@ -385,11 +375,11 @@ def look(folder: Path, device: str) -> Machine:
 def make_check(machine: Machine, num_devices: int | None, folder: Path) -> Check:
     """The check of a machine; ``UserError`` where devices are missing, or no layout fits.
 
-    Without ``num_devices`` as many as layouts are made for are used.
+    Without ``num_devices`` as many as layouts are made for are used, or two ranks over gloo without a GPU.
     """
     present = len(machine.gpus)
     if num_devices is None:
-        num_devices = max(n for n in NUM_DEVICES if n <= present) if present else CPU_RANKS
+        num_devices = max(n for n in NUM_DEVICES if n <= present) if present else 2
     require(num_devices in NUM_DEVICES, "--devices", num_devices, "1, 2, 4 or 8")
     require(not present or num_devices <= present, "--devices", num_devices, f"at most the {present} GPUs here")
     return Check(machine, "cuda" if present else "cpu", num_devices, folder, origin_of(machine, num_devices))

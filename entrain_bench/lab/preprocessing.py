@@ -30,17 +30,12 @@ from entrain_bench.run.experiment import run_experiment
 from entrain_bench.train.settings import PREPROCESSING
 
 TITLE = "Preprocessing in the rank, a thread or a process: waits for inputs, iteration time and CPU time by image size."
-REPETITIONS = 5
-PICTURES = 128
 SEED = 0
 COMMAND = "make preprocessing"
 NUM_RANKS = 2
 SCAN_S = 600.0
 ITERATIONS = 4
 BATCH = 8
-METRICS = ("iteration_time_s", "input_stall_s")
-# LLM tokens that a picture becomes, whatever its size: pictures differ in what they take to read and decode.
-PICTURE_TOKENS = 64
 SETTING = (
     "harness=train",
     "harness.device=cpu",
@@ -50,7 +45,8 @@ SETTING = (
     f"cluster=hostx{NUM_RANKS}",
     "strategy=megatron",
     "workload=trace",
-    f"workload.max_image_tokens={PICTURE_TOKENS}",
+    # LLM tokens of every picture: they differ in what they take to read and decode.
+    "workload.max_image_tokens=64",
     "layout.tp=1",
     "layout.dp=1",
     f"global_batch={BATCH}",
@@ -93,7 +89,9 @@ def measure(traces: Mapping[str, Path], repetitions: int) -> Iterator[pd.DataFra
                 cpu_s = children_cpu_s()
                 metrics = run_experiment(cell.config).metrics
                 row: dict[str, object] = {"repetition": repetition, "size": size, "preprocessing": mode}
-                row |= {name: metrics[name] for name in METRICS} | {"cpu_s": children_cpu_s() - cpu_s}
+                row |= {name: metrics[name] for name in ("iteration_time_s", "input_stall_s")} | {
+                    "cpu_s": children_cpu_s() - cpu_s
+                }
                 rows.append(row | {"load": load})
                 print(rows[-1], flush=True)
         yield pd.DataFrame(rows)
@@ -185,8 +183,8 @@ def draw(runs: pd.DataFrame, cores: int) -> Picture:
 
 def add_options(parser: ArgumentParser) -> None:
     """Add the options of the measurement."""
-    parser.add_argument("--repetitions", type=int, default=REPETITIONS, help="runs of each kind")
-    parser.add_argument("--pictures", type=int, default=PICTURES, help="pictures of each size")
+    parser.add_argument("--repetitions", type=int, default=5, help="runs of each kind")
+    parser.add_argument("--pictures", type=int, default=128, help="pictures of each size")
 
 
 def run(options: Namespace) -> int:

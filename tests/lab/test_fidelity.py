@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from entrain_bench.base.errors import ExecutionError
 from entrain_bench.figures._runner import render
 from entrain_bench.lab import fidelity
 from entrain_bench.lab.__main__ import main
@@ -85,11 +84,6 @@ def test_table_figure_and_verdict_are_written(tmp_path: Path, capsys: pytest.Cap
     assert once == again
 
 
-def test_bad_arguments_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fidelity", "--repeats", "0"]) == 2
-    assert "--repeats=0: must be at least 1" in capsys.readouterr().err
-
-
 def test_programs_are_jobs_that_there_are_and_one_splits_weights_and_sequences() -> None:
     programs = [program for group in ((2, "even", 1), (4, "text", 0)) for program in programs_of(*group)]
     assert [name for name, *_ in programs].count("megatron_tp2_cp2") == 1
@@ -116,8 +110,13 @@ def test_programs_take_turns_and_what_is_done_is_not_done_again(
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == files
 
 
-def test_a_program_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_arguments_and_a_program_that_fails_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     failed = Record("", "failed", "rank 1: was killed", {}, {}, "")
     monkeypatch.setattr(fidelity, "run_strategies", lambda names, *_: dict.fromkeys(names, failed))
-    with pytest.raises(ExecutionError, match="2_even_0_dip: rank 1: was killed"):
-        measure(2, "even", 0, 1, tmp_path)
+    assert main(["fidelity", "--repeats", "0"]) == 2
+    assert main(["fidelity", "--results-dir", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "--repeats=0: must be at least 1" in said
+    assert "2_even_0_dip: rank 1: was killed" in said

@@ -102,10 +102,8 @@ def draw(fit: Fit, device: str, ranges: Sequence[Point] = (), count: int = NUM_D
     """Correlated factors on the constants of a device that keep ``ranges`` ``[count, constants]``.
 
     A draw is rejected, too, if it moves the median residual of one of the device's sources beyond ``FARTHEST``
-    standard deviations of an error and further away than the fit leaves it, to first order.
-
-    Raises:
-        UserError: fewer than one in ``TRIES`` draws is accepted.
+    standard deviations of an error and further away than the fit leaves it, to first order. ``UserError`` if fewer than
+    one in ``TRIES`` draws is accepted.
     """
     problem = fit.problem
     index = problem.devices.index(device)
@@ -127,13 +125,9 @@ def draw(fit: Fit, device: str, ranges: Sequence[Point] = (), count: int = NUM_D
         step = root @ random.standard_normal(size)
         at[index] += step
         factors = np.array([float(f"{factor:.{DIGITS}g}") for factor in np.exp(step)])
-        if np.all(medians(at) <= limits) and all(_holds(point, factors) for point in ranges):
+        ends = ((point.published_s, *point.predict(factors)) for point in ranges)
+        if np.all(medians(at) <= limits) and all(low <= value <= high for value, low, high in ends):
             accepted.append(factors)
         if len(accepted) == count:
             return np.array(accepted)
     raise UserError(f"{device}: fewer than 1 in {TRIES} draws of constants agrees with the published ranges")
-
-
-def _holds(point: Point, factors: FloatArray) -> bool:
-    low, high = point.predict(factors)
-    return low <= point.published_s <= high

@@ -48,8 +48,6 @@ LEAST_ERROR = 0.02
 OF_SOURCE = 0.5
 # A median distance times this is a normal's standard deviation.
 NORMAL = 1.4826
-# No efficiency or share exceeds it.
-MOST = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +70,10 @@ class Constant:
     shared: float
     why: str
 
-    @property
-    def name(self) -> str:
-        """Its name in tables."""
-        return f"{self.place}.{self.field}"
-
     def value(self, factor: float) -> float:
         """The constant at a factor on what is usual; a fraction of something is at most 1."""
         value = self.usual * factor
-        return min(value, MOST) if self.field.endswith(("efficiency", "fraction", "cost")) else value
+        return min(value, 1.0) if self.field.endswith(("efficiency", "fraction", "cost")) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +118,10 @@ class Problem:
     @property
     def prior(self) -> FloatArray:
         """Covariance of all unknowns before a fit ``[devices x constants] * 2``."""
-        spread = np.array([one.spread for one in self.constants])
-        shared = np.array([one.shared for one in self.constants])
+        variance = np.array([one.spread**2 for one in self.constants])
+        shared = variance * [one.shared for one in self.constants]
         count = len(self.devices)
-        between = shared * np.ones((count, count, 1)) + (1.0 - shared) * np.eye(count)[:, :, None]
-        blocks = between[:, :, :, None] * np.diag(spread**2)
-        return np.asarray(blocks.transpose(0, 2, 1, 3).reshape(count * len(spread), -1))
+        return np.kron(np.ones((count, count)), np.diag(shared)) + np.kron(np.eye(count), np.diag(variance - shared))
 
     def linear(self, at: FloatArray) -> tuple[FloatArray, FloatArray]:
         """To first order at other factors: logs of predicted over published ``[points]``, 0 inside intervals.
@@ -169,8 +160,7 @@ class Fit:
 def linearize(points: Sequence[Point], constants: Sequence[Constant], at: FloatArray | None = None) -> Problem:
     """Predict every point at ``at`` (default: the configured constants) and once more for every constant.
 
-    Raises:
-        UserError: no points.
+    ``UserError`` if there are no points.
     """
     require(len(points) > 0, "ledger", 0, "at least one row with a time that can be predicted")
     devices = tuple(dict.fromkeys(point.device for point in points))

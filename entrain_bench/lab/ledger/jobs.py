@@ -47,8 +47,6 @@ NEEDED = (
     *("hidden", "layers", "heads", "vocab", "seq_len", "gpus", "tp", "pp", "dp", "cp"),
     *("microbatch_size", "global_batch", "recompute", "zero_stage"),
 )
-# Feed-forward width of a block without a gate, in hidden sizes.
-USUAL_FFN = 4
 FLOAT8 = ("fp8", "mxfp8", "nvfp4", "float8", "int4", "int8")
 # What `zero_stage` says after its number: the ranks that share out optimizer states.
 GROUP = re.compile(r"over (\d+)")
@@ -78,8 +76,7 @@ type LedgerRow = Any
 def read_rows(path: Path) -> list[LedgerRow]:
     """All rows of a table, a CSV with columns of ``COLUMNS``; an absent column is empty in every row.
 
-    Raises:
-        UserError: naming file, line and field.
+    ``UserError`` names file, line and field.
     """
     try:
         table = pd.read_csv(path, dtype=str, index_col=False, keep_default_na=False)
@@ -129,7 +126,6 @@ class Source:
     """The settings that all rows of a table share.
 
     Attributes:
-        name: in tables and figures.
         devices: machines that a type of GPU may be, by a pattern of the text in ``gpu_type``: each a choice of
             ``cluster``, and other bytes per second of its tiers (``bandwidth``).
         framework, pipelined: fields of ``FrameworkOptions``, and those of runs with a pipeline alone.
@@ -168,11 +164,9 @@ def load_book() -> Book:
 
 @dataclass(frozen=True)
 class LedgerOptions(FrameworkOptions):
-    """Framework settings of a published run.
+    """Framework settings of a published run; besides, ranks that share out optimizer states (0: all that may).
 
-    Attributes:
-        optimizer_ranks: ranks that share out optimizer states; 0: all that may.
-        kernels: of norms and dropout in blocks, fused or eager.
+    ``kernels`` of norms and dropout in blocks are fused or eager.
     """
 
     optimizer_ranks: int = 0
@@ -216,8 +210,7 @@ class LedgerJob(NamedTuple):
 def jobs_for(row: LedgerRow, book: Book) -> list[LedgerJob]:
     """The jobs that a row may have been: one, or as many as what it leaves open allows.
 
-    Raises:
-        UserError: why there is none. Nothing is guessed where a needed size is missing, or is not priced.
+    ``UserError`` says why there is none. Nothing is guessed where a needed size is missing, or is not priced.
     """
     source = book.sources.get(row.source, book.sources[USERS])
     changes = (changes for start, changes in source.releases.items() if row.release.startswith(start))
@@ -285,7 +278,8 @@ def _job(
     vpp = row.vpp or 1
     share, rest = divmod(row.global_batch, row.dp * row.microbatch_size)
     model = family.get("model", {})
-    ffn = row.ffn or (0 if model.get("gated_mlp") else USUAL_FFN * row.hidden)
+    # The usual width of a block without a gate.
+    ffn = row.ffn or (0 if model.get("gated_mlp") else 4 * row.hidden)
     zero = row.zero_stage.strip()
     sharded = zero.startswith("3") or row.fsdp.lower() == "true"
     _refuse(

@@ -72,16 +72,10 @@ def read_kernels(composer: Composer) -> tuple[KernelRow, ...]:
     rows = pd.read_csv(config_tree() / "ledger" / "kernels.csv").to_dict("records")
     runs = {device: composer.run((f"cluster={device}x8",)) for device in sorted({row["device"] for row in rows})}
     clusters = {device: ClusterSpec.from_config(run.cluster) for device, run in runs.items()}
+    sizes = [tuple(int(row[name]) for name in SIZES[row["kernel"]]) for row in rows]
     return tuple(
-        KernelRow(
-            row["device"],
-            clusters[row["device"]],
-            row["kernel"],
-            tuple(int(row[name]) for name in SIZES[row["kernel"]]),
-            float(row["tflops"]),
-            row["where"],
-        )
-        for row in rows
+        KernelRow(row["device"], clusters[row["device"]], row["kernel"], of_row, row["tflops"], row["where"])
+        for row, of_row in zip(rows, sizes, strict=True)
     )
 
 

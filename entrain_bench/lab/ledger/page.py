@@ -41,12 +41,7 @@ COLUMNS = (
 )
 OF_ERRORS = ("timed", "median ratio", "median error", "within 10%", "width")
 # Columns that runs have in common, by name.
-GROUPS = {
-    "TP": "tp",
-    "sequence": "seq_len",
-    "attention": "attention_kernel",
-    "recomputation": "recompute",
-}
+GROUPS = {"TP": "tp", "sequence": "seq_len", "attention": "attention_kernel", "recomputation": "recompute"}
 # What runs of one job share, and what those of one set of kernels share besides; layouts of such runs are compared.
 JOB = ("source", "model", "seq_len", "gpus", "global_batch", "gpu_type")
 KERNELS = ("attention_kernel", "rmsnorm_kernel", "sequence_parallel", "zero_stage", "software")
@@ -144,7 +139,10 @@ def constants_table(study: Calibration) -> Table:
     spread = np.sqrt(np.diag(study.fit.covariance)).reshape(study.fit.at.shape)
     rows = []
     for index, constant in enumerate(problem.constants):
-        row = {"constant": constant.name, "expected": f"{constant.usual:g} ({constant.spread:.0%})"}
+        row = {
+            "constant": f"{constant.place}.{constant.field}",
+            "expected": f"{constant.usual:g} ({constant.spread:.0%})",
+        }
         for number, device in enumerate(problem.devices):
             fitted = constant.value(float(study.fit.factors(device)[index]))
             row[device] = f"{fitted:.2g} ({spread[number, index]:.0%})"

@@ -67,7 +67,7 @@ class Prediction(NamedTuple):
     fits: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Case:
     """A job's programs and what they run on.
 
@@ -270,11 +270,4 @@ def make_entries(rows: Iterable[LedgerRow], book: Book, make: Callable[[LedgerJo
 
 def predictor(change: Change | None = None) -> Callable[[Case], Prediction]:
     """A function that predicts each case once, on unchanged or changed clusters: many rows are the same job."""
-    known: dict[int, Prediction] = {}
-
-    def predict(case: Case) -> Prediction:
-        if id(case) not in known:
-            known[id(case)] = case.predict(change)
-        return known[id(case)]
-
-    return predict
+    return cache(lambda case: case.predict(change))

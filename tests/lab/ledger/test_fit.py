@@ -136,15 +136,6 @@ def test_distance_of_an_interval(predicted: Interval, published: float, expected
     assert problem.linear(problem.at)[0].tolist() == pytest.approx([expected])
 
 
-def test_a_range_that_holds_the_measured_time_says_nothing() -> None:
-    def wide(factors: FloatArray) -> Interval:
-        return 0.5 / factors[0], 2.0 / factors[0]
-
-    found = solve(linearize([Point("one", "a", 1.0, wide)], KNOBS[:1]), 0.1)
-    assert found.at[0, 0] == 0.0
-    assert found.covariance[0, 0] == pytest.approx(0.25)
-
-
 def test_a_range_gives_way_to_its_end_and_no_further() -> None:
     """Hand-worked: two sources ask for 1.5 times the seconds; a range that ends at 1.2 times permits that much."""
 
@@ -160,7 +151,10 @@ def test_a_range_gives_way_to_its_end_and_no_further() -> None:
     knobs = (unknown("gemm", 10.0),)
     assert fit_points(asks, knobs).at[0, 0] == pytest.approx(-np.log(1.5), abs=0.01)
     assert fit_points([*asks, *ends], knobs, iterations=4).at[0, 0] == pytest.approx(-np.log(1.2), abs=0.01)
-    # More seconds bring the other end's row further inside.
+    # A range that holds the measured time says nothing; more seconds bring the other end's row further inside.
+    inside = solve(linearize([Point("range", "a", 0.9, wide)], (unknown("gemm", 0.5),)), 0.1)
+    assert inside.at[0, 0] == 0.0
+    assert inside.covariance[0, 0] == pytest.approx(0.25)
     assert fit_points([*asks, *open_end], knobs).at[0, 0] == pytest.approx(-np.log(1.5), abs=0.01)
 
 
@@ -190,12 +184,9 @@ def test_a_constant_reaches_the_tiers_of_its_place() -> None:
     )
     changed = with_constants(constants, np.array([0.5, 2.0, 1.0]))(CLUSTER)
     assert changed.device.sustained_fraction == 0.25
+    # A share is at most one.
+    assert constants[0].value(3.0) == 1.0
     assert [tier.latency_s for tier in changed.tiers] == [2e-6, 2e-6, 3e-6]
-
-
-def test_a_share_is_at_most_one() -> None:
-    assert Constant("device", "sustained_fraction", 0.75, 1.0, 0.0, "").value(2.0) == 1.0
-    assert Constant("node", "latency_s", 1e-6, 1.0, 0.0, "").value(2e6) == 2.0
 
 
 @pytest.fixture(scope="module")

@@ -82,40 +82,29 @@ def test_what_is_not_stated_or_not_priced_is_a_reason_and_no_guess(changes: dict
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("FlashAttention 2", ["flash2"]),
-        ("FlashAttention 1.0.8", ["flash1"]),
-        ("FlashAttention (version not stated)", ["flash1", "flash2"]),
-        ("fused softmax (Megatron kernel)", ["unfused"]),
-        ("", [None]),
-    ],
-)
-def test_attention_is_of_the_generation_that_is_named_or_of_any(text: str, expected: list[str | None]) -> None:
-    found = jobs(attention_kernel=text)
-    assert [job.framework.attention_kernel for job in found] == expected
-
-
-@pytest.mark.parametrize(
     ("changes", "expected"),
-    [({}, "fused"), ({"rmsnorm_kernel": "unfused"}, "eager"), ({"model": "BERT large"}, "eager")],
-)
-def test_kernels_are_those_of_the_row_or_of_its_family(changes: dict[str, str], expected: str) -> None:
-    assert {job.framework.kernels for job in jobs(**changes)} == {expected}
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
     [
-        ("none", 0),
-        ("full", 40),
-        ("selective (core attention)", 0),
-        ("full on 5 layers", 2),
-        ("full on 3 * pp layers", 3),
+        ({"attention_kernel": "FlashAttention 2"}, [("flash2", "fused", 40)]),
+        ({"attention_kernel": "FlashAttention 1.0.8"}, [("flash1", "fused", 40)]),
+        # A version that is not stated may be any.
+        (
+            {"attention_kernel": "FlashAttention (version not stated)"},
+            [("flash1", "fused", 40), ("flash2", "fused", 40)],
+        ),
+        ({"attention_kernel": "fused softmax (Megatron kernel)"}, [("unfused", "fused", 40)]),
+        ({"rmsnorm_kernel": "unfused"}, [(None, "eager", 40)]),
+        ({"model": "BERT large"}, [(None, "eager", 40)]),
+        ({"recompute": "none"}, [(None, "fused", 0)]),
+        ({"recompute": "selective (core attention)"}, [(None, "fused", 0)]),
+        ({"recompute": "full on 5 layers"}, [(None, "fused", 2)]),
+        ({"recompute": "full on 3 * pp layers"}, [(None, "fused", 3)]),
     ],
 )
-def test_blocks_are_recomputed_as_the_row_says(text: str, expected: int) -> None:
-    assert [job.recompute for job in jobs(recompute=text)] == [expected]
+def test_kernels_and_recomputed_blocks_are_those_that_the_row_or_its_family_says(
+    changes: dict[str, str], expected: list[tuple[str | None, str, int]]
+) -> None:
+    found = [(job.framework.attention_kernel, job.framework.kernels, job.recompute) for job in jobs(**changes)]
+    assert found == expected
 
 
 def test_a_few_ranks_may_share_out_optimizer_states() -> None:
