@@ -272,11 +272,10 @@ def fidelity(check: Check) -> Finding:
         return Finding(SKIPPED, "there is no profile: see the section profile")
     rows: Rows = []
     dtype = "bfloat16" if check.on_gpu else "float32"
-    strategies = STRATEGIES if check.num_devices > 1 else ALONE
+    strategies = (STRATEGIES if check.num_devices > 1 else ALONE)[: None if check.on_gpu else 3]
     for workload, overrides in (GPU_WORKLOADS if check.on_gpu else CPU_WORKLOADS).items():
         job = [*check.job, *overrides]
-        some = strategies if check.on_gpu else strategies[:3]
-        of_workload = check.compare(f"fidelity_{workload}", job, some, dtype, PROGRAM_S, judge_iterations)
+        of_workload = check.compare(f"fidelity_{workload}", job, strategies, dtype, PROGRAM_S, judge_iterations)
         where = {"num_ranks": check.num_devices, "workload": workload, "seed": 0}
         rows += [{**where, **row} for row in of_workload]
     passed = pd.DataFrame([row for row in rows if row["verdict"] == PASSED])

@@ -34,7 +34,6 @@ from entrain_bench.specs.module_layers import Role, build_layers
 from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench.specs.tokens import TokenRules
 
-GIB = 2**30
 # Rounds of a pipeline after which all further ones take the same time, and microbatches that are few in any case.
 ROUNDS = 4
 # Bytes that blocks of PyTorch's operators move besides, forward and backward, and keep: of a hidden state with two
@@ -89,7 +88,7 @@ class Case:
         seconds = [float(place_program(program, truth.charge(program))[1].max()) for program in self.programs]
         total = seconds[0] + self.rounds * (seconds[-1] - seconds[0])
         peak = float(truth.memory.peak_bytes(self.programs[0]).max())
-        return Prediction(total, peak / GIB, peak <= self.memory_fraction * cluster.device.memory_bytes)
+        return Prediction(total, peak / 2**30, peak <= self.memory_fraction * cluster.device.memory_bytes)
 
 
 def case_maker(composer: Composer) -> Callable[[LedgerJob], Case]:

@@ -114,20 +114,17 @@ def test_a_few_ranks_may_share_out_optimizer_states() -> None:
     assert [each.framework.optimizer_instances(module, 8) for each in (job, whole)] == [2, 1]
 
 
-def test_rows_of_a_release_have_settings_of_their_own() -> None:
+def test_rows_of_a_release_or_a_table_have_settings_of_their_own() -> None:
     releases = {"2021-04 (arXiv)": (False, False), "Megatron-Core 0.8.0 (2024-07)": (True, True)}
     for release, (overlaps, sharded) in releases.items():
         found = jobs("nvidia_megatron_lm", release=release, zero_stage="", sequence_parallel="false")
         assert found[0].framework.overlap_grad_reduce is overlaps
         assert found[0].framework.distributed_optimizer is sharded
 
-
-def test_a_type_of_gpu_may_be_several_machines() -> None:
+    # A type of GPU may be several machines.
     found = jobs("easyllm", gpu_type="80 GB GPU, type not stated (A100 or A800: I)", grad_dtype="bf16")
     assert [job.bandwidth for job in found] == [(), (("nvlink", 160e9),)]
-
-
-def test_rows_of_an_unknown_table_are_a_users_own() -> None:
+    # Rows of an unknown table are a user's own.
     found = jobs("mine", vpp="", cp="", zero_stage="")
     assert found[0].framework.overlap_grad_reduce
     assert found[0].vpp == 1
@@ -179,12 +176,9 @@ def test_a_wrong_table_is_told_line_and_field(tmp_path: Path, text: str, message
     assert str(error.value).startswith(message)
 
 
-@pytest.mark.parametrize("text", ["", "layers,outcome\n1,ok\n1,ok,3\n"])
-def test_what_is_no_table_is_told_its_file(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UserError, match=r"mine\.csv: must be a CSV file that can be read"):
-        read_rows(table(tmp_path, text))
-
-
-def test_a_missing_file_is_a_user_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="must be a CSV file that can be read"):
+def test_what_is_no_table_is_told_its_file(tmp_path: Path) -> None:
+    for text in ("", "layers,outcome\n1,ok\n1,ok,3\n"):
+        with pytest.raises(UserError, match=r"mine\.csv: must be a CSV file that can be read"):
+            read_rows(table(tmp_path, text))
+    with pytest.raises(UserError, match=r"none\.csv: must be a CSV file that can be read"):
         read_rows(tmp_path / "none.csv")

@@ -44,6 +44,8 @@ def test_a_range_is_right_inside_and_its_error_is_to_the_nearest_end(low: float,
 def test_errors_are_medians_and_the_share_within_a_tenth() -> None:
     exact = tables(outcome(9, 9), outcome(8, 8), outcome(10, 10), outcome(13, 13))
     assert exact["Sources"][-1][:7] == ["all", "4", "4", "0.950", "15.0%", "50%", "0%"]
+    grouped = tables(*(outcome(9, 9, tp=tp) for tp in ("8", "2", "16", "2")))
+    assert [row[:3] for row in grouped["By TP"]] == [["2", "2", "0.900"], ["8", "1", "0.900"], ["16", "1", "0.900"]]
     wide = tables(outcome(8, 12), outcome(8, 10), outcome(8, 8))
     assert wide["Sources"][-1][6] == "25%"
     frame = pd.DataFrame([outcome(8, 12.5), outcome(8, 8)])
@@ -59,12 +61,6 @@ def test_runs_that_fit_and_that_do_not_are_counted_by_what_is_decided() -> None:
         outcome(1, 1, "open", outcome="oom"),
     ]
     assert tables(*runs)["Sources"][-1][7] == "4 of 6, 1 open"
-
-
-def test_groups_are_in_the_order_of_their_numbers() -> None:
-    shown = tables(*(outcome(9, 9, tp=tp) for tp in ("8", "2", "16", "2")))
-    assert [row[:3] for row in shown["By TP"]] == [["2", "2", "0.900"], ["8", "1", "0.900"], ["16", "1", "0.900"]]
-    assert "By sequence" not in shown
 
 
 def test_the_order_of_layouts_is_kendalls_tau_and_what_the_predicted_best_loses() -> None:
@@ -110,6 +106,7 @@ def test_errors_of_sources_left_out_come_first(made: tuple[Ledger, str, str]) ->
     assert text.index(f"**M{line[1:]}**") < text.index(titles[0])
     assert titles[0] == "## Sources"
     assert titles.index("## Sources with the committed constants") > titles.index("## Sources")
+    assert text.startswith("# Calibration")
     assert "| device.sustained_fraction |" in text
     # The committed constants are not those that made the times; the fitted ones are.
     fitted, committed = (text.split(title)[1].split("\n## ")[0] for title in ("## Sources\n", "committed constants\n"))
@@ -117,18 +114,17 @@ def test_errors_of_sources_left_out_come_first(made: tuple[Ledger, str, str]) ->
     assert "| 0% |" in committed
 
 
-@pytest.mark.parametrize(("said", "problem"), [(True, ""), (False, "figures/_style.py: MODEL_ERROR must be 'model")])
 def test_what_figures_say_is_checked(
-    made: tuple[Ledger, str, str], said: bool, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: tuple[Ledger, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, _, line = made
+    rows, page, line = made
     monkeypatch.setattr(pages, "complete_ledger", lambda *_: rows)
-    monkeypatch.setattr(pages, "fit_ledger", lambda rows: fit_ledger(rows, CONSTANTS))
-    if said:
-        monkeypatch.setattr(pages, "MODEL_ERROR", line)
-    assert write_calibration(Study(Results(tmp_path))).startswith(problem)
-    assert (tmp_path / "calibration.md").read_text().startswith("# Calibration")
+    monkeypatch.setattr(pages, "make_page", lambda _: (page, line))
+    assert write_calibration(Study(Results(tmp_path))).startswith("figures/_style.py: MODEL_ERROR must be 'model")
+    assert (tmp_path / "calibration.md").read_text() == page
     assert (tmp_path / ERROR).read_text() == f"M{line[1:]}.\n"
+    monkeypatch.setattr(pages, "MODEL_ERROR", line)
+    assert not write_calibration(Study(Results(tmp_path)))
 
 
 def test_the_readme_states_the_error_that_figures_state() -> None:
