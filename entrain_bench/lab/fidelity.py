@@ -131,8 +131,7 @@ def report(rows: pd.DataFrame, results: Path, load: float) -> int:
     write_outputs(results, table, "fidelity", TITLE, partial(draw, rows, pairs), "make fidelity", setting, seeds)
     values = summary(rows, pairs)
     for name, value in values.items():
-        target = f"  (target: at most {TARGETS[name]:g})" if name in TARGETS else ""
-        print(f"{name:18} {value:.4g}{target}")
+        print(f"{name:18} {value:.4g}", f" (target: at most {TARGETS[name]:g})" if name in TARGETS else "")
     missed = [name for name, target in TARGETS.items() if values[name] > target]
     if missed:
         print(f"missed: {', '.join(missed)}", file=sys.stderr)
@@ -149,7 +148,7 @@ def program_row(where: Mapping[str, Any], trained: Sequence[Record], predicted: 
         for records in (trained, predicted)
     )
     seconds = [float(took_s) for of_run in measured_s for took_s in of_run]
-    row = {
+    row: dict[str, Any] = {
         "layout": "; ".join(f"{module} {text}" for module, text in trained[0].layout.items()),
         "measured_s": fmean(seconds),
         "predicted_s": fmean(map(fmean, predicted_s)),
@@ -212,15 +211,15 @@ def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> style.Picture:
     _diagonal(times, rows["measured_s"], rows["predicted_s"], TARGET_ITERATION)
     sns.scatterplot(rows, x="measured_s", y="predicted_s", hue="strategy", palette=colours, ax=times, **marks)
     style.legend_above(figure, times.get_legend_handles_labels()[0])
-    times.get_legend().remove()
+    times.legend().remove()
     _diagonal(gains, pairs["measured_speedup"], pairs["predicted_speedup"], TARGET_SPEEDUP)
     gains.axhline(1.0, color=FAINT, linewidth=0.6)
     gains.axvline(1.0, color=FAINT, linewidth=0.6)
     gains.hlines(pairs["predicted_speedup"], pairs["low"], pairs["high"], color=FAINT, linewidth=0.5)
     order: Any = {"hue": "sign_error", "palette": {False: INK, True: MISSED}, "legend": False}
     sns.scatterplot(pairs, x="measured_speedup", y="predicted_speedup", ax=gains, **order, **marks)
-    for panel, title in ((times, "Iteration time (s)"), (gains, "Speedups between strategies")):
-        panel.set_title(title)
+    times.set_title("Iteration time (s)")
+    gains.set_title("Speedups between strategies")
     error = rows["iteration_error"].abs().median()
     message = (
         f"Predicted iteration times differ from measured ones by {error:.1%} in the median over {len(rows)} programs; "

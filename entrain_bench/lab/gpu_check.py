@@ -78,8 +78,6 @@ THROUGHPUT = ("samples_per_s", "tflops_per_gpu", "mfu", "peak_memory_bytes")
 MACHINE_S = 300.0
 # In every folder that a check has made.
 MARK = ".gpu-check"
-# A profile depends on this module and on its imports.
-PROFILING = frozenset({"entrain_bench.train.profiling.recorder"})
 # Columns for programs that read numbers.json.
 HIDDEN = ["repetitions_s", "repeat_error", "num_ranks", "seed", "chance", "sign_error"]
 FORMATS = {"last_loss": ".6f", "largest_difference": ".1e", "error": "+.1%", "iteration_error": "+.1%", "mfu": ".1%"}
@@ -386,9 +384,10 @@ def make_check(machine: Machine, num_devices: int | None, folder: Path) -> Check
 
 def origin_of(machine: Machine, num_devices: int) -> str:
     """Hash of what a measurement depends on: devices, packages and variables, and the code that measures."""
-    # Load and kernel release are not part of it.
+    # Load and kernel release are not part of it; a profile depends on the module below and on its imports.
+    code = hash_of(sources_of(frozenset({"entrain_bench.train.profiling.recorder"})))
     fixed = {name: value for name, value in machine.host.items() if name not in ("load average", "system")}
-    found = [machine.gpus, num_devices, fixed, machine.variables, hash_of(sources_of(PROFILING))]
+    found = [machine.gpus, num_devices, fixed, machine.variables, code]
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
 
 

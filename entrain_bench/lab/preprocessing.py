@@ -142,9 +142,8 @@ PANELS = {
 }
 
 
-def interval(values: pd.Series) -> Interval:
+def interval(values: pd.Series, relative: bool) -> Interval:
     """The mean of a column with its 95% interval; of what is relative, the geometric mean."""
-    relative = str(values.name).endswith("_ratio")
     return ratio_interval(values.tolist(), [1.0] * len(values)) if relative else mean_interval(values.tolist())
 
 
@@ -154,22 +153,24 @@ def draw(runs: pd.DataFrame, cores: int) -> Picture:
     Columns ``*_ratio`` are relative to ``COMPARED_WITH`` in the same repetition.
     """
     case = ["repetition", "size"]
-    compared = runs[runs["preprocessing"] == COMPARED_WITH].set_index(case)
-    ratios = {f"{name}_ratio": runs.set_index(case)[name] / compared[name] for name in ("iteration_time_s", "cpu_s")}
-    table = runs.assign(**{name: ratio.to_numpy() for name, ratio in ratios.items()})
+    compared = runs.loc[runs["preprocessing"] == COMPARED_WITH, [*case, "iteration_time_s", "cpu_s"]]
+    table = runs.merge(compared, "left", case, suffixes=("", "_compared"))
+    for name in ("iteration_time_s", "cpu_s"):
+        table[f"{name}_ratio"] = table[name] / table.pop(f"{name}_compared")
     figure, axes = panels(1, len(PANELS), DOUBLE_COLUMN_IN, 2.45)
     bars: Any = {"palette": palette(LABELS.values()), "err_kws": {"color": INK, "linewidth": 0.7}}
-    bars |= {"estimator": lambda of: interval(of).mean, "errorbar": lambda of: (interval(of).low, interval(of).high)}
     for panel, (name, title) in zip(axes, PANELS.items(), strict=True):
+        mean = partial(interval, relative=name.endswith("_ratio"))
+        bars |= {"estimator": lambda of: mean(of).mean, "errorbar": lambda of: (mean(of).low, mean(of).high)}  # noqa: B023
         sns.barplot(table, x="size", y=name, hue=table["preprocessing"].map(LABELS), ax=panel, **bars)
         panel.grid(visible=False, axis="x")
         panel.set(title=title, ylim=(0, None), xlabel="", ylabel="")
         handles, _ = panel.get_legend_handles_labels()
-        panel.get_legend().remove()
+        panel.legend().remove()
     legend_above(figure, handles)
     largest = table["size"].iloc[-1]
     of_size = table[table["size"] == largest].groupby("preprocessing")["iteration_time_s_ratio"]
-    means = of_size.agg(lambda of: interval(of).mean)
+    means = of_size.agg(lambda of: interval(of, relative=True).mean)
     best = str(means.idxmin())
     load = f"load average {table['load'].min():.0f} to {table['load'].max():.0f}"
     message = (

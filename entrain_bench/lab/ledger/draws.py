@@ -23,8 +23,6 @@ TRIES = 200
 FARTHEST = 2.0
 # Devices without measurements, and the one whose draws they have.
 CARRIED = {"H200-SXM": "H100-SXM", "H800-SXM": "H100-SXM", "H20-SXM": "H100-SXM"}
-
-
 # Factors that times tell, and the one that peaks of memory tell: spread, and correlation between devices.
 TIMES = tuple(
     Constant("speed", name, 1.0, spread, shared, "")

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -69,7 +70,7 @@ def make_tables(frame: pd.DataFrame, names: Mapping[str, str]) -> Iterator[Table
         yield "Rows left out", pd.DataFrame({"reason": reason, "rows": str(counted[reason])} for reason in reasons)
 
 
-def _label(value: object) -> str:
+def _label(value: Any) -> str:
     if pd.isna(value) or value == "":
         return "not stated"
     return f"{value:.0f}" if isinstance(value, float) else str(value)
