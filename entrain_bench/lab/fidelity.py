@@ -16,11 +16,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from scipy.stats import ttest_rel
 
-from entrain_bench.answers.statistics import LEVEL, ratio_chance, ratio_interval
+from entrain_bench.answers.statistics import LEVEL, ratio_interval
 from entrain_bench.base.errors import ExecutionError, require
 from entrain_bench.figures import _style as style
 from entrain_bench.figures._style import FAINT, GRID, INK
@@ -177,7 +179,7 @@ def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
             ends = {"measured_speedup": measured.mean, "low": measured.low, "high": measured.high}
             error = {"predicted_speedup": predicted, "error": predicted / measured.mean - 1.0}
             wrong = measured.excludes(1.0) and (measured.mean - 1.0) * (predicted - 1.0) < 0
-            pairs.append({**names, **ends, "chance": ratio_chance(*times), **error, "sign_error": wrong})
+            pairs.append({**names, **ends, "chance": ttest_rel(*np.log(times)).pvalue, **error, "sign_error": wrong})
     return pd.DataFrame(pairs)
 
 
