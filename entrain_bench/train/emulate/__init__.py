@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.costs.truth import CostTruth, Prices
 from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline
