@@ -18,8 +18,7 @@ from entrain_bench.program import Program
 
 FORWARD = 0
 BACKWARD = 1
-# Where the state says whether anything is held.
-HOLDS = -1
+HOLDS = -1  # where the state says whether anything is held
 
 
 class ListedActions(NamedTuple):

@@ -98,7 +98,7 @@ def partitions(layer_s: FloatArray) -> list[tuple[int, ...]]:
 
 def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
     """Spread blocks evenly over stages, with embedding and head at the ends, as Megatron-LM does; None if too few."""
-    layers = (num_layers - 2 - np.arange(num_stages) + num_stages - 1) // num_stages
+    layers = np.array([len(part) for part in np.array_split(np.arange(num_layers - 2), num_stages)])
     if not layers[-1]:
         return None
     layers[0] += 1

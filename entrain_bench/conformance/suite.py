@@ -32,14 +32,10 @@ WORKLOADS = ("chartqa", "synthetic_av", "nextqa", "uniform")
 NODES = ("tiny", "a40x16")
 VALID = "valid and within memory"
 PARTS = ("planner", "assigner", "scheduler")
-# Its parts take the place of a part beside those of this strategy.
-PARTNER = "megatron"
-# How wrong estimates are when a strategy has to cope with wrong ones.
-WRONG_BELIEF = 0.2
-# Iterations over which decisions must not see the truth: an observer has learnt by then.
-WATCHED_ITERATIONS = 3
-# Rounding of shares that are 1 together.
-SHARES_TOLERANCE = 1e-9
+PARTNER = "megatron"  # its parts take the place of a part beside those of this strategy
+WRONG_BELIEF = 0.2  # how wrong estimates are when a strategy has to cope with wrong ones
+WATCHED_ITERATIONS = 3  # iterations over which decisions must not see the truth: an observer has learnt by then
+SHARES_TOLERANCE = 1e-9  # rounding of shares that are 1 together
 # Constants of the truth times these; sizes, memory, the datasheet's peak and the host link are what everybody knows.
 OTHER_TRUTH = {
     "gemm_efficiency": 0.6,

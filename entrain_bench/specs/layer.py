@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,10 @@ class Attention:
         queries = np.asarray(lengths, np.float64) * self.rows_per_token
         span = np.minimum(queries, self.window_tokens) if self.window_tokens else queries
         return 4.0 * self.query_width * queries * (self.context_tokens or span) * (0.5 if self.causal else 1.0)
+
+
+# What a layer keeps for its backward.
+KEPT_BYTES = [f"{what}_bytes_per_token" for what in ("activation", "input", "replicated", "whole", "fp32")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +105,11 @@ class Layer:
 
     def frozen(self, passes_gradients: bool) -> Layer:
         """The layer with fixed weights; if nothing before it learns, it has no backward and keeps nothing for one."""
-        still = replace(
-            self,
-            remade=self.remade and self.remade.frozen(passes_gradients) if passes_gradients else None,
-            learns=False,
-            backward_share=0.5 * passes_gradients,
-        )
         if passes_gradients:
-            return still
-        return replace(
-            still,
-            activation_bytes_per_token=0.0,
-            input_bytes_per_token=0.0,
-            replicated_bytes_per_token=0.0,
-            whole_bytes_per_token=0.0,
-            fp32_bytes_per_token=0.0,
-        )
+            remade = self.remade and self.remade.frozen(passes_gradients)
+            return replace(self, remade=remade, learns=False, backward_share=0.5)
+        nothing: dict[str, Any] = dict.fromkeys(KEPT_BYTES, 0.0)
+        return replace(self, remade=None, learns=False, backward_share=0.0, **nothing)
 
     def unneeded_flops(self, lengths: IntArray) -> FloatArray:
         """Of three times the FLOPs of a forward, those that a frozen layer has no need of, per sequence."""

@@ -10,19 +10,16 @@ from typing import Annotated, Any
 from entrain_bench.base.errors import unknown_choice
 from entrain_bench.specs.parse import Allowed, between, check_mapping, parse
 
-# Tokens of a sequence or of an item, at most.
-MAX_TOKENS = 2**30
+MAX_TOKENS = 2**30  # tokens of a sequence or of an item, at most
 Size = Annotated[int, between(1, MAX_TOKENS, f"positive, at most {MAX_TOKENS}")]
 Amount = Annotated[float, between(1 / MAX_TOKENS, MAX_TOKENS, f"positive, from {1 / MAX_TOKENS:.2g} to {MAX_TOKENS}")]
-# Sides, tokens and tiles of an image, at most: products of three stay below 2**53.
-MAX_RULE = 2**17
+MAX_RULE = 2**17  # sides, tokens and tiles of an image, at most: products of three stay below 2**53
 Side = Annotated[int, between(1, MAX_RULE)]
 SideOrNone = Annotated[int, between(0, MAX_RULE)]
 # Tiles on a side of a grid: every grid is tried on every image.
 MAX_GRID = 32
 MAX_DYNAMIC = 256
-# Kernel, stride or padding of a convolution over audio.
-MAX_STEP = 2**12
+MAX_STEP = 2**12  # kernel, stride or padding of a convolution over audio
 
 
 def are_grids(grids: tuple[tuple[int, ...], ...]) -> bool:

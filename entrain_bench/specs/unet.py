@@ -13,8 +13,7 @@ from entrain_bench.specs.parse import Count
 # A 3 x 3 convolution; with stride 2 each value is read for a quarter of the taps.
 TAPS = 9
 STRIDED_TAPS = TAPS / 4
-# Stable Diffusion 2.1: 5, 10, 20 and 20 heads of 320, 640, 1280 and 1280 channels (unet/config.json).
-HEAD_DIM = 64
+HEAD_DIM = 64  # Stable Diffusion 2.1: 5, 10, 20 and 20 heads of 320, 640, 1280 and 1280 channels (unet/config.json)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,8 +103,7 @@ class ListedShapes:
         return one_of_two(self._epochs, (seed, epoch), lambda: order.permutation(len(self.shapes)))
 
 
-# Whisper's and its successors' (arXiv:2212.04356, section 2.2).
-SOUND_HZ = 16_000
+SOUND_HZ = 16_000  # Whisper's and its successors' (arXiv:2212.04356, section 2.2)
 
 type Pixels = NDArray[np.uint8]
 type Sound = NDArray[np.float32]
