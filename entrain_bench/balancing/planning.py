@@ -173,19 +173,6 @@ def checked_layout(job: Job, modules: Sequence[ModuleLayout], num_microbatches: 
     return layout
 
 
-def chain_bytes(profile: Profile, samples: SampleShapes, layout: Layout) -> float:
-    """Return the bytes that the neediest rank of a chain keeps under 1F1B, with microbatches of mean samples."""
-    llm = layout.modules[profile.job.model.llm_index]
-    kept = []
-    share = profile.job.global_batch / (len(samples) * llm.dp * layout.num_microbatches)
-    for module, placed in zip(profile.job.model.modules, layout.modules, strict=True):
-        tokens = float(module.lengths(samples, module.units(samples)).sum()) * share
-        first = 0 if module.is_encoder else llm.pp - placed.pp
-        under_way = np.minimum(llm.pp - first - np.arange(placed.pp), layout.num_microbatches)
-        kept.append(profile.memory.token_bytes(module, placed)[0] * tokens * under_way)
-    return float((profile.memory.lane_state_bytes(layout) + layout.lane_sums(kept)).max())
-
-
 def place_ranks(num_ranks: int, virtual_stages: int, virtual_order: str = "loop") -> IntArray:
     """Rank (block) of each virtual stage ``[stages]``: round the ranks (``loop``), or down and back up (``v``)."""
     turn, rank = np.divmod(np.arange(num_ranks * virtual_stages), num_ranks)

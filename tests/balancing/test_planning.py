@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.planning import (
     Island,
-    chain_bytes,
     gpus_to_stages,
     partition_layers,
     partitions,
@@ -27,13 +25,9 @@ from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.job import Degrees, Job, LayoutRequest
-from entrain_bench_strategies.megatron import ArrivalOrder
 from support.builders import (
-    generating_model,
     no_delay,
-    profile_of,
     random_samples,
-    samples,
     tiny_cluster,
     tiny_job,
     tiny_model,
@@ -123,17 +117,6 @@ def test_place_chain_puts_tp_innermost_and_replicas_outermost() -> None:
     assert layout.num_microbatches == 32 // (2 * 2)
     assert layout.num_lanes == 8
     assert set(layout.lane_width) == {2}
-
-
-def test_a_chain_keeps_what_1f1b_has_under_way() -> None:
-    model = generating_model()
-    profile = profile_of(tiny_job(model, tiny_cluster(1, 4)), samples(*[(50, [40])] * 64))
-    layout = place_chain(profile.job, Degrees(1, 1, 4, 1), [(4,), (1, 1, 1, 1), (4,)], (False,) * 3, leading=False)
-    shapes = profile.samples.draw(profile.job.global_batch)
-    program = Interleaved().schedule(shapes, layout, ArrivalOrder().assign(shapes, layout, profile), profile)
-    peak, kept = profile.memory.peak_bytes(program).max(), chain_bytes(profile, shapes, layout)
-    # Beside it a pass has what it needs while it runs.
-    assert 0.8 * peak <= kept <= peak
 
 
 def brute_force_degrees(job: Job) -> set[tuple[int, int, int, int]]:

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.planning import Island, place_islands
 from entrain_bench.balancing.schedules import chain_program, stages_behind
-from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass
@@ -26,9 +24,8 @@ from entrain_bench.specs.layer import Gemm
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import parse
 from entrain_bench.specs.unet import UNetConfig, unet_layers
-from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
+from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainScheduler
 from entrain_bench_strategies.disttrain.planner import Orchestration, SubProblem
-from entrain_bench_strategies.entrain import EntrainAssigner, EntrainPlanner, EntrainScheduler
 from entrain_bench_workloads.synthetic import PackedWorkload
 from support.builders import (
     TOKENS,
@@ -117,18 +114,6 @@ def test_encoder_and_generator_both_fill_the_pipeline() -> None:
     )
     expected = llm_s + (np.sqrt(encoder_s) + np.sqrt(generator_s)) ** 2 / 7
     assert space.solve([SubProblem(1, (1, 1, 1), (False,) * 3)])[0] == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_part_that_knows_no_generators_refuses_them() -> None:
-    profile = profile_of(tiny_job(MODEL), samples((10, [40])))
-    entrain = Strategy("entrain", EntrainPlanner(), EntrainAssigner(), EntrainScheduler())
-    with pytest.raises(
-        IncompatibleError, match=r"has a generator \(image_out\), which strategy/planner EntrainPlanner"
-    ):
-        entrain.plan(profile)
-    mixed = Strategy("mixed", DistTrainPlanner(), EntrainAssigner(), DistTrainScheduler())
-    with pytest.raises(IncompatibleError, match=r"strategy/assigner EntrainAssigner does not support"):
-        mixed.plan(profile)
 
 
 # The U-Net
