@@ -183,8 +183,7 @@ def step_assignment(
 ) -> Assignment:
     """Micro-steps on groups of several widths: of ``balanced`` modules ``grouped``, of others ``joined``.
 
-    ``step`` are micro-steps ``[samples]``, by default those of arrival. ``IncompatibleError`` for stages,
-    ``OutOfMemoryError`` if units of a balanced module fit on no group.
+    ``step`` are micro-steps ``[samples]``, by default those of arrival. ``OutOfMemoryError`` if units fit on no group.
     """
     model = profile.job.model
     llm = layout.modules[model.llm_index]

@@ -20,10 +20,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 
 def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArray) -> tuple[IntArray, IntArray]:
-    """Slots of forwards and backwards under 1F1B (PipeDream-Flush, arXiv:2006.09503) with a given warm-up (broadcasts).
-
-    ``microbatch`` is the position in the order of a replica that has ``num_microbatches``; slots are 0..2K-1.
-    """
+    """Slots 0..2K-1 of forwards and backwards under 1F1B (arXiv:2006.09503) with a warm-up (broadcasts)."""
     warmup = np.minimum(warmup, num_microbatches)
     forward = np.where(microbatch <= warmup, microbatch, 2 * microbatch - warmup)
     steady = microbatch < num_microbatches - warmup
@@ -270,11 +267,7 @@ class OneForwardOneBackward(Recomputation):
 def eager_warmup(
     program: Program, freed: Sequence[IntArray], profile: Profile, only_encoders: bool, max_extra: int | None = None
 ) -> list[IntArray]:
-    """Return the longest warm-up of each stage that fits the memory budget, for every module ``[stages]``.
-
-    ``freed`` is the microbatch in whose slot each chunk of a 1F1B program runs backward ``[chunks]``. With
-    ``only_encoders`` the LLM and generators keep 1F1B's; ``max_extra`` limits the forwards beyond it.
-    """
+    """Return the longest warm-up of each stage that fits memory, at most ``max_extra`` beyond 1F1B's ``[stages]``."""
     job = profile.job
     memory = profile.memory
     layout = program.layout

@@ -67,10 +67,7 @@ def knob_values(knobs: Sequence[tuple[object, ...]]) -> IntArray:
 def corrected_octaves(
     octaves: FloatArray, knobs: IntArray, simulated: Sequence[int], seconds: Sequence[float]
 ) -> FloatArray:
-    """Binary logarithms of estimates, to compare only, if each value of each knob errs by a factor ``[candidates]``.
-
-    A ridge regression on the ``seconds`` of those ``simulated``. ``knobs`` are numbers of values (``knob_values``).
-    """
+    """Logarithms of estimates if each value of each knob errs by a factor, by ridge regression ``[candidates]``."""
     left = log2(np.array(seconds)) - octaves[[*simulated]]
     left -= np.median(left)
     errors = [np.zeros(1 + int(values.max())) for values in knobs]
@@ -375,8 +372,8 @@ def asked(
 def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgram, budget: int) -> Layout:
     """Return the layout that runs the tuning batches fastest, among a planner's offers for the free knobs of a job.
 
-    The job with default knobs is tuned first; its winner enters the last round of the job as given, so freedom costs
-    nothing on these batches. Estimates of different ``sets`` need not compare. ``UserError`` says why nothing fits.
+    The job with default knobs is tuned first; its winner enters the last round of the job as given. ``UserError`` says
+    why nothing fits.
     """
     trials = Trials(profile, make_program, tuning_batches(profile))
     chosen_later = make_program.chooses_recomputation

@@ -61,7 +61,7 @@ class ViolationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ConformanceTest:
-    """One check of one run; ``examine`` raises what is wrong, and may return a finding as text."""
+    """One check of one run; ``examine`` raises what is wrong."""
 
     check: str
     name: str
@@ -111,9 +111,9 @@ def examine(tests: Sequence[ConformanceTest]) -> Iterator[Verdict]:
         started = perf_counter()
         outcome = "failed"
         try:
-            finding = case.examine()
+            case.examine()
             outcome = "ok"
-            detail = finding if isinstance(finding, str) else ""
+            detail = ""
         except IncompatibleError as error:
             outcome = "skipped"
             detail = str(error)
@@ -242,12 +242,11 @@ def trespasses(modules: Collection[str]) -> list[str]:
             continue
         package = module if source.path.name == "__init__.py" else module.rpartition(".")[0]
         tree = ast.parse(source.path.read_bytes())
-        trespassed = [
-            (node.lineno, f"imports {name}") for node in import_statements(tree) for name in _closed(node, package)
-        ]
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Attribute) or node.attr not in HIDDEN:
-                continue
+        trespassed = []
+        for statement in import_statements(tree):
+            trespassed += [(statement.lineno, f"imports {name}") for name in _closed(statement, package)]
+        hidden = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in HIDDEN)
+        for node in hidden:
             if getattr(node.value, "id", "") not in ("self", "cls"):
                 trespassed.append((node.lineno, f"reads {ast.unparse(node)}"))
         lines += [f"{source.path}:{line}: {what}" for line, what in sorted(trespassed)]

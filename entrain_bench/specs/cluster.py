@@ -76,11 +76,7 @@ class LinkTier:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Factors on a cluster's constants, from ``SLOWEST`` to ``FASTEST``; 1 leaves a constant unmodified.
-
-    Above 1, the first five make a cluster faster and the last three make it slower or smaller. A factor that would lift
-    an efficiency above 1 raises the peak instead.
-    """
+    """Factors on a cluster's constants; above 1 the first five make it faster, the others slower or smaller."""
 
     gemm: Factor = 1.0  # attained rates of matrix products
     attention: Factor = 1.0  # attained rates of attention

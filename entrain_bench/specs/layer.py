@@ -15,10 +15,7 @@ FP32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """A product ``[tokens * rows_per_token, k] @ [k, n]``; tensor parallelism splits k (row parallel) or n (column).
-
-    A convolution uses each input value ``taps`` times (kernel size / stride, squared), so a row reads k / taps.
-    """
+    """A product ``[tokens * rows_per_token, k] @ [k, n]``; a convolution uses each input value ``taps`` times."""
 
     k: int
     n: int
@@ -157,13 +154,11 @@ class Layer:
 
     def held_bytes(self, tp: int, sequence_parallel: bool, element_bytes: int = BF16_BYTES) -> float:
         """Bytes a token leaves for backward with recomputation, on a rank of ``tp``, without context parallelism."""
-        kept = self.kept_bytes(tp, sequence_parallel, element_bytes)
-        if not self.recomputed:
-            return kept
-        if self.remade is not None:
-            return kept - self.remade.kept_bytes(tp, sequence_parallel, element_bytes)
-        split = tp if sequence_parallel or not self.tensor_parallel else 1
-        return self.input_bytes_per_token * element_bytes / BF16_BYTES / split
+        if self.recomputed and self.remade is None:
+            split = tp if sequence_parallel or not self.tensor_parallel else 1
+            return self.input_bytes_per_token * element_bytes / BF16_BYTES / split
+        again = self.recomputed_bytes(tp, sequence_parallel, element_bytes)
+        return self.kept_bytes(tp, sequence_parallel, element_bytes) - again
 
     def working_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
         """Bytes a token needs besides on a rank of ``tp`` while the layer runs, without context parallelism."""

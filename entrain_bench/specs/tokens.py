@@ -1,7 +1,4 @@
-"""How a model turns pixels, seconds and characters into tokens, by the rules of published processors.
-
-Marker tokens that a processor adds around an image, such as a row's end, count as tokens of the image.
-"""
+"""How a model turns pixels, seconds and characters into tokens, markers included, by published processors' rules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -124,10 +121,7 @@ def parse_images(values: Any, where: str) -> ImageRules:
 
 @dataclass(frozen=True, slots=True)
 class TileRules:
-    """Images cut into tiles of one size, as by LLaVA-OneVision's and InternVL's preprocessing ("anyres").
-
-    ``dynamic_tiles``: on the grid with the nearest proportions; ``max_grid`` and ``max_llm_tiles`` then decide nothing.
-    """
+    """Images cut into tiles of one size, as by LLaVA-OneVision's and InternVL's preprocessing ("anyres")."""
 
     pixels: Size  # side of a tile
     encoder_side: Size  # patches on a side of a tile, in the encoder
@@ -135,7 +129,7 @@ class TileRules:
     max_grid: Annotated[int, between(1, MAX_GRID)]  # tiles on a side of the largest grid, beside a thumbnail
     max_llm_tiles: Size  # larger images are scaled down to the LLM tokens of so many tiles, which are all encoded
     max_frames: Size  # of a video
-    dynamic_tiles: Annotated[int, between(1, MAX_DYNAMIC)] | None = None
+    dynamic_tiles: Annotated[int, between(1, MAX_DYNAMIC)] | None = None  # instead of ``max_grid``, any proportions
 
 
 @dataclass(frozen=True, slots=True)

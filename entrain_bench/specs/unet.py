@@ -1,7 +1,4 @@
-"""A conditional U-Net as a sequence of layers: Stable Diffusion's denoiser (arXiv:2112.10752), in diffusers' structure.
-
-A token is a position of the latent image; level l works on 4^-l as many. Ranks of a TP group share out the images.
-"""
+"""A conditional U-Net as a sequence of layers, Stable Diffusion's (arXiv:2112.10752); a token is a latent position."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
