@@ -1,7 +1,5 @@
 """Replicas of a program: lanes whose passes depend on each other, and the microbatches of these passes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,9 +33,9 @@ class Replica:
     members: IntArray  # numbers of its lanes in the layout ``[lanes]``
     actions: ListedActions  # what the list scheduler knows of them
     group: IntArray  # microbatch that each belongs to with all that depends on it, by arrival ``[actions]``
-    # Place of each action's chunk in its group and pass. Forwards go by the first LLM microbatch that they serve, then
-    # along the chain, backwards by the last, then against it ``[actions]``.
-    rank: IntArray
+    rank: (
+        IntArray  # of each action's chunk in its group and pass, by LLM microbatch, then along the chain ``[actions]``
+    )
 
 
 def split_replicas(

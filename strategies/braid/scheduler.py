@@ -28,8 +28,6 @@ from entrain_bench.specs.shapes import SampleShapes
 
 # A replica this close to the work of its busiest lane has nothing left to search for.
 CLOSE = 1e-3
-# A schedule that ends by so much later than the best is not made to its end; far more than ``decisive`` tells apart.
-WORSE = 1 + 1e-6
 # Groups that a block moves together at most, and places by which a group's backwards may come sooner or later.
 BLOCK = 6
 SHIFTS = (0, -8, -3, 3, 8, 20, 60)
@@ -142,7 +140,7 @@ class Search:
         is_held = (actions.of_llm < actions.is_backward) & (hold_s > 0.0) & (hold_s < actions.duration_s)
         priority = shifted * (2.0 * len(place)) + replica.rank
         wish = Wish(group, priority, is_held.astype(np.int64), self.options.alternate, True)
-        end_s = list_schedule(actions, wish, place, self.end_s * WORSE)[0]
+        end_s = list_schedule(actions, wish, place)[0]
         if decisive(end_s) <= decisive(self.end_s):
             self.best = choice
             self.end_s = end_s
