@@ -179,9 +179,9 @@ class Bench:
             return []
         points = []
         for depth, parts in zip(stages, np.split(rows, len(stages), axis=1), strict=True):
-            forward_s, backward_s, *remade_s = map(quantiles, parts.T)
+            times = [*map(quantiles, parts.T), ()]
             key = (target.module.name, target.kind, depth, target.tp, lengths)
-            points.append(StagePoint(*key, forward_s, backward_s, *(remade_s or [()]), len(rows), target.cp))
+            points.append(StagePoint(*key, times[FORWARD], times[BACKWARD], times[REMADE], len(rows), target.cp))
         return points
 
 

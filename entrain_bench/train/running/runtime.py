@@ -392,8 +392,8 @@ def build_runtime(
         else:
             is_last = number == placed.pp - 1
             tied = groups.tied.get(index) if is_last or not number else None
-            first = stages.get((index, 0)) if is_last and number else None
-            first_copy = first.stage.tied_embedding() if first else None
+            first_stage = stages.get((index, 0)) if is_last and number else None
+            first_copy = first_stage.stage.tied_embedding() if first_stage else None
             stages[index, number] = train_stage(stage, holders, groups.alone, adam, widths, tied, first_copy)
     content = content or MadeUp(seed, model.llm.config.vocab_size)
     loader = make_loader(settings, device)
