@@ -52,11 +52,10 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class SampleData:
-    """Data of one iteration's samples. If ``pinned``, features are in memory that a GPU can copy from by itself."""
+    """Data of one iteration's samples."""
 
     shapes: SampleShapes
     content: Content
-    pinned: bool = False
 
     @property
     def num_loss_tokens(self) -> int:
@@ -74,7 +73,7 @@ class SampleData:
         if not module.is_encoder or stage:
             return Inputs(pack)
         size = int(self.shapes.item_encoder_tokens[members].sum()), input_width(module)
-        features = torch.empty(size, dtype=torch.float32, pin_memory=self.pinned)
+        features = torch.empty(size, dtype=torch.float32)
         self.content.features(module, self.shapes, members, features.numpy())
         return Inputs(pack, in_stage_order(module, self.encoder_pack(members), features))
 
@@ -250,10 +249,7 @@ type Request = tuple[Any, ...]
 
 
 class InlineLoader:
-    """Makes inputs when they are taken; ``pins``: in memory that a GPU can copy from by itself."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.pins = device.type == "cuda"
+    """Makes inputs when they are taken."""
 
     def load(self, data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
         """Yield the inputs of chunks in order."""
@@ -264,9 +260,9 @@ class ThreadLoader:
     """Makes inputs in one thread, at most ``ahead`` of the consumer."""
 
     def __init__(self, device: torch.device, ahead: int = LOAD_AHEAD) -> None:
-        self.pins = device.type == "cuda"
+        self._pins = device.type == "cuda"
         # A thread computes on the first GPU until it chooses; pinning memory would leave a context there.
-        choose = partial(torch.cuda.set_device, device) if self.pins else None
+        choose = partial(torch.cuda.set_device, device) if self._pins else None
         self._thread = ThreadPoolExecutor(1, "load", choose)
         self._ahead = ahead
         self._asked = deque[Callable[[], Inputs]]()
@@ -276,9 +272,13 @@ class ThreadLoader:
     def load(self, data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
         """Yield the inputs of chunks in order; they are made as soon as earlier calls leave room."""
         with self._turn:
-            self._asked += [partial(data.inputs, *request) for request in requests]
+            self._asked += [partial(self._make, data, request) for request in requests]
             self._begin()
         return (self._take() for _ in requests)
+
+    def _make(self, data: SampleData, request: Request) -> Inputs:
+        inputs = data.inputs(*request)
+        return inputs.pin_memory() if self._pins else inputs
 
     def _take(self) -> Inputs:
         made = self._begun[0].result()
@@ -312,8 +312,6 @@ class _Chunks(Dataset[Inputs | Exception]):
 class WorkerLoader:
     """Has the workers of torch's ``DataLoader`` make inputs, in turn; where ranks compute on a GPU, it pins them."""
 
-    pins = False
-
     def __init__(self, device: torch.device, num_workers: int) -> None:
         # Forked: workers hold nothing but what their rank has loaded, and compute on no device.
         self._options: dict[str, Any] = {
@@ -346,7 +344,7 @@ type Loader = InlineLoader | ThreadLoader | WorkerLoader
 def make_loader(settings: TrainSettings, device: torch.device) -> Loader:
     """Return the loader that ``harness.preprocessing`` names."""
     if settings.preprocessing == "inline":
-        return InlineLoader(device)
+        return InlineLoader()
     if settings.preprocessing == "thread":
         return ThreadLoader(device)
     return WorkerLoader(device, num_workers(settings))

@@ -155,7 +155,7 @@ class Runtime:
     def prepare(self, program: Program, order: IntArray | None = None) -> Work:
         """This rank's work for a program, ``order`` as of ``plan_rank``; works run in the order of preparation."""
         plan = plan_rank(program, dist.get_rank(), self.settings.framework, order)
-        data = SampleData(program.shapes, self.content, pinned=self.loader.pins)
+        data = SampleData(program.shapes, self.content)
         forwards = (step for step in plan.steps if step.kind is Pass.FORWARD and not step.is_empty)
         requests = [_forward_request(program, step) for step in forwards]
         inputs = self.loader.load(data, requests)

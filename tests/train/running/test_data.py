@@ -106,7 +106,7 @@ def test_the_thread_pins_memory_for_the_gpu_of_its_rank() -> None:
 
 def test_inline_inputs_are_made_when_they_are_taken() -> None:
     data: Any = Numbered()
-    inputs = InlineLoader(CPU).load(data, [(5,), (6,)])
+    inputs = InlineLoader().load(data, [(5,), (6,)])
     assert data.begun == []
     assert next(inputs).pack.lengths == (5,)
     assert data.begun == [5]
