@@ -248,12 +248,9 @@ WORKERS_PER_RANK = 2
 type Request = tuple[Any, ...]
 
 
-class InlineLoader:
-    """Makes inputs when they are taken."""
-
-    def load(self, data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
-        """Yield the inputs of chunks in order."""
-        return (data.inputs(*request) for request in requests)
+def load_inline(data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
+    """Yield the inputs of chunks in order, made when they are taken."""
+    return (data.inputs(*request) for request in requests)
 
 
 class ThreadLoader:
@@ -309,22 +306,24 @@ class _Chunks(Dataset[Inputs | Exception]):
             return portable(error, "a worker")
 
 
-class WorkerLoader:
-    """Has the workers of torch's ``DataLoader`` make inputs, in turn; where ranks compute on a GPU, it pins them."""
+def load_by_workers(
+    device: torch.device, num_workers: int, data: SampleData, requests: Sequence[Request]
+) -> Iterator[Inputs]:
+    """Yield the inputs of chunks in order, which workers of torch's ``DataLoader`` begin now; pinned for a GPU.
 
-    def __init__(self, device: torch.device, num_workers: int) -> None:
-        # Forked: workers hold nothing but what their rank has loaded, and compute on no device.
-        self._options: dict[str, Any] = {
-            "num_workers": num_workers,
-            "prefetch_factor": max(1, LOAD_AHEAD // num_workers),
-            "pin_memory": device.type == "cuda",
-            "worker_init_fn": _end_worker_with_rank,
-            "multiprocessing_context": "fork",
-        }
-
-    def load(self, data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
-        """Yield the inputs of chunks in order, which workers begin now; raise what making them raised."""
-        return map(_made, iter(DataLoader(_Chunks(data, requests), batch_size=None, **self._options)))
+    Raises what making them raised.
+    """
+    loader = DataLoader(
+        _Chunks(data, requests),
+        batch_size=None,
+        num_workers=num_workers,
+        prefetch_factor=max(1, LOAD_AHEAD // num_workers),
+        pin_memory=device.type == "cuda",
+        worker_init_fn=_end_worker_with_rank,
+        # Workers hold nothing but what their rank has loaded, and compute on no device.
+        multiprocessing_context="fork",
+    )
+    return map(_made, iter(loader))
 
 
 def _made(made: Inputs | Exception) -> Inputs:
@@ -337,17 +336,17 @@ def _end_worker_with_rank(_: int) -> None:
     end_with_parent()
 
 
-# Where inputs come from, in order; those of earlier calls of ``load`` must be taken first.
-type Loader = InlineLoader | ThreadLoader | WorkerLoader
+# Makes inputs of chunks, in order; those of earlier calls must be taken first.
+type Loader = Callable[[SampleData, Sequence[Request]], Iterator[Inputs]]
 
 
 def make_loader(settings: TrainSettings, device: torch.device) -> Loader:
     """Return the loader that ``harness.preprocessing`` names."""
     if settings.preprocessing == "inline":
-        return InlineLoader()
+        return load_inline
     if settings.preprocessing == "thread":
-        return ThreadLoader(device)
-    return WorkerLoader(device, num_workers(settings))
+        return ThreadLoader(device).load
+    return partial(load_by_workers, device, num_workers(settings))
 
 
 def num_workers(settings: TrainSettings) -> int:

@@ -158,7 +158,7 @@ class Runtime:
         data = SampleData(program.shapes, self.content)
         forwards = (step for step in plan.steps if step.kind is Pass.FORWARD and not step.is_empty)
         requests = [_forward_request(program, step) for step in forwards]
-        inputs = self.loader.load(data, requests)
+        inputs = self.loader(data, requests)
         return Work(program, plan, data.num_loss_tokens, inputs)
 
     def run(self, work: Work, clock: Clock) -> Seen:
