@@ -24,8 +24,9 @@ from torch.distributed.tensor import DTensor
 
 from entrain_bench.base.errors import ExecutionError, IncompatibleError, UserError
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.train.modules import NamedParameter, Stage, StageGroups, named_parameters
 from entrain_bench.train.modules.blocks import AttentionKernel
+from entrain_bench.train.modules.packing import StageGroups
+from entrain_bench.train.modules.stage import NamedParameter, Stage, named_parameters
 
 # Where DCP's writer leaves the files of ranks.
 SHARDED_DIR_NAME = "sharded"

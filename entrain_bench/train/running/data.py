@@ -29,8 +29,8 @@ from entrain_bench.specs.workload import SOUND_HZ, Moved, Readable, Samples, Wor
 from entrain_bench.train.device import to_device
 from entrain_bench.train.features import FRAMES_OF_TOKEN, HOP, KERNEL, PatchRules, write_patches, write_windows
 from entrain_bench.train.messages.control import portable
-from entrain_bench.train.modules import Pack, in_stage_order, input_width
-from entrain_bench.train.modules.packing import Picture, multimodal_positions
+from entrain_bench.train.modules.ends import input_width
+from entrain_bench.train.modules.packing import Pack, Picture, in_stage_order, multimodal_positions
 from entrain_bench.train.settings import FILES, MADE_UP, TrainSettings
 
 

@@ -33,8 +33,9 @@ from entrain_bench.train.messages.rank_plan import (
     plan_rank,
 )
 from entrain_bench.train.messages.transfers import Channels, Transfers, cut_rows, gather_rows
-from entrain_bench.train.modules import StageGroups, build_stage
+from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.split import WeightPass
+from entrain_bench.train.modules.stage import build_stage
 from entrain_bench.train.running.data import Content, Inputs, Loader, MadeUp, Request, SampleData, make_loader
 from entrain_bench.train.running.stages import (
     OptimizerSettings,

@@ -24,7 +24,7 @@ from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.train.features import PatchRules, write_patches, write_windows
 from entrain_bench.train.measuring import Clock
 from entrain_bench.train.messages.rank_plan import plan_rank
-from entrain_bench.train.modules import Pack, in_stage_order
+from entrain_bench.train.modules.packing import Pack, in_stage_order
 from entrain_bench.train.running import runtime as runtime_module
 from entrain_bench.train.running.data import (
     Inputs,
