@@ -1,13 +1,11 @@
 """Names of strategies, workloads and models in figures, sources of costs, and facts on strategies for readers."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, Any
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -17,8 +15,7 @@ from entrain_bench.config.comments import first_sentence
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.costs.profiled.times import ProfiledDevice
-from entrain_bench.simulate.rendezvous import BATCHED, RULES
-from entrain_bench.specs.parse import OneOf, parse
+from entrain_bench.specs.parse import parse
 
 # The column that holds what a strategy's YAML states as ``display_order``.
 ORDER = "strategy_order"
@@ -34,8 +31,7 @@ ABBREVIATION_LETTERS = 3
 def label_columns(config: RunConfig) -> dict[str, Any]:
     """Labels that the YAMLs of a run state themselves (``label: COCO``), empty where they state none, order and family.
 
-    Raises:
-        UserError: for a ``display_order`` that is not a number, and for an unknown ``family``.
+    ``UserError`` for a ``display_order`` that is not a number, and for an unknown ``family``.
     """
     groups = {"strategy": config.strategy, "workload": config.workload, "model": config.model}
     order = config.strategy.get("display_order")
@@ -116,7 +112,6 @@ DERIVED = "derived"
 
 @cache
 def _fitted_devices() -> frozenset[str]:
-    """Names of the devices with constants that are fitted to published times."""
     with (config_tree() / "cluster" / "sources.csv").open(newline="") as rows:
         return frozenset(row["part"] for row in csv.DictReader(rows) if row["obtained"] == FITTED)
 
@@ -142,7 +137,6 @@ class StrategyFacts:
         balances: whose work it makes equal.
         runs_in: frameworks other than this suite that run it, with their limits.
         page: its page in ``docs/strategies``, with an anchor if the page has several strategies; empty: its own.
-        transfers: how ranks must post receives so that no program deadlocks.
     """
 
     paper: tuple[str, ...] = ()
@@ -151,7 +145,6 @@ class StrategyFacts:
     needs: tuple[str, ...] = ()
     runs_in: tuple[str, ...] = ()
     page: str = ""
-    transfers: Annotated[str, OneOf(RULES)] = BATCHED
     name: str = ""
     label: str = ""
     family: str = ""
@@ -160,11 +153,7 @@ class StrategyFacts:
 
 
 def strategy_facts() -> list[StrategyFacts]:
-    """Return the facts on every strategy of the suite, in display order.
-
-    Raises:
-        UserError: for an entry without a strategy, a strategy without an entry, and an unknown or malformed key.
-    """
+    """Return the facts on every strategy of the suite, in display order; ``UserError`` if it lacks a strategy."""
     entries = yaml.safe_load((config_tree() / FACTS).read_text())
     names = choices("strategy")
     for name in entries:

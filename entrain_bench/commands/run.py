@@ -1,7 +1,5 @@
 """``entrain-bench KEY=VALUE ...``: execute one run, or with ``--multirun`` all unfinished runs of a sweep."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -18,7 +16,7 @@ from entrain_bench.config.line import CONFIG_DIR, MULTIRUN
 from entrain_bench.config.overrides import parse
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.run.cells import Done, is_beside, run_cells, run_one, with_added_metrics
+from entrain_bench.run.cells import Done, is_beside, lacks_metrics, run_cells, run_one
 
 EXIT_FAILED = 1
 # Choices of ``hydra/launcher`` whose cells we run ourselves, so that cells are composed once and cannot take each other
@@ -52,8 +50,7 @@ def main(request: Request[NoKeys]) -> int:
     cell = Cell.of(request.overrides, config, request.config_dir or "")
     results = Results(Path(config.results_dir))
     record = results.kept(cell)
-    if record and record.status == "ok":
-        record = with_added_metrics(cell, record, results)
+    if record and record.status == "ok" and not lacks_metrics(cell, record):
         say(f"finished earlier: {results.record_path(cell.key)}")
     else:
         results.prepare()
@@ -68,23 +65,19 @@ def main(request: Request[NoKeys]) -> int:
             say(f"entrain-bench: the Chrome trace cannot be written ({error})")
     composer.save()
     # A run starts before the words on it are imported.
-    from entrain_bench.answers.tracking.entries import sweep_name
-    from entrain_bench.commands.publish import publish, say_lacking
+    from entrain_bench.answers.tracking.log import sweep_name
+    from entrain_bench.commands.publish import publish, say_outdated
 
     records = publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
-    say_lacking(records, request.config_dir)
+    say_outdated(records)
     return 0
 
 
 def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
-    """Run the cells of a sweep and publish their records; returns 0, or 1 if a cell failed.
-
-    ``UserError`` for a cell that cannot be composed, data that cannot be read, a damaged record or an unwritable
-    folder, as soon as it is known; and at the end if a cell left no record.
-    """
-    from entrain_bench.answers.tracking.entries import sweep_name
+    """Run the cells of a sweep and publish their records; returns 0, or 1 if a cell failed."""
+    from entrain_bench.answers.tracking.log import sweep_name
     from entrain_bench.commands.hydra_app import has_sweeper, run_hydra
-    from entrain_bench.commands.publish import publish, say_lacking
+    from entrain_bench.commands.publish import publish, say_outdated
 
     if has_sweeper(request.overrides):
         return _sweep_by_plugin(composer, request)
@@ -107,7 +100,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
                 watch.finished += 1
                 continue
             keys[cell.key] = " ".join(cell.overrides)
-            # A sweep keeps the timelines of one job: MLflow shows its ranks.
+            # A sweep keeps the timelines of one job.
             yield replace(cell, timeline=is_beside(cell.config, first))
 
     try:
@@ -125,15 +118,14 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
         raise
     composer.save()
     records = publish(results, keys, name, first.mlflow, first.mlflow_uri)
-    say_lacking(records, request.config_dir)
+    say_outdated(records)
     if lost := len(keys) - len(records):
         raise UserError(f"results_dir={results.root}: {lost} of {len(keys)} runs have no record. Run the sweep again")
     return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
 
 
 def _sweep_by_plugin(composer: Composer, request: Request[NoKeys]) -> int:
-    """Let a sweeper of Hydra's choose values, and publish the runs that are new; returns Hydra's exit code."""
-    from entrain_bench.answers.tracking.entries import sweep_name
+    from entrain_bench.answers.tracking.log import sweep_name
     from entrain_bench.commands.hydra_app import run_hydra
     from entrain_bench.commands.publish import publish
 

@@ -19,16 +19,15 @@ import numpy as np
 from entrain_bench.answers.console_table import print_table
 from entrain_bench.answers.report import read_answer, report_json
 from entrain_bench.answers.tables import run_table
-from entrain_bench.answers.tracking.entries import NOTE_TAG, entries_of
+from entrain_bench.answers.tracking.log import NOTE_TAG, entries_of
 from entrain_bench.base import files
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.commands.verify import Verification
 from entrain_bench.program.layout import layout_to_json
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Record, Results
+from entrain_bench.records.records import PlannedSweep, Record, Results, read_sweeps
 from entrain_bench.records.sealed import CachedLayout, CachedLayouts
-from entrain_bench.records.sweeps import PlannedSweep, read_sweeps
 from entrain_bench.records.tables import write_tables
 from entrain_bench.run.cells import compose_cells
 
