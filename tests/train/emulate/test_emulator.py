@@ -20,7 +20,8 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare, run_experiment
 from entrain_bench.simulate import Simulator
 from entrain_bench.train.emulate import Emulator, bench, lane_orders, pass_keys, step_keys
-from entrain_bench.train.modules import Pack, Stage, StageGroups
+from entrain_bench.train.modules.packing import Pack, StageGroups
+from entrain_bench.train.modules.stage import Stage
 from support.train.runs import program_of
 from support.train.widths import HALVED, SLICED
 from support.wide import wide_unless

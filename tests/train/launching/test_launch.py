@@ -91,7 +91,8 @@ def troubled(what: str, *overrides: str) -> RunConfig:
     ],
 )
 def test_a_rank_in_trouble_ends_all(temporary: Path, what: str, message: str) -> None:
-    with pytest.raises(ExecutionError, match=message):
+    # Below its line an error may have a traceback.
+    with pytest.raises(ExecutionError, match=f"(?m){message}"):
         run_experiment(troubled(what, "harness.planning_timeout_s=3"))
     assert nothing_left(temporary)
 
@@ -104,7 +105,7 @@ def test_ranks_start_from_a_joblib_worker(temporary: Path) -> None:
     before = get_start_method(allow_none=True)
     set_start_method("loky", force=True)
     try:
-        with pytest.raises(ExecutionError, match=r"^rank 0: KeyError: 'x'$"):
+        with pytest.raises(ExecutionError, match=r"(?m)^rank 0: KeyError: 'x'$"):
             run_experiment(troubled("raise"))
         assert get_start_method() == "loky"
     finally:
