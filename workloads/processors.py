@@ -20,6 +20,7 @@ from entrain_bench.specs.tokens import (
     NativeSize,
     NearestGrid,
     PaddedGrid,
+    Resampled,
     TileRules,
 )
 
@@ -246,6 +247,7 @@ _METHODS: Mapping[type, Callable[[Any, _Images], _Cut]] = {
     NearestGrid: _nearest_grid,
     LongestEdge: _longest_edge,
     NativeSize: _native_size,
+    Resampled: _resampled,
     PaddedGrid: _padded_grid,
 }
 

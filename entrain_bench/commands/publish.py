@@ -18,8 +18,7 @@ from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.commands.watch import say
 from entrain_bench.records import tables
 from entrain_bench.records.code import metrics_version
-from entrain_bench.records.records import Record, Results
-from entrain_bench.records.sweeps import PlannedSweep
+from entrain_bench.records.records import PlannedSweep, Record, Results
 
 # A server's answer may be a page.
 MAX_REASON = 300

@@ -18,8 +18,8 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.records.code import absolute, import_statements, sources_of
+from entrain_bench.records.metrics import RunResult
 from entrain_bench.records.records import METRICS
-from entrain_bench.records.run_result import RunResult
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.run.experiment import Feed, prepare, run_experiment
 from entrain_bench.specs.cluster import ClusterSpec

@@ -29,8 +29,7 @@ from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.keys import plan_key, workload_of
-from entrain_bench.records.metrics import BELIEVED, Metric, check_results, measure
-from entrain_bench.records.run_result import RunResult
+from entrain_bench.records.metrics import BELIEVED, Metric, RunResult, check_results, measure
 from entrain_bench.records.sealed import CachedLayout, CachedLayouts
 from entrain_bench.specs.framework import with_options
 from entrain_bench.specs.job import Job

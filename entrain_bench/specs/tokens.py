@@ -85,6 +85,17 @@ class NativeSize:
 
 
 @dataclass(frozen=True, slots=True)
+class Resampled:
+    """An image is resized between two edges; a resampler makes a fixed number of LLM tokens of it (Idefics2)."""
+
+    pixels: Side  # side of a patch
+    shortest_edge: Side  # limits of the sides after resizing, in pixels
+    longest_edge: Side
+    llm_tokens: Side  # of an image or quarter, without markers
+    quarters: bool = False  # the four quarters of an image are encoded, too
+
+
+@dataclass(frozen=True, slots=True)
 class PaddedGrid:
     """An image is padded to a grid of tiles, with an overview; padding is cut off after encoding (Phi-4-multimodal)."""
 
@@ -93,13 +104,14 @@ class PaddedGrid:
     max_tiles: Side  # larger images take the grid with the nearest aspect ratio
 
 
-type ImageRules = FixedSize | AnyResolution | NearestGrid | LongestEdge | NativeSize | PaddedGrid
+type ImageRules = FixedSize | AnyResolution | NearestGrid | LongestEdge | NativeSize | Resampled | PaddedGrid
 KINDS: Mapping[str, type[ImageRules]] = {
     "fixed_size": FixedSize,
     "any_resolution": AnyResolution,
     "nearest_grid": NearestGrid,
     "longest_edge": LongestEdge,
     "native_size": NativeSize,
+    "resampled": Resampled,
     "padded_grid": PaddedGrid,
 }
 

@@ -126,24 +126,6 @@ def test_host_time_is_a_column_of_its_own(run: tuple[object, Timeline]) -> None:
     assert fast["iteration_time_s"] == timeline.iteration_time_s
 
 
-def test_chrome_trace_has_an_event_for_every_action_on_every_lane(run: tuple[object, Timeline]) -> None:
-    _, timeline = run
-    frame = timeline_frame(timeline)
-    events = chrome_trace(frame)["traceEvents"]
-    assert isinstance(events, list)
-    spans = [event for event in events if event["ph"] == "X"]
-    assert len(spans) == len(timeline.program.lane_actions)
-    for span, (_, row) in zip(spans, frame.iterrows(), strict=True):
-        assert span["ts"] == pytest.approx(row["start_s"] * 1e6)
-        assert span["dur"] == pytest.approx((row["end_s"] - row["start_s"]) * 1e6)
-    by_lane: dict[int, float] = {}
-    # Gradients are synchronised beside the lanes, at no time of theirs.
-    assert all(span["dur"] == 0.0 for span in spans if span["cat"] == "grad_sync")
-    for span in (span for span in spans if span["cat"] != "grad_sync"):
-        assert span["ts"] >= by_lane.get(span["tid"], 0.0) - 1e-6, "lanes run one action at a time"
-        by_lane[span["tid"]] = span["ts"] + span["dur"]
-
-
 @pytest.mark.parametrize("recompute", [False, True])
 def test_memory_over_time_is_what_is_alive_at_each_moment(recompute: bool) -> None:
     model = tiny_model()

@@ -19,8 +19,8 @@ import numpy as np
 from entrain_bench.answers.commands import commands_of
 from entrain_bench.answers.comparison import MARGIN, TIME, Comparison, Times, Verdict, shared_ratio, with_result
 from entrain_bench.answers.console_table import Column, fitting, table_lines
+from entrain_bench.answers.documents.claim import FREE
 from entrain_bench.answers.documents.posterior import lacks_draws, read_plan
-from entrain_bench.answers.documents.sides import FREE
 from entrain_bench.answers.posterior import KEY, Chance, ChanceSummary, chances
 from entrain_bench.answers.recommend.strategy_race import Raced, StrategyRace, standings
 from entrain_bench.answers.statistics import Interval, mean_interval

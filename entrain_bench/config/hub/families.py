@@ -155,6 +155,26 @@ def _idefics3(model: VisionModel) -> Built:
     return with_projector(model.encoder, shuffled), token_rules.longest_edge(model.processor, model.vision, scale)
 
 
+def _idefics2(model: VisionModel) -> Built:
+    resampler = model.config.part_as("perceiver_config", "idefics2_perceiver")
+    width = model.width
+    tokens = token_rules.resampled(model.processor, model.vision, resampler.integer("resampler_n_latents"))
+    rules = tokens["images"]
+    # Latents for each patch of a large image.
+    rows = rules["llm_tokens"] / (rules["longest_edge"] // rules["pixels"]) ** 2
+    head = resampler.integer("resampler_head_dim")
+    queries, keys = (head * resampler.integer(name) for name in ("resampler_n_heads", "num_key_value_heads"))
+    layer = [
+        product(width, queries, rows),
+        product(width, 2 * keys),
+        product(queries, width, rows),
+        product(width, 8 * width, rows),
+        product(4 * width, width, rows),
+    ]
+    projection = [product(model.encoder["hidden_size"], 2 * model.ffn), product(model.ffn, width)]
+    return with_projector(model.encoder, *projection, *layer * resampler.integer("resampler_depth")), tokens
+
+
 def _internvl(model: VisionModel) -> Built:
     ratio = model.config.number("downsample_ratio")
     limits = model.processor.integer("max_patches"), model.processor.integer("min_patches")
@@ -240,9 +260,27 @@ def _voxtral(config: Fields, _: Fields) -> Parts:
     return Parts({"audio": heard}, text, str(text.needed("model_type")), tokens)
 
 
+def _ultravox(config: Fields, _: Fields) -> Parts:
+    audio = config.part("audio_config")
+    text = config.part("text_config")
+    if audio.get("model_type") != "whisper":
+        raise unknown_choice(f"{audio.path}model_type", str(audio.get("model_type")), ["whisper"])
+    heard = whisper(audio, OPENAI_NAMES)
+    stack = config.integer("stack_factor")
+    middle = config.integer("hidden_size")
+    first = product(heard["hidden_size"] * stack, middle, 1 / stack)
+    gated = config.get("projector_act") == "swiglu"
+    second = product(middle // 2 if gated else middle, text.integer("hidden_size"), 1 / stack)
+    # The processor rounds to whole encoder tokens, 50 a second, and the last stack is filled up.
+    rules = {"frames_per_s": 50.0, "window_s": 0.01, "encoder_steps": [], "llm_steps": [[1, stack, 0]]}
+    tokens = {"audio": rules, "audio_segment_s": 30.0, "audio_merge_frames": stack}
+    return Parts({"audio": with_projector(heard, first, second)}, text, str(text.needed("model_type")), tokens)
+
+
 # How to build it, the type of its vision transformer, whether that is so whatever files state, and its LLM's part.
 VISION_FAMILIES: Mapping[str, tuple[Build, str, bool, str]] = {
     "gemma3": (_gemma3, "siglip_vision_model", False, "text_config"),
+    "idefics2": (_idefics2, "idefics2_vision", True, "text_config"),
     "idefics3": (_idefics3, "idefics3_vision", True, "text_config"),
     "internvl": (_internvl, "internvl_vision", False, "text_config"),
     "internvl_chat": (_internvl_chat, "intern_vit_6b", False, "llm_config"),
@@ -260,5 +298,6 @@ FAMILIES: Mapping[str, Callable[[Fields, Fields], Parts]] = {
     "qwen2_vl": _qwen_vl,
     "qwen2_5_vl": _qwen_vl,
     "qwen3_vl": _qwen_vl,
+    "ultravox": _ultravox,
     "voxtral": _voxtral,
 }

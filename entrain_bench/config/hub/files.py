@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from entrain_bench.config.hub.families import CONFIG, PROCESSOR, model_values
 from entrain_bench.config.hub.fields import Fields
 
 HUB = "hf:"
+# Set to 1, missing files are downloaded.
+DOWNLOAD = "ENTRAIN_BENCH_DOWNLOAD"
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 # Newer processors are in a file of their own, next to what else there is to know.
 NEWER_PROCESSOR = "processor_config.json"
@@ -47,7 +50,19 @@ def _published(reference: str) -> tuple[Fields, Fields]:
     for name in NESTED:
         if isinstance(newer.get(name), Mapping):
             processor |= newer[name]
-    return Fields(files[CONFIG], CONFIG), Fields(processor, PROCESSOR)
+    return Fields(_with_named_parts(files[CONFIG]), CONFIG), Fields(processor, PROCESSOR)
+
+
+def _with_named_parts(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with those of other published models that it names in place of parts (Ultravox)."""
+    for part in ("audio", "text"):
+        name = config.get(f"{part}_model_id")
+        held = config.get(f"{part}_config")
+        if name and not (isinstance(held, Mapping) and held.get("model_type")):
+            if not (path := _file(f"{HUB}{name}", CONFIG)):
+                raise UserError(f"{part}_model_id={name}: {_missing(f'{HUB}{name}')}")
+            config = config | {f"{part}_config": _json(path)}
+    return config
 
 
 def _file(reference: str, name: str) -> Path | None:
@@ -61,11 +76,23 @@ def _file(reference: str, name: str) -> Path | None:
 
 
 def _from_hub(repository: str, revision: str | None, name: str) -> Path | None:
-    """A file in the hub's cache; None if there is none. Nothing is downloaded."""
+    """A file in the hub's cache, or downloaded to it if the user allows that; None if there is none."""
     import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
 
     cached = huggingface_hub.try_to_load_from_cache(repository, name, revision=revision)
-    return Path(cached) if isinstance(cached, str) else None
+    if isinstance(cached, str):
+        return Path(cached)
+    if os.environ.get(DOWNLOAD) != "1":
+        return None
+    try:
+        return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision))
+    except EntryNotFoundError:
+        return None
+    # Errors of the network, of the hub and of a disk have no common base.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{name} cannot be downloaded ({reason})") from error
 
 
 def _missing(reference: str) -> str:
@@ -74,7 +101,7 @@ def _missing(reference: str) -> str:
         return f"there is no {CONFIG}; must be hf:ORG/NAME, a folder with {CONFIG}, or its path"
     repository = name.partition("@")[0]
     get = f"hf download {repository} {CONFIG} {PROCESSOR} {NEWER_PROCESSOR}"
-    return f"is not in the Hugging Face cache; run `{get}`"
+    return f"is not in the Hugging Face cache; run `{get}`, or set {DOWNLOAD}=1"
 
 
 def _json(path: Path) -> dict[str, Any]:

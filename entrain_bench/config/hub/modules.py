@@ -11,7 +11,7 @@ from entrain_bench.config.hub.fields import Fields
 IMAGE = ["image"]
 AUDIO = ["audio"]
 # Vision transformers with LayerNorm, biases and learned positions, all of whose fields have the same names.
-IDEFICS = ("idefics3", "idefics3_vision", "smolvlm_vision")
+IDEFICS = ("idefics2", "idefics2_vision", "idefics3", "idefics3_vision", "smolvlm_vision")
 PLAIN = ("clip_vision_model", "siglip_vision_model", *IDEFICS, "phi4_multimodal_vision")
 # Their field for a bias of queries, keys and values.
 INTERNVIT = {"internvl_vision": "attention_bias", "intern_vit_6b": "qkv_bias"}

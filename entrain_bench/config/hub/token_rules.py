@@ -152,6 +152,15 @@ def native_size(processor: Fields, vision: Fields, merge: int) -> dict[str, Any]
     return {"images": {"kind": "native_size", **rules}, "patch_pixels": patch, "merge_patches": merge}
 
 
+def resampled(processor: Fields, vision: Fields, latents: int) -> dict[str, Any]:
+    """Idefics2's images between two edges, of each of which a resampler makes ``latents`` tokens."""
+    size = processor.part("size")
+    patch = vision.square("patch_size")
+    edges = {name: size.integer(name) for name in ("shortest_edge", "longest_edge")}
+    rules = {"pixels": patch, **edges, "llm_tokens": latents, "quarters": processor.flag("do_image_splitting")}
+    return {"images": {"kind": "resampled", **rules}, "patch_pixels": patch}
+
+
 def padded_grid(processor: Fields, pixels: int, patch: int) -> dict[str, Any]:
     """Phi-4-multimodal's padded grids of tiles with sides of ``pixels``."""
     rules = {"pixels": pixels, "patch_pixels": patch, "max_tiles": processor.integer("dynamic_hd")}

@@ -102,21 +102,6 @@ class LayerCurves:
 
 
 @dataclass(frozen=True, slots=True)
-class Residual:
-    """Measured and fitted seconds of a pass over a stage."""
-
-    point: StagePoint
-    name: str
-    measured_s: float
-    curve_s: float
-
-    @property
-    def relative(self) -> float:
-        """Error of the fit, relative to the measurement."""
-        return self.curve_s / self.measured_s - 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class _Group:
     """The stages of one kind of layer at one TP and CP degree, and what each depends on ``[stages]``."""
 
@@ -184,17 +169,6 @@ def held_segments(attention: Attention, segments: FloatArray, cp: int, whole_pac
 def fit_curves(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> dict[GroupKey, LayerCurves]:
     """Return the curves of all measured layer kinds."""
     return {key: _curves(group) for key, group in _groups(profile, modules)}
-
-
-def residuals(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[Residual]:
-    """Return every measured pass with its fitted seconds."""
-    for _, group in _groups(profile, modules):
-        for name in group.passes():
-            layer, stage = group.curves(name)
-            carried = group.tokens, group.scores, group.segments
-            seconds = layer.at(*carried) * group.depth + stage.at(*carried)
-            for point, measured, curve in zip(group.points, group.seconds(name), seconds, strict=True):
-                yield Residual(point, name, measured, float(curve))
 
 
 def _groups(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[tuple[GroupKey, _Group]]:
