@@ -212,6 +212,28 @@ def _native_size(rules: NativeSize, images: _Images) -> _Cut:
     return 1, rows * columns * rules.merge**2, rows * (columns + 1)
 
 
+def _resampled(rules: Resampled, images: _Images) -> _Cut:
+    whole = _patches_between(rules, images.widths, images.heights)
+    if not rules.quarters:
+        # A marker on each side.
+        return 1, whole, rules.llm_tokens + 2
+    quarter = _patches_between(rules, np.maximum(1, images.widths // 2), np.maximum(1, images.heights // 2))
+    # Quarters and the whole image as tiles of equal length, with a marker between any two and at both ends.
+    return 5, -(-(4 * quarter + whole) // 5), 5 * rules.llm_tokens + 6
+
+
+def _patches_between(rules: Resampled, widths: IntArray, heights: IntArray) -> IntArray:
+    """Patches of images whose sides are resized between two edges ``[images]``."""
+    ratio = widths / heights
+    most = rules.longest_edge
+    wide = (widths >= heights) & (widths > most)
+    tall = (heights > widths) & (heights > most)
+    width = np.where(wide, most, np.where(tall, np.floor(most * ratio), widths)).astype(np.int64)
+    height = np.where(tall, most, np.where(wide, np.floor(most / ratio), heights)).astype(np.int64)
+    down, across = (np.maximum(sides, rules.shortest_edge) // rules.pixels for sides in (height, width))
+    return np.asarray(np.maximum(1, down) * np.maximum(1, across))
+
+
 def _padded_grid(rules: PaddedGrid, images: _Images) -> _Cut:
     pixels = rules.pixels
     patch = rules.patch_pixels
