@@ -238,15 +238,10 @@ def sample_costs(shapes: SampleShapes, layout: Layout, profile: Profile) -> tupl
 CAP_SLACK = 0.05
 
 
-def least_width(length: int, capacity: int) -> int:
-    """Ranks that a sequence needs at least, a power of two, if a rank holds ``capacity`` tokens."""
-    pieces = -(-length // capacity)
-    return 1 << max(0, pieces - 1).bit_length()
-
-
 def dev_rounds(lengths: IntArray, num_ranks: int, capacity: int) -> Rounds:
     """Rounds in which every rank has one pack of at most ``capacity`` tokens (``next_hdp_group_packing_aware``)."""
-    least = np.array([least_width(length, capacity) for length in lengths.tolist()], np.int64)
+    # Ranks that a sequence needs at least, a power of two.
+    least = np.array([1 << max(0, -(-length // capacity) - 1).bit_length() for length in lengths.tolist()], np.int64)
     number, first, width = np.zeros((3, len(lengths)), np.int64)
     left = np.argsort(-lengths, kind="stable")
     while len(left):
