@@ -59,8 +59,7 @@ def cut_padded(rising: FloatArray, num_batches: int) -> IntArray:
             high = middle
         else:
             low = middle
-    batch: IntArray = _fill(rising, high)
-    return batch
+    return np.asarray(_fill(rising, high))
 
 
 @njit()

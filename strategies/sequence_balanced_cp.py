@@ -1,10 +1,9 @@
 """Groups of widths that follow lengths: FlexSP, and dynamic context parallelism of Megatron-LM.
 
 FlexSP (arXiv:2412.01523) has sharded weights. The greedy packing of ``balancing.rank_groups`` answers first; the
-paper's mixed-integer program over buckets of lengths improves its makespan, under memory, with widths that sum to at
-most all ranks. In Megatron-LM's dev branch (``--dynamic-context-parallel``) each round of a batch has groups of its own
-over the DP x CP plane, wide for long samples. Groups come from rank 0 on, as they were opened; placed by falling width
-they are aligned.
+paper's mixed-integer program over buckets of lengths improves it. In Megatron-LM's dev branch
+(``--dynamic-context-parallel``) each round of a batch has groups of its own over the DP x CP plane, wide for long
+samples. Groups come from rank 0 on, as they were opened; placed by falling width they are aligned.
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ def interval_order(forward_s: FloatArray, backward_s: FloatArray) -> IntArray:
     """
     if forward_s.shape[1] == 1:  # no pipeline, no intervals
         return np.arange(len(forward_s))
-    order: IntArray = _fill(np.ascontiguousarray(forward_s), np.ascontiguousarray(backward_s))
-    return order
+    return np.asarray(_fill(np.ascontiguousarray(forward_s), np.ascontiguousarray(backward_s)))
 
 
 @njit()
