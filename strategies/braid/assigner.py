@@ -14,7 +14,7 @@ from entrain_bench.balancing.planning import mean_length
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive, matmul
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.compiled import inlined, njit
+from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -88,7 +88,7 @@ def level_shares(base_s, cost_s):  # type: ignore[no-untyped-def]
     return shares
 
 
-@inlined
+@njit()
 def _taken(level_s, base_s, cost_s, share):  # type: ignore[no-untyped-def]
     """Share of the work that each copy can take below a level, and their sum."""
     for copy in range(len(base_s)):

@@ -140,7 +140,7 @@ class Search:
         shifted = group + actions.is_backward * choice.shift[replica.group] - choice.lead * actions.of_llm
         hold_s = choice.hold * self.llm_backward_s
         is_held = (actions.of_llm < actions.is_backward) & (hold_s > 0.0) & (hold_s < actions.duration_s)
-        priority = shifted * (2.0 * len(place)) + replica.rank
+        priority = np.asarray(shifted * (2.0 * len(place)) + replica.rank, np.float64)
         wish = Wish(group, priority, is_held.astype(np.int64), self.options.alternate, True)
         end_s = list_schedule(actions, wish, place, self.end_s * WORSE)[0]
         if decisive(end_s) <= decisive(self.end_s):

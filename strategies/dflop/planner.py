@@ -234,7 +234,7 @@ class DflopPlanner(TrialOptions):
                 ranking.append((rows[row], i[pick], total[row, pick], np.full(len(row), choice)))
         row, count, seconds, choices = (np.concatenate(column) for column in zip(*ranking, strict=True))
         for index in np.lexsort((row, choices, seconds)):
-            plan = DflopDegrees(*degrees[row[index]].tolist(), int(count[index]))
+            plan = DflopDegrees._make((*degrees[row[index]].tolist(), int(count[index])))
             yield float(seconds[index]), plan, recompute[choices[index]]
 
     def _walk(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, DflopDegrees, tuple[bool, ...]]]:
@@ -258,7 +258,7 @@ class DflopPlanner(TrialOptions):
         accepted = accepted_plans(seconds, count, fits)
         others = np.argsort(seconds, kind="stable")
         for index in (*accepted[::-1], *others[fits[others] & ~np.isin(others, accepted)].tolist()):
-            yield float(seconds[index]), DflopDegrees(*degrees[index].tolist(), int(count[index])), again
+            yield float(seconds[index]), DflopDegrees._make((*degrees[index].tolist(), int(count[index]))), again
 
     @staticmethod
     def _largest_fit(
