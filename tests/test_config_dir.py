@@ -1,11 +1,9 @@
-"""A folder of the user's: every kind of choice is found there, alone, in sweeps over all choices, and by make."""
+"""A folder of the user's: every kind of choice is found there, alone, and in sweeps over all choices."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -273,14 +271,3 @@ def test_claims_asked_for_by_name_are_theirs_alone(folder: Path) -> None:
     assert {*named.sweeps} < {*every.sweeps}
     (folder / "claim/paper.yaml").unlink()
     assert outputs.outputs(["claims"], str(folder))[0].sweeps == outputs.outputs(["claims"])[0].sweeps
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize("target", ["figures", "claims"])
-def test_make_hands_the_folder_on(target: str) -> None:
-    def recipe(*variables: str) -> str:
-        command = ["make", "--dry-run", "--assume-old=setup", target, *variables]
-        return subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True).stdout
-
-    assert "--config-dir" not in recipe()
-    assert 'entrain-bench figures --config-dir "a folder"' in recipe("CONFIG_DIR=a folder")

@@ -24,12 +24,6 @@ JOB = (
 WORDS = "8 A40 GPUs, 32 samples of OpenCQA OCR in microbatches of 4, Qwen2.5-VL's vision encoder with Llama 3.2 1B"
 # Strategies whose weights are sharded over all ranks; the others have two replicas.
 SHARDED = ("flexsp", "fsdp", "orchmllm", "veomni")
-# By rule of ``simulate.rendezvous``: how ranks must post receives where a send waits for its receiver.
-TRANSFERS = {
-    "separate": "any blocking send and receive",
-    "batched": "a pass's sends batched with the next pass's receives, as in megatron-core's 1F1B",
-    "ahead": "receives posted before earlier passes; batched transfers would deadlock",
-}
 HERE = "this suite: `simulate`; `train` where the strategy allows it (tested on CPU ranks)"
 CASE = ["workload", "model", "cluster", "degrees"]
 SHOWN = [*CASE, "seconds per iteration", "speedup over Megatron", "idle"]
@@ -74,7 +68,6 @@ def facts_table(strategy: StrategyFacts, papers: Mapping[str, str]) -> str:
         "paper": ", ".join(f"[arXiv:{number}](https://arxiv.org/abs/{number})" for number in strategy.paper),
         "authors' code": strategy.code or "we found none that is public",
         "runs today": "; ".join([HERE, *(strategy.runs_in or ["in no other framework that we know"])]),
-        "transfers": f"{TRANSFERS[strategy.transfers]} ([rules](../training/communication.md))",
         "claims": f"[{papers[page]}](../claims/{page}.md)" if page in papers else "",
     }
     rows = [f"* - {name}\n  - {text}" for name, text in entries.items() if text]

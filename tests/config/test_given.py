@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.cli import run_command
 from entrain_bench.config.compose import Composer, compose
 from entrain_bench.config.given import check_model, with_data
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench_workloads.trace import PACKAGED_TRACES
 from support.specs import load
 
 CONFIG = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2} | {
@@ -33,8 +31,6 @@ def sizes(name: str) -> tuple[int, int, list[int]]:
     [
         ("16xh100", (2, 8, [8, 16])),
         ("h100x16", (2, 8, [8, 16])),
-        ("8xa100-80g", (1, 8, [8, 8])),
-        ("8xh100-sxm-80gb", (1, 8, [8, 8])),
         ("4xh100", (1, 4, [4, 4])),
         ("1xh200", (1, 1, [1])),
         ("8xa40", (2, 4, [2, 4, 8])),
@@ -58,8 +54,7 @@ def test_a_counted_cluster_is_the_choice_of_that_size() -> None:
     [
         ("12xh100", "cluster=12xh100: must be from 1 to 8 GPUs, or a multiple of 8"),
         ("0xh100", "cluster=0xh100: must be"),
-        ("8xa100-40g", "cluster=8xa100-40g: a100 has no variant 40g"),
-        ("8xh100-pcie", "cluster=8xh100-pcie: h100 has no variant pcie"),
+        ("8xa100-40g", "cluster=8xa100-40g: unknown; choices:"),
         ("8xb200", "cluster=8xb200: unknown; choices:"),
         ("999999999xh100", "cluster.num_nodes|cluster=999999999xh100"),
     ],
@@ -151,31 +146,3 @@ def test_plans_name_given_models_and_nothing_else() -> None:
     for model in ("hf:a/b,c/d", "hf:a/b seed=1", "hf:${oc.env:HOME}", "glob(*)", "hf:[a/b]", "http://x/y"):
         with pytest.raises(UserError, match=r"job\.model"):
             check_model(model)
-
-
-@pytest.mark.wide
-def test_a_job_without_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    vision = {"model_type": "clip_vision_model", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = {
-        "model_type": "llava_next",
-        "vision_config": {**vision, "patch_size": 14},
-        "text_config": {**CONFIG, "max_position_embeddings": 8192},
-        "image_grid_pinpoints": [[336, 672], [672, 336]],
-    }
-    (tmp_path / "config.json").write_text(json.dumps(model))
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"shortest_edge": 336}}))
-    trace = PACKAGED_TRACES / "chartqa_test_by_image.parquet"
-    job = [f"model=hf:{tmp_path}", f"data={trace}", "cluster=4xh100", "layout.tp=1", "layout.dp=2", "global_batch=16"]
-    arguments = [*job, "strategy=megatron", f"results_dir={tmp_path}/results", "mlflow=false"]
-    assert run_command(arguments) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert f"model hf:{tmp_path}, cluster h100x4" in shown
-    assert run_command(arguments) == 0
-    assert "finished earlier" in capsys.readouterr().err
-    assert run_command(["recommend", *arguments, "seconds=0.1"]) == 0
-    said = capsys.readouterr()
-    assert f"model hf:{tmp_path}, workload chartqa_test_by_image, cluster h100x4 (4 GPUs)" in said.out
-    assert "harness=train" not in said.err
-    plan = f"plan={tmp_path}/results/recommendation.yaml"
-    assert run_command([plan, f"results_dir={tmp_path}/results", "mlflow=false"]) == 0
-    assert f"model hf:{tmp_path}, cluster h100x4" in " ".join(capsys.readouterr().out.split())

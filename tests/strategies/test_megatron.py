@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from entrain_bench.balancing.interface import Programs, Strategy
+from entrain_bench.balancing.interface import MakeProgram, Strategy
 from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.planning import average_layer_s, spread_blocks, stage_sums
 from entrain_bench.balancing.profile import Profile
@@ -98,7 +98,7 @@ def test_trials_decide_among_schedules_each_with_as_many() -> None:
     def plan(chosen: list[str]) -> tuple[float, set[str]]:
         """Seconds of the layout that is taken, and the layouts that were looked at."""
         planner, asked = MegatronPlanner(profile_samples=4, num_trials=2, schedules=chosen), set[str]()
-        programs = Programs(Strategy("megatron", planner, ArrivalOrder(), Interleaved()), profile)
+        programs = MakeProgram(Strategy("megatron", planner, ArrivalOrder(), Interleaved()), profile)
 
         @PlainPrograms
         def make_program(shapes: SampleShapes, layout: Layout) -> Program:

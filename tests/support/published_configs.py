@@ -157,16 +157,6 @@ CASES: Mapping[str, Case] = {
         "Idefics3ImageProcessorPil",
         {"size": {"longest_edge": 1456}, "max_image_size": {"longest_edge": 364}},
     ),
-    "idefics2_8b": Case(
-        "idefics2",
-        {
-            "text_config": {"model_type": "mistral", "vocab_size": 32003, "max_position_embeddings": 32768},
-            "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27}
-            | {"num_attention_heads": 16, "image_size": 980, "patch_size": 14},
-        },
-        "Idefics2ForConditionalGeneration",
-        "Idefics2ImageProcessorPil",
-    ),
     "pixtral_12b": Case(
         "llava",
         {

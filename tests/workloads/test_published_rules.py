@@ -23,7 +23,6 @@ from entrain_bench.specs.tokens import (
     NativeSize,
     NearestGrid,
     PaddedGrid,
-    Resampled,
     TileRules,
     TokenRules,
 )
@@ -167,22 +166,6 @@ def test_idefics3(edge: int) -> None:
     ours = per_image(LongestEdge(364, edge, 676, 169), widths, heights)
     np.testing.assert_array_equal(totals(ours), theirs)
     np.testing.assert_array_equal(ours.counts, [max(1, tiles) for tiles, _, _ in found])
-
-
-def test_idefics2() -> None:
-    from transformers.image_utils import SizeDict
-    from transformers.models.idefics2.image_processing_pil_idefics2 import get_resize_output_image_size
-
-    limits = SizeDict(shortest_edge=378, longest_edge=980)
-    widths, heights = sizes()
-    sides = [get_resize_output_image_size(np.empty((0, high, wide)), limits) for high, wide in pairs(widths, heights)]
-    ours = per_image(Resampled(14, 378, 980, 64), widths, heights)
-    np.testing.assert_array_equal(ours.encoder_tokens, [(high // 14) * (wide // 14) for high, wide in sides])
-    assert set(ours.llm_tokens) == {64 + 2}
-    quarters = per_image(Resampled(14, 378, 980, 64, quarters=True), widths, heights)
-    assert set(quarters.counts) == {5}
-    assert set(totals(quarters)) == {5 * 64 + 6}
-    assert transformers.Idefics2ImageProcessorPil().size["longest_edge"] == 980
 
 
 @pytest.mark.parametrize(("patch", "merge", "edge"), [(16, 1, 1024), (14, 2, 1540)])

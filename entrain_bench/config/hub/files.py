@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.hub.families import CONFIG, PROCESSOR, Published, model_values
+from entrain_bench.config.hub.families import CONFIG, PROCESSOR, model_values
 from entrain_bench.config.hub.fields import Fields
 
 HUB = "hf:"
-# Names of repositories of the hub, with an optional revision.
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
-# Set to 1, missing files are downloaded.
-DOWNLOAD = "ENTRAIN_BENCH_DOWNLOAD"
 # Newer processors are in a file of their own, next to what else there is to know.
 NEWER_PROCESSOR = "processor_config.json"
 NESTED = ("image_processor", "feature_extractor", "audio_processor")
-# Bytes of a configuration at most.
 MAX_BYTES = 2**24
 
 
@@ -35,7 +30,7 @@ def is_reference(value: object) -> bool:
 def published_model(reference: str) -> dict[str, Any]:
     """A model as in a YAML, called like its reference; ``UserError`` for files or fields that do not fit."""
     try:
-        values = model_values(_published(reference))
+        values = model_values(*_published(reference))
     except UserError as error:
         raise UserError(f"model={reference}: {error}") from error
     for module in values["modules"].values():
@@ -43,7 +38,7 @@ def published_model(reference: str) -> dict[str, Any]:
     return {"name": reference, **values}
 
 
-def _published(reference: str) -> Published:
+def _published(reference: str) -> tuple[Fields, Fields]:
     files = {name: _json(path) for name in (CONFIG, PROCESSOR, NEWER_PROCESSOR) if (path := _file(reference, name))}
     if CONFIG not in files:
         raise UserError(_missing(reference))
@@ -52,13 +47,12 @@ def _published(reference: str) -> Published:
     for name in NESTED:
         if isinstance(newer.get(name), Mapping):
             processor |= newer[name]
-    return Published(Fields(files[CONFIG], CONFIG), Fields(processor, PROCESSOR), lambda name: _published(HUB + name))
+    return Fields(files[CONFIG], CONFIG), Fields(processor, PROCESSOR)
 
 
 def _file(reference: str, name: str) -> Path | None:
     place = Path(reference.removeprefix(HUB)).expanduser()
     if place.is_dir() or place.suffix == ".json" or not reference.startswith(HUB):
-        # The processor's files are in the folder of the configuration.
         beside = place / name if place.is_dir() else place if name == CONFIG else place.with_name(name)
         return beside if beside.is_file() else None
     if not (match := REPOSITORY.fullmatch(reference.removeprefix(HUB))):
@@ -67,23 +61,11 @@ def _file(reference: str, name: str) -> Path | None:
 
 
 def _from_hub(repository: str, revision: str | None, name: str) -> Path | None:
-    """A file in the hub's cache, or downloaded to it if the user allows that; None if there is none."""
+    """A file in the hub's cache; None if there is none. Nothing is downloaded."""
     import huggingface_hub
-    from huggingface_hub.errors import EntryNotFoundError
 
     cached = huggingface_hub.try_to_load_from_cache(repository, name, revision=revision)
-    if isinstance(cached, str):
-        return Path(cached)
-    if os.environ.get(DOWNLOAD) != "1":
-        return None
-    try:
-        return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision))
-    except EntryNotFoundError:
-        return None
-    # Errors of the network, of the hub and of a disk have no common base.
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{name} cannot be downloaded ({reason})") from error
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def _missing(reference: str) -> str:
@@ -92,7 +74,7 @@ def _missing(reference: str) -> str:
         return f"there is no {CONFIG}; must be hf:ORG/NAME, a folder with {CONFIG}, or its path"
     repository = name.partition("@")[0]
     get = f"hf download {repository} {CONFIG} {PROCESSOR} {NEWER_PROCESSOR}"
-    return f"is not in the Hugging Face cache; run `{get}`, or set {DOWNLOAD}=1"
+    return f"is not in the Hugging Face cache; run `{get}`"
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -152,15 +152,6 @@ def native_size(processor: Fields, vision: Fields, merge: int) -> dict[str, Any]
     return {"images": {"kind": "native_size", **rules}, "patch_pixels": patch, "merge_patches": merge}
 
 
-def resampled(processor: Fields, vision: Fields, latents: int) -> dict[str, Any]:
-    """Idefics2's images between two edges, of each of which a resampler makes ``latents`` tokens."""
-    size = processor.part("size")
-    patch = vision.square("patch_size")
-    edges = {name: size.integer(name) for name in ("shortest_edge", "longest_edge")}
-    rules = {"pixels": patch, **edges, "llm_tokens": latents, "quarters": processor.flag("do_image_splitting")}
-    return {"images": {"kind": "resampled", **rules}, "patch_pixels": patch}
-
-
 def padded_grid(processor: Fields, pixels: int, patch: int) -> dict[str, Any]:
     """Phi-4-multimodal's padded grids of tiles with sides of ``pixels``."""
     rules = {"pixels": pixels, "patch_pixels": patch, "max_tiles": processor.integer("dynamic_hd")}
@@ -174,10 +165,7 @@ def conformer_audio(rate: int) -> dict[str, Any]:
 
 
 def whisper_audio(pooling: int, pads_llm: bool = False) -> dict[str, Any]:
-    """Segments of 30 seconds, padded before Whisper's encoder; the LLM gets a token of ``pooling`` of its own.
-
-    Whisper's spectrogram has 100 frames a second; convolutions ``[kernel, stride, padding]`` halve them.
-    """
+    """Segments of 30 seconds, padded before Whisper's encoder; the LLM gets a token of ``pooling`` of its own."""
     rules = {
         "frames_per_s": 100.0,
         "encoder_steps": [[3, 1, 1], [3, 2, 1]],

@@ -22,7 +22,8 @@ from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.layer import Gemm
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.unet import UNetConfig, parse_unet, unet_layers
+from entrain_bench.specs.parse import parse
+from entrain_bench.specs.unet import UNetConfig, unet_layers
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainScheduler
 from entrain_bench_strategies.disttrain.planner import Orchestration, SubProblem
 from entrain_bench_workloads.synthetic import PackedWorkload
@@ -146,7 +147,7 @@ def test_stable_diffusion_21_has_the_checkpoints_parameters() -> None:
 
 
 def test_what_a_transformer_of_a_unet_moves_and_keeps_by_hand() -> None:
-    layers = {layer.kind: layer for layer in unet_layers(parse_unet(_small_unet(), "unet"), 64, ())}
+    layers = {layer.kind: layer for layer in unet_layers(parse(UNetConfig, _small_unet(), "unet"), 64, ())}
     c, rows, context = 16, 0.25, 4 / 64
     own, cross = layers["self-attention 16 x0.25"], layers["cross-attention 16 x0.25"]
     # Projection, group norm; queries, keys and values without bias, layer norm; projection.
