@@ -1,6 +1,7 @@
 """Replicas of a program: lanes whose passes depend on each other, and the microbatches of these passes."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -33,9 +34,9 @@ class Replica:
     members: IntArray  # numbers of its lanes in the layout ``[lanes]``
     actions: ListedActions  # what the list scheduler knows of them
     group: IntArray  # microbatch that each belongs to with all that depends on it, by arrival ``[actions]``
-    rank: (
-        IntArray  # of each action's chunk in its group and pass, by LLM microbatch, then along the chain ``[actions]``
-    )
+    # Place of each action's chunk in its group and pass. Forwards go by the first LLM microbatch that they serve, then
+    # along the chain, backwards by the last, then against it ``[actions]``.
+    rank: IntArray | FloatArray
 
 
 def split_replicas(
@@ -45,7 +46,7 @@ def split_replicas(
     duration_s: FloatArray,
     size_bytes: FloatArray,
     working_bytes: FloatArray,
-    **columns: IntArray | FloatArray,
+    **columns: Any,
 ) -> list[Replica]:
     """Return the replicas of a program made of an assignment, whatever its own order.
 

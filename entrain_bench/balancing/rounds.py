@@ -28,7 +28,7 @@ from entrain_bench.balancing.planning import (
 )
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import recompute_all, recompute_by_chunk
-from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, one_f_one_b
+from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, check_order, one_f_one_b
 from entrain_bench.balancing.tuning import Candidates, candidate_key, chosen_layout
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
@@ -148,11 +148,7 @@ def group_numbers(placed: ModuleLayout, first: IntArray, width: IntArray) -> Int
 def rounds_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
     """1F1B over the stages; rounds are microbatches. ``IncompatibleError`` if a sample comes before its items."""
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
-    consumer = assignment.modules[model.llm_index].microbatch
-    for module, labels in zip(model.encoders, assignment.modules, strict=False):
-        owner = module.owners(shapes, module.units(shapes))
-        if np.any(labels.microbatch > consumer[owner]):
-            raise IncompatibleError(f"assignment: items of {module.name} come in a later round than their sample")
+    check_order(model, shapes, assignment)
     freed = backward_microbatch(model, shapes, assignment, chunks)
     count = 1 + max(int(last.max(initial=-1)) for last in freed)
     last = max(int(placed.ranks.max()) for placed in layout.modules)

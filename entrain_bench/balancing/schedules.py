@@ -222,13 +222,20 @@ def check_routes(
                 f"of {placed.dp} of {module.name}, which does not feed replica {consumer.replica[owner[first]]} of "
                 f"{llm.dp} of {llm.module}"
             )
-        late = np.flatnonzero(labels.microbatch > consumer.microbatch[owner]) if in_order else wrong
-        if late.size:
-            first = late[0]
+    if in_order:
+        check_order(model, shapes, assignment)
+
+
+def check_order(model: ModelSpec, shapes: SampleShapes, assignment: Assignment) -> None:
+    """Raise ``IncompatibleError`` for a sample whose LLM microbatch comes before one of an encoder that it needs."""
+    consumer = assignment.modules[model.llm_index].microbatch
+    for module, labels in zip(model.encoders, assignment.modules, strict=False):
+        owner = shapes.item_sample[module.units(shapes)]
+        for item in np.flatnonzero(labels.microbatch > consumer[owner])[:1]:
             raise IncompatibleError(
-                f"assignment: sample {shapes.name_of(owner[first])} is in {module.name} microbatch "
-                f"{labels.microbatch[first]} and already in {llm.module} microbatch "
-                f"{consumer.microbatch[owner[first]]}, but this schedule runs microbatches in order"
+                f"assignment: sample {shapes.name_of(owner[item])} is in {module.name} microbatch "
+                f"{labels.microbatch[item]} and already in {model.llm.name} microbatch {consumer[owner[item]]}, but "
+                "this schedule runs microbatches in order"
             )
 
 
