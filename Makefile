@@ -5,14 +5,14 @@ BENCH := .venv/bin/entrain-bench
 STAMP := .venv/.installed
 # A Python that can create the environment without uv.
 BASE_PYTHON = $(shell for p in python3.12 python3 python; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done)
-# A folder of yours, for figures and claims: make figures CONFIG_DIR=my_folder.
+# A folder of yours, for figures: make figures CONFIG_DIR=my_folder.
 FOLDER = $(if $(CONFIG_DIR), --config-dir "$(CONFIG_DIR)")
 export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 # Containers set it; then every process compiles the suite, torch and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quick figures report measured preprocessing fidelity gpu-check claims calibration verify reference test test-slow test-site mutants fuzz tamper screenshots bench ui docs docs-serve lint clean
+.PHONY: help setup quick figures report measured preprocessing fidelity gpu-check claims calibration verify reference test test-slow test-site mutants fuzz tamper bench ui docs docs-serve lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -56,9 +56,9 @@ fidelity: setup ## Train and predict 63 programs on this machine (about an hour)
 gpu-check: setup ## Check training on this machine's GPUs; write results/gpu-check-<date>/ (OPTIONS=--help)
 	$(PYTHON) -m entrain_bench.lab gpu-check $(OPTIONS)
 
-claims: setup ## Execute missing runs; write results/claims.csv, results/claims.md and results/results.md
-	$(BENCH) figures$(FOLDER) claims results
-	@$(BENCH) claims$(FOLDER) | tail -n 2
+claims: setup ## Execute missing runs; write results/claims.md and results/results.md
+	$(BENCH) figures claims results
+	@$(BENCH) claims | tail -n 2
 
 calibration: setup ## Fit constants to published runs, print errors of sources left out, write results/calibration.md
 	$(BENCH) figures calibration
@@ -90,9 +90,6 @@ fuzz: setup ## Test 1000 random command lines and 1000 broken traces: SEED=0 COU
 
 tamper: setup ## Change a folder of 40 runs 500 times; no changed number may be shown, no command may crash: SEED=0 N=500
 	SEED=$(or $(SEED),0) N=$(or $(N),500) $(PYTHON) -m pytest -q -n0 --timeout=0 tests/tamper
-
-screenshots: docs ## Draw pages of MLflow (docs/images), the site and a report (build/screenshots); needs chromium and chromedriver
-	PYTHONPATH=tests $(PYTHON) -m screenshots
 
 bench: setup ## Benchmark the suite itself (up to five minutes); write results/bench.json
 	$(PYTHON) -m entrain_bench.lab bench

@@ -23,8 +23,8 @@ from entrain_bench.figures._lanes import gantt, slowest_replica
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, draw_standings, panels, styled
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
+from entrain_bench.records.metrics import RunResult
 from entrain_bench.records.records import Record, Results
-from entrain_bench.records.run_result import RunResult
 from entrain_bench.records.tables import table_of
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.run.cells import compose_cells, is_beside, run_cells

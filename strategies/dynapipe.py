@@ -136,8 +136,8 @@ class Cuttable:
     earliest: IntArray  # first sample that a range may begin with, by where it ends ``[samples + 1]``
     unit_s: float  # seconds of a unit of cost
 
-    def cut(self, num_stages: int, num_replicas: int, limit_step: float = LIMIT_STEP) -> IntArray:
-        """First sample of each range ``[ranges]``; the estimate is at most 1 + ``limit_step`` times the least."""
+    def cut(self, num_stages: int, num_replicas: int) -> IntArray:
+        """First sample of each range ``[ranges]``; the estimate is at most 1 + ``LIMIT_STEP`` times the least."""
         cuts = np.zeros(1, np.int64)
         whole = int(self.of_ranges(cuts)[0])
         # No stage works less than its samples take without what ranges take once.
@@ -150,9 +150,9 @@ class Cuttable:
             if estimate < best:
                 best = estimate
                 cuts = starts
-            limit = max(limit + 1, int(limit * (1.0 + limit_step)))
+            limit = max(limit + 1, int(limit * (1.0 + LIMIT_STEP)))
             hopeless = (num_stages - 1) * limit + least_sum / num_replicas >= best
-            if hopeless or limit >= whole * (1.0 + limit_step):
+            if hopeless or limit >= whole * (1.0 + LIMIT_STEP):
                 return cuts
 
     def estimate(self, starts: IntArray, num_stages: int, num_replicas: int) -> float:
@@ -209,10 +209,7 @@ def _undominated(weight: FloatArray) -> IntArray:
 
 @njit()
 def earliest_starts(held, room, most):  # type: ignore[no-untyped-def]
-    """First sample that a range of at most ``most`` may begin with, by where it ends ``[samples + 1]``.
-
-    ``held`` is the memory of the first samples ``[limits, samples + 1]``, ``room`` that of the limits ``[limits]``.
-    """
+    """First sample that a range of at most ``most`` may begin with under memory, by where it ends ``[samples + 1]``."""
     count = held.shape[1] - 1
     earliest = np.zeros(count + 1, np.int64)
     first = 0
@@ -350,14 +347,7 @@ def cyclic_order(microbatches, forward_s, backward_s, kept_bytes, room_bytes, mo
 
 @dataclass(frozen=True, slots=True)
 class DynaPipeScheduler(Recomputation):
-    """Of the orders of classes of microbatches, and of cyclic and 1F1B schedules, the one believed fastest.
-
-    Attributes:
-        method: ``cyclic`` is the paper's adaptive schedule; without a limit on memory where that fits, otherwise
-            forwards wait for memory. ``1f1b``. ``dynamic``: the faster one for each replica, as in the public code.
-    """
-
-    method: Annotated[str, OneOf(("dynamic", "cyclic", "1f1b"))] = "dynamic"
+    """Of the orders of classes of microbatches, and of cyclic and 1F1B schedules, the one believed fastest."""
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program; ``IncompatibleError`` if the modules form no chain, or differ in DP."""
@@ -375,38 +365,15 @@ class DynaPipeScheduler(Recomputation):
         )
         forward, backward = np.zeros((2, *pipelines.forward_s.shape), np.int64)
         for replica, count in enumerate(counts.tolist()):
-            microbatches, best = self._best(pipelines, replica, count, together)
+            microbatches, best = pipelines.fastest(replica, count, together)
             forward[replica, microbatches] = best.forward
             backward[replica, microbatches] = best.backward
         slots = []
         for rows, last, stages in zip(program.chunks, freed, behind, strict=True):
-            place = pipelines.num_stages - 1 - stages
+            place = forward.shape[2] - 1 - stages
             at = rows.replica[:, None]
             slots.append(Slots(forward[at, rows.microbatch[:, None], place], backward[at, last[:, None], place]))
         return self.within_memory(reorder(program, slots), profile)
-
-    def _best(self, pipelines: Pipelines, replica: int, count: int, together: bool) -> tuple[IntArray, PassOrder]:
-        """Microbatches in the order in which they enter a replica, and the order of their passes."""
-        seconds = pipelines.forward_s[replica, :count] + pipelines.backward_s[replica, :count]
-        orders: list[tuple[float, IntArray, PassOrder]] = []
-        in_order = np.arange(count)
-        for microbatches in entries(seconds.max(axis=1)) if together else [in_order]:
-            for order in self._orders(pipelines, replica, microbatches):
-                if np.all(order.peak_bytes <= pipelines.room_bytes[replica]):
-                    orders.append((decisive(order.makespan_s), microbatches, order))
-        if not orders:
-            return in_order, pipelines.order(replica, in_order, one_each=True)
-        _, microbatches, order = min(orders, key=lambda entry: entry[0])
-        return microbatches, order
-
-    def _orders(self, pipelines: Pipelines, replica: int, microbatches: IntArray) -> Iterator[PassOrder]:
-        """The schedules that are allowed, for microbatches that enter in this order."""
-        if self.method != "cyclic":
-            yield pipelines.order(replica, microbatches, one_each=True)
-        if self.method != "1f1b":
-            free = pipelines.order(replica, microbatches)
-            fits = np.all(free.peak_bytes <= pipelines.room_bytes[replica])
-            yield free if fits else pipelines.order(replica, microbatches, limited=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,23 +386,27 @@ class Pipelines:
     kept_bytes: FloatArray  # what each keeps from forward to backward, likewise
     room_bytes: FloatArray  # what a stage may keep ``[replicas, stages]``
 
-    @property
-    def num_stages(self) -> int:
-        """Stages of the chain."""
-        return int(self.forward_s.shape[2])
+    def fastest(self, replica: int, count: int, together: bool) -> tuple[IntArray, PassOrder]:
+        """Microbatches in the order in which they enter a replica, and their passes in the fastest order that fits.
 
-    def order(
-        self, replica: int, microbatches: IntArray, *, one_each: bool = False, limited: bool = False
-    ) -> PassOrder:
-        """A replica's cyclic schedule of microbatches in this order.
-
-        ``one_each``: one in flight for each stage from here on, as in 1F1B; ``limited``: forwards wait for memory.
+        1F1B, or the paper's adaptive schedule: without a limit on memory where that fits, otherwise forwards wait for
+        it. If nothing fits, 1F1B in order. Unless ``together``, microbatches keep their order.
         """
-        stages = self.num_stages
-        flying = np.arange(stages, 0, -1) if one_each else np.full(stages, len(microbatches) + 1)
-        room = self.room_bytes[replica] if limited else np.full(stages, np.inf)
         costs = self.forward_s[replica], self.backward_s[replica], self.kept_bytes[replica]
-        return PassOrder(*cyclic_order(microbatches, *costs, room, flying))
+        room = self.room_bytes[replica]
+        no_limit = np.full(len(room), np.inf)
+        one_each = np.arange(len(room), 0, -1)
+        offers = []
+        seconds = (costs[0] + costs[1])[:count].max(axis=1)
+        for microbatches in entries(seconds) if together else [np.arange(count)]:
+            many = np.full(len(room), count + 1)
+            plain = PassOrder(*cyclic_order(microbatches, *costs, no_limit, one_each))
+            cyclic = PassOrder(*cyclic_order(microbatches, *costs, no_limit, many))
+            if np.any(cyclic.peak_bytes > room):
+                cyclic = PassOrder(*cyclic_order(microbatches, *costs, room, many))
+            offers += [(microbatches, plain), (microbatches, cyclic)]
+        fitting = [offer for offer in offers if np.all(offer[1].peak_bytes <= room)]
+        return min(fitting, key=lambda offer: decisive(offer[1].makespan_s), default=offers[0])
 
 
 def _pipelines(program: Program, behind: list[IntArray], profile: Profile) -> Pipelines:
@@ -473,32 +444,26 @@ def _pipelines(program: Program, behind: list[IntArray], profile: Profile) -> Pi
     return Pipelines(forward, backward, kept, room - working)
 
 
-def entries(seconds: FloatArray, classes: int = CLASSES) -> Iterator[IntArray]:
-    """Orders in which microbatches may enter: as they are, then every order of at most so many classes of equal time.
-
-    A class keeps the order of its microbatches; seconds are believed ``[microbatches]``.
-    """
+def entries(seconds: FloatArray) -> Iterator[IntArray]:
+    """Orders in which microbatches may enter: as they are, then every order of their classes of about equal time."""
     yield np.arange(len(seconds))
-    starts = time_classes(seconds, classes)
-    members = [np.flatnonzero(starts == one) for one in np.unique(starts)]
+    chosen = time_classes(seconds)
+    members = [np.flatnonzero(chosen == one) for one in np.unique(chosen)]
     if len(members) > 1:
         for order in permutations(members):
             yield np.concatenate(order)
 
 
-def time_classes(seconds: FloatArray, classes: int) -> IntArray:
-    """Class of each microbatch by its time, rising, by Lloyd's k-means from quantiles ``[microbatches]``.
-
-    The public code's starts at random, by the times of the first and the last stage.
-    """
-    count = min(classes, len(np.unique(decisive(seconds))))
-    ranked = decisive(np.sort(seconds, kind="stable"))
+def time_classes(seconds: FloatArray) -> IntArray:
+    """Class of each microbatch by its time, rising, by Lloyd's k-means from quantiles ``[microbatches]``."""
+    seconds = decisive(seconds)
+    count = min(CLASSES, len(np.unique(seconds)))
+    ranked = np.sort(seconds, kind="stable")
     centres = np.unique(ranked[((np.arange(count) + 0.5) * len(ranked) / max(count, 1)).astype(np.int64)])
     chosen = np.zeros(len(seconds), np.int64)
     for _ in range(ROUNDS):
-        distance = np.abs(decisive(seconds)[:, None] - centres[None])
-        chosen = distance.argmin(axis=1)
-        sums = np.bincount(chosen, weights=decisive(seconds), minlength=len(centres))
+        chosen = np.abs(seconds[:, None] - centres).argmin(axis=1)
+        sums = np.bincount(chosen, weights=seconds, minlength=len(centres))
         sizes = np.bincount(chosen, minlength=len(centres))
         centres = np.where(sizes > 0, sums / np.maximum(sizes, 1), centres)
     return np.asarray(chosen)

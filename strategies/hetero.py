@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from math import ceil
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -61,8 +61,7 @@ from entrain_bench.specs.shapes import SampleShapes
 MAX_PLACED_RANKS = 2**28
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """Degrees of the encoders, which share one grid, and of the LLM."""
 
     encoder: Degrees
@@ -82,10 +81,13 @@ def list_pairs(
     """Pairs that both use all ranks, or use them together; encoder CP = 1 and an integer DP ratio.
 
     Colocated encoders have one stage (arXiv:2605.27678, section 5). The job's request binds the LLM, its PP counts the
-    stages of one chain. Without ``encoder_ranks`` an encoder island has every one of ``island_sizes``, without
-    ``encoder_tp`` every TP. ``UserError`` if there is no pair, or too many.
+    stages of one chain. ``UserError`` if there is no pair, or too many.
     """
-    _check_request(job)
+    if not job.model.encoders:
+        raise IncompatibleError(
+            f"model={job.model.name}: has no encoder, so encoder and LLM cannot have different degrees"
+        )
+    job.check_request()
     asked = job.request
     ranks = job.cluster.num_ranks
     layers = 1 if colocated else min(len(module.layers) for module in job.model.encoders)
@@ -119,14 +121,12 @@ def list_pairs(
 def place_pair(
     job: Job, pair: Pair, layers: Sequence[tuple[int, ...]], recompute: Sequence[bool], *, colocated: bool
 ) -> Layout:
-    """Both modules on consecutive ranks, replica after replica, TP innermost, then CP, then stages.
+    """Both modules on consecutive ranks; apart, the one with the wider TP comes first, so that blocks are aligned.
 
-    Colocated, both start at rank 0. Otherwise the module with the wider TP comes first, so that every block is aligned.
-    ``layers`` are those of each stage, for every module.
+    Replica follows replica, TP innermost, then CP, then stages. ``layers`` are those of each stage, for every module.
     """
     encoder, llm = (
-        np.arange(one.dp * one.pp * one.tp * one.cp).reshape(one.dp, one.pp, one.tp * one.cp)
-        for one in (pair.encoder, pair.llm)
+        np.arange(one.dp * one.pp * one.tp * one.cp).reshape(one.dp, one.pp, one.tp * one.cp) for one in pair
     )
     if not colocated and pair.encoder.tp > pair.llm.tp:
         llm = llm + encoder.size
@@ -157,26 +157,10 @@ def _llm_degrees(job: Job, ranks: int) -> Iterator[Degrees]:
                 yield Degrees(tp, cp, pp, dp)
 
 
-def _check_request(job: Job) -> None:
-    if not job.model.encoders:
-        raise IncompatibleError(
-            f"model={job.model.name}: has no encoder, so encoder and LLM cannot have different degrees"
-        )
-    node = job.cluster.gpus_per_node
-    asked = job.request
-    if asked.tp:
-        require(node % asked.tp == 0, "layout.tp", asked.tp, f"a divisor of the {node} ranks of a node")
-    if asked.dp:
-        job.num_microbatches(asked.dp)
-
-
 def list_candidates(
     profile: Profile, samples: SampleShapes, pairs: list[Pair], *, colocated: bool, offload: bool = False
 ) -> Iterator[Candidate]:
-    """Every pair with every choice of recomputation, and of encoder offload in three-phase schedules with ``offload``.
-
-    Samples are averaged into one shape.
-    """
+    """Every pair with every choice of recomputation, and of encoder offload in three phases with ``offload``."""
     job = profile.job
 
     @cache
@@ -187,8 +171,7 @@ def list_candidates(
         return layers, stage_sums(costs, layers)
 
     for pair in pairs:
-        encoder = pair.encoder
-        llm = pair.llm
+        encoder, llm = pair
         count = job.num_microbatches(llm.dp)
         three_phase = colocated and llm.pp > 1
         # Samples whose items an encoder replica processes at a time.
@@ -215,11 +198,7 @@ def list_candidates(
 
 
 def estimate_s(encoder: FloatArray, llm: FloatArray, num_microbatches: int, *, colocated: bool) -> float:
-    """Time of uniform microbatches, without the step at the end of the iteration.
-
-    Arguments are seconds of both passes of each stage for a microbatch; of encoders in three phases for the whole
-    window.
-    """
+    """Time of uniform microbatches without the step; seconds of both passes of each stage (three phases: of all)."""
     if not colocated:
         chain = np.concatenate([encoder, llm])
         return float(chain.sum() + (num_microbatches - 1) * chain.max())
@@ -300,8 +279,8 @@ class NoncolocatedPlanner(TrialOptions):
 class BatchSlices:
     """Samples in arrival order; an LLM replica's items in contiguous slices over the encoder replicas that feed it.
 
-    What is sliced is the batch dimension of the boundary tensor (arXiv:2605.27678, section 1): the items of one LLM
-    microbatch, or of all of a replica's microbatches in the three-phase schedule.
+    Slices are of the items of one LLM microbatch, or of all of a replica's in the three-phase schedule
+    (arXiv:2605.27678, section 1).
 
     Attributes:
         encoder_passes: chunks of an encoder replica's window in the three-phase schedule; the paper runs one.
@@ -357,10 +336,7 @@ class ColocatedScheduler(Recomputation):
 
 @dataclass(frozen=True, slots=True)
 class GraphAwareScheduler(OneForwardOneBackward):
-    """1F1B over the stages of an encoder island and of the LLM, whose ranks are disjoint.
-
-    A stage warms up with as many forwards as stages follow it on the longest path.
-    """
+    """1F1B over the stages of an encoder island and of the LLM, whose ranks are disjoint."""
 
     handles_generators: ClassVar[bool] = False
 

@@ -1,8 +1,9 @@
-"""Modality-decoupled parallelism (LongCat-Flash-Omni, arXiv:2511.00279): encoders apart from the LLM's schedule.
+"""Encoders apart from the LLM's schedule, on the same ranks: modality-decoupled parallelism, and Optimus.
 
 The items of an LLM replica's whole iteration are spread over its ranks, encoded before the LLM's schedule begins, and
-go backward when it has ended, as in Megatron-LM (NVIDIA-NeMo/Megatron-Bridge, issue 1554; ``megatron/core/mdp``,
-2026-09).
+go backward when it has ended (LongCat-Flash-Omni, arXiv:2511.00279), as in Megatron-LM (NVIDIA-NeMo/Megatron-Bridge,
+issue 1554; ``megatron/core/mdp``, 2026-09). Optimus as DIP's paper runs it (arXiv:2504.14145; Optimus itself:
+arXiv:2408.03505) has the same three phases for any placement.
 """
 
 from __future__ import annotations
@@ -92,3 +93,12 @@ def spread(cost, first, num_workers, local, load, slack_permille):  # type: igno
         worker[item] = best
         load[best] += cost[item]
     return worker
+
+
+@dataclass(frozen=True, slots=True)
+class OptimusScheduler(Recomputation):
+    """Three phases: all encoder forwards, the LLM's 1F1B, all encoder backwards."""
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program; ``IncompatibleError`` if stages are virtual."""
+        return self.within_memory(three_phase_program(profile.job.model, shapes, layout, assignment), profile)

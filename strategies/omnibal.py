@@ -102,11 +102,7 @@ def fill(vision, text, most_vision, most_text):  # type: ignore[no-untyped-def]
 
 
 def grouped(tokens: IntArray, microbatch_size: int, rounds: int) -> IntArray:
-    """``filtered_groups`` under the least caps whose groups have ``microbatch_size`` samples on average.
-
-    As in the public code, both caps start at the mean lengths and grow in steps, in the proportion of the batch's
-    tokens.
-    """
+    """``filtered_groups`` under the least caps, in steps from mean lengths, with ``microbatch_size`` on average."""
     num_samples = tokens.shape[1]
     share = 1.0
     while True:

@@ -46,10 +46,7 @@ def balanced_batches(cost: FloatArray, row: IntArray, num_batches: int, *, padde
 
 
 def cut_padded(rising: FloatArray, num_batches: int) -> IntArray:
-    """Consecutive batches of units by rising cost, the dearest as cheap as possible ``[units]``.
-
-    A batch costs its units times the dearest of them.
-    """
+    """Consecutive batches of units by rising cost, the dearest (units times dearest unit) as cheap as possible."""
     if not len(rising):
         return np.zeros(0, np.int64)
     # Nothing is cheaper than the dearest unit alone, and all in one batch is always possible.

@@ -1,18 +1,14 @@
-"""A folder of the user's: every kind of choice is found there, alone, in sweeps over all choices, and by make."""
+"""A folder of the user's: every kind of choice is found there, alone, and in sweeps over all choices."""
 
 from __future__ import annotations
 
 import json
-import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.documents.tables import strategies_by_family
 from entrain_bench.cli import run_command
 from entrain_bench.commands import outputs
 from entrain_bench.config.compose import Composer
@@ -103,41 +99,6 @@ hydra:
       seed: 0,1
 figure: {drawing: iteration_time}
 """,
-    "table/page.yaml": """
-defaults:
-  common: [workload=growing, model=theirs, cluster=theirs, layout.tp=1, layout.dp=2, global_batch=8, microbatch_size=2,
-    iterations=1, "seed=0,1"]
-tables:
-  seconds:
-    title: Seconds of both
-    corner: strategy
-    rows: {theirs: [strategy=theirs], megatron: [strategy=megatron]}
-    columns: {"": []}
-    show: {s: "{iteration_time_s:.3f}"}
-  ahead:
-    title: How far theirs is ahead
-    corner: workload
-    rows: {growing: []}
-    leader: [strategy=megatron]
-    strategies: [theirs]
-""",
-    "claim/paper.yaml": """
-claims:
-  theirs:
-    claim: Theirs is faster
-    paper: "2605.27918"
-    where: nowhere
-    value: 1.1
-    unit: x
-    paper_setting: none
-    measure: iteration_time_s
-    common: [workload=growing]
-    of: [strategy=megatron_rigid]
-    to: [strategy=theirs]
-    setting: none
-    fair: {setting: none, of: [strategy=megatron]}
-    why: because
-""",
 }
 
 FIGURE = '''"""Iteration time of every run."""
@@ -159,9 +120,6 @@ def draw(data):
     figure.add_subplot().plot(data["s"])
     return figure, data
 '''
-
-
-TABLE = "tables: {mine: {title: t, common: [], corner: c, rows: {a: []}, show: '{mfu:.1f}'}}"
 
 
 @pytest.fixture
@@ -211,13 +169,13 @@ def figures(folder: Path, *arguments: str) -> int:
 
 
 @pytest.mark.wide
-def test_their_figures_and_tables_are_made(
+def test_their_figures_are_made(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outputs, "num_processes", lambda: 1)
     results = tmp_path / "results"
-    assert figures(folder, "drawn", "own_plot", "seconds", "ahead", f"results_dir={results}") == 0
-    assert "4 figures and documents" in (said := capsys.readouterr().err)
+    assert figures(folder, "drawn", "own_plot", f"results_dir={results}") == 0
+    assert "2 figures and documents" in (said := capsys.readouterr().err)
     assert "4 runs)" in said
     drawn = pd.read_csv(results / "figures" / "drawn.csv")
     assert {*drawn["strategy"]} == {"theirs", "megatron"}
@@ -225,30 +183,16 @@ def test_their_figures_and_tables_are_made(
     stated = json.loads((results / "figures" / "own_plot.json").read_text())
     assert stated["command"] == f"entrain-bench figures own_plot --config-dir '{folder}'"
     assert stated["caption"].startswith("Iteration time of every run.")
-    table = (results / "tables" / "seconds.md").read_text()
-    assert table.startswith("Seconds of both. Runs of seconds: `workload=growing ")
-    assert re.search(r"\| theirs +\| +\d\.\d{3} \|", table)
-    assert "| growing" in (results / "tables" / "ahead.md").read_text()
     # Over a job of the user's the figure is another.
     assert figures(folder, "own_plot", "workload=synthetic", f"results_dir={results}") == 0
     (other,) = (results / "figures").glob("own_plot_synthetic_*.csv")
     assert len(pd.read_csv(other)) == 4
 
 
-def test_their_strategies_are_rivals_of_their_leads_only(folder: Path) -> None:
-    assert "theirs" in strategies_by_family(str(folder))["published"]
-    assert "theirs" not in strategies_by_family()["published"]
-
-
 @pytest.mark.parametrize(
     ("path", "text", "says"),
     [
         ("figures/quick.py", "", "there is a figure quick; must have another name"),
-        (
-            "table/claims.yaml",
-            TABLE.replace("mine", "claims"),
-            "table claims: must have a name that no figure",
-        ),
         ("figures/own_plot.py", "def", "own_plot.py:1: not Python: "),
         ("figures/own_plot.py", "RUNS = True", "must define EXPERIMENT, RUNS, load and draw; EXPERIMENT is missing"),
         ("figures/own_plot.py", FIGURE.replace('"drawn"', '"none"'), "EXPERIMENT=none: must be the name of a YAML"),
@@ -264,23 +208,3 @@ def test_what_is_wrong_with_their_figures_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("entrain-bench: ")
     assert says in line
-
-
-def test_claims_asked_for_by_name_are_theirs_alone(folder: Path) -> None:
-    (named,) = outputs.outputs(["claims"], str(folder))
-    assert {text for sweep in named.sweeps for text in sweep if text.startswith("workload=")} == {"workload=growing"}
-    (every,) = (output for output in outputs.outputs((), str(folder)) if output.name == "claims")
-    assert {*named.sweeps} < {*every.sweeps}
-    (folder / "claim/paper.yaml").unlink()
-    assert outputs.outputs(["claims"], str(folder))[0].sweeps == outputs.outputs(["claims"])[0].sweeps
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize("target", ["figures", "claims"])
-def test_make_hands_the_folder_on(target: str) -> None:
-    def recipe(*variables: str) -> str:
-        command = ["make", "--dry-run", "--assume-old=setup", target, *variables]
-        return subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True).stdout
-
-    assert "--config-dir" not in recipe()
-    assert 'entrain-bench figures --config-dir "a folder"' in recipe("CONFIG_DIR=a folder")

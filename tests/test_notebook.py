@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,6 @@ from entrain_bench import notebook
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.records import Results
 from entrain_bench.run.cells import compose_cells
-from sitegen.notebook import BLOCK, with_output
 from support.records import runs
 
 PAGE = Path(__file__).parents[1] / "docs" / "tutorials" / "notebook.md"
@@ -68,28 +69,12 @@ def test_a_run_and_a_timeline_are_shown_and_drawn() -> None:
     assert shown.plot().axes[0].get_xlabel().startswith("Time (")
 
 
-def executed(text: str, folder: Path) -> str:
-    page = folder / "page.md"
-    page.write_text(text)
-    return with_output(page, folder / "new")
-
-
-def test_a_block_is_followed_by_what_it_prints_and_shows(tmp_path: Path) -> None:
-    text = "# Page\n\n```python\nx = 2\nprint('<x>')\nx + 1\n```\n\nMore.\n"
-    text += "\n```python\nopen('f', 'w').write(str(x));\n```\n"
-    found = executed(text, tmp_path)
-    assert '<div class="notebook-output"><pre>&lt;x&gt;\n</pre><pre>3</pre></div>' in found
-    assert found.index("```python") < found.index("notebook-output") < found.index("More.")
-    assert (tmp_path / "new" / "f").read_text() == "2"
-    picture = "```python\nfrom matplotlib.figure import Figure\nFigure(figsize=(1, 1))\n```\n"
-    assert 'src="data:image/png;base64,' in executed(picture, tmp_path)
-    with pytest.raises(UserError, match=r"page.md: a block fails \(ZeroDivisionError"):
-        executed("```python\n1 / 0\n```\n", tmp_path)
-
-
-@pytest.mark.site
-def test_the_page_of_docs_runs_and_every_block_shows_something(tmp_path: Path) -> None:
-    found = with_output(PAGE, tmp_path)
-    assert found.count('<div class="notebook-output">') == len(BLOCK.findall(PAGE.read_text())) == 5
-    assert found.count("data:image/png;base64,") == 2
-    assert "is the fastest of 3 of " in found
+@pytest.mark.wide
+def test_the_code_of_the_page_of_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(blocks) == 5
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, names)  # noqa: S102
+    assert names["table"]["strategy"].nunique() == 3

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, TextArray, offsets_from_counts, rows_of
 from entrain_bench.base.errors import UserError
+from entrain_bench.specs.parse import Allowed
 
 from .budget import BUDGET
 from .tokens import MAX_ASPECT_RATIO
@@ -44,6 +45,13 @@ class TraceColumn:
             return f"a whole number from {self.low} to {self.high:.0f}"
         return f"a number above 0, at most {self.high:g}"
 
+    def holds(self, values: FloatArray) -> BoolArray:
+        """Whether values are allowed, element by element; NaN is not."""
+        valid = values <= self.high
+        if self.whole:
+            return valid & (values == np.floor(values)) & (values >= self.low)
+        return valid & (values > 0)
+
 
 COLUMNS: Mapping[str, TraceColumn] = {
     "sample_id": TraceColumn(),
@@ -59,35 +67,24 @@ COLUMNS: Mapping[str, TraceColumn] = {
 
 
 ALL = "all"
-_FIRST = re.compile(r"first:(\d+(?:\.\d+)?)(%?)")
-_ALLOWED = "all, first:3000 or first:10%"
+_FIRST = re.compile(r"first:(?:(\d+)|(\d+(?:\.\d+)?)%)")
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
-    """The first of something: a share of all, in (0, 1], or a number."""
+def _is_take(text: str) -> bool:
+    match = _FIRST.fullmatch(text)
+    return text == ALL or (match is not None and 0 < float(match[1] or match[2]) <= (2**53 if match[1] else 100))
 
-    share: float | None = 1.0
-    number: int | None = None
 
-    @classmethod
-    def parse(cls, text: str, where: str) -> Take:
-        """``all``, ``first:3000`` or ``first:10%``; ``UserError`` names the field ``where``."""
-        if text == ALL:
-            return cls()
-        match = _FIRST.fullmatch(str(text))
-        if match is None or (not match[2] and "." in match[1]):
-            raise UserError(f"{where}={text}: must be {_ALLOWED}")
-        value = float(match[1])
-        if not 0 < value <= (100 if match[2] else 2**53):
-            raise UserError(f"{where}={text}: must be above 0, and at most 100% where it is a share")
-        return cls(value / 100, None) if match[2] else cls(None, int(value))
+# The first of something: all, a number, or a share.
+Take = Annotated[str, Allowed(_is_take, "all, first:3000 or first:10%")]
 
-    def of(self, total: int) -> int:
-        """Return how many of ``total`` to take: a share is rounded, and at least 1 if there are any."""
-        if self.number is not None:
-            return min(total, self.number)
-        return min(total, max(1, round((self.share or 0.0) * total)))
+
+def num_taken(take: Take, total: int) -> int:
+    """Return how many of ``total`` to take: a share is rounded, and at least 1 if there are any."""
+    match = _FIRST.fullmatch(take)
+    if match is None:
+        return total
+    return min(total, int(match[1]) if match[1] else max(1, round(float(match[2]) / 100 * total)))
 
 
 # What a value takes while it is read; then a row, what names it, and an entry of a list, up to the shapes of samples.
@@ -95,7 +92,6 @@ _VALUE_BYTES = 24
 _ROW_BYTES = 128
 _NAME_BYTES = 200
 _ENTRY_BYTES = 120
-EVERYTHING = Take()
 FRAME_HINT = "; workload.frame_size=[640,360] is that of frames which have none"
 
 
@@ -118,7 +114,7 @@ class TraceColumns:
     frame_heights: FloatArray
 
 
-def read_columns(path: Path, take: Take = EVERYTHING, frame_size: tuple[float, float] | None = None) -> TraceColumns:
+def read_columns(path: Path, take: Take = ALL, frame_size: tuple[float, float] | None = None) -> TraceColumns:
     """Read a trace; without ``frame_size`` (width, height) every video must state the size of its frames.
 
     ``text_tokens`` or else ``text_chars`` is required; an absent or all-null column means that no sample has that
@@ -129,28 +125,28 @@ def read_columns(path: Path, take: Take = EVERYTHING, frame_size: tuple[float, f
         UserError: for a file that is missing, empty or no Parquet, for missing or misspelt columns, and for the first
             value outside its range; rows count from 1.
     """
-    reader = _ColumnReader.open(path, take)
-    text_name = "text_tokens" if reader.has("text_tokens") else "text_chars"
-    if not reader.has(text_name):
-        raise reader.error("needs a column text_tokens or text_chars; it is missing or all null")
-    text = reader.numbers(text_name)
-    audio, video = (reader.numbers(name, absent=np.nan) for name in ("audio_seconds", "video_seconds"))
+    trace = _Trace(path, take)
+    text_name = "text_tokens" if trace.has("text_tokens") else "text_chars"
+    if not trace.has(text_name):
+        raise trace.error("needs a column text_tokens or text_chars; it is missing or all null")
+    text = trace.numbers(text_name)
+    audio, video = (trace.numbers(name, absent=np.nan) for name in ("audio_seconds", "video_seconds"))
     has_video = ~np.isnan(video)
 
-    offsets, widths, heights = reader.sizes(has_video, frame_size)
+    offsets, widths, heights = trace.sizes(has_video, frame_size)
     counts = np.diff(offsets)
     num_images = counts - has_video
-    reader.check(num_images >= 0, "image_widths", counts, "the size of the frames of the row's video" + FRAME_HINT)
-    declared = reader.numbers("n_images", absent=np.nan)
+    trace.check(num_images >= 0, "image_widths", counts, "the size of the frames of the row's video" + FRAME_HINT)
+    declared = trace.numbers("n_images", absent=np.nan)
     allowed = "the number of images in image_widths (a video's frame size not counted)"
-    reader.check(np.isnan(declared) | (declared == num_images), "n_images", declared, allowed)
+    trace.check(np.isnan(declared) | (declared == num_images), "n_images", declared, allowed)
     empty = (text == 0) & (counts == 0) & np.isnan(audio)
-    reader.check(~empty, text_name, text, "positive in a row without images, audio and video")
+    trace.check(~empty, text_name, text, "positive in a row without images, audio and video")
 
     is_frame = np.zeros(len(widths), np.bool_)
     is_frame[(offsets[1:] - 1)[has_video]] = True
     return TraceColumns(
-        reader.identities("sample_id") if reader.has("sample_id") else np.arange(reader.num_rows),
+        trace.identities("sample_id") if trace.has("sample_id") else np.arange(trace.num_rows),
         text,
         text_name == "text_tokens",
         num_images,
@@ -163,50 +159,51 @@ def read_columns(path: Path, take: Take = EVERYTHING, frame_size: tuple[float, f
     )
 
 
-class _ColumnReader:
-    """One open trace: typed access to its columns, and errors that say where."""
+def _read(path: Path, take: Take) -> tuple[list[str], pa.Table]:
+    """The names of all columns, and the known columns of the first rows."""
+    try:
+        with pq.ParquetFile(path) as file:
+            names: list[str] = file.schema_arrow.names
+            rows = num_taken(take, file.metadata.num_rows)
+            groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+            starts = accumulate((group.num_rows for group in groups), initial=0)
+            groups = [group for group, start in zip(groups, starts, strict=False) if start < rows]
+            chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+            values = sum(chunk.num_values for chunk in chunks if chunk.path_in_schema.partition(".")[0] in COLUMNS)
+            BUDGET.ask(_VALUE_BYTES * values, f"workload.path={path}: {values:,} values", UserError)
+            # Files may state fewer values than they have.
+            with BUDGET.held():
+                columns = [name for name in COLUMNS if name in names]
+                table = file.read_row_groups([*range(len(groups))], columns=columns).slice(0, rows)
+                # Reading takes texts that are no UTF-8; of names it does not, with Python's own error.
+                table.validate(full=True)
+            return names, table
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"workload.path={path}: is not a readable Parquet file ({reason})") from error
 
-    @classmethod
-    def open(cls, path: Path, take: Take) -> _ColumnReader:
-        """Read the known columns of a file, and of its rows the first."""
-        try:
-            with pq.ParquetFile(path) as file:
-                names: list[str] = file.schema_arrow.names
-                rows = take.of(file.metadata.num_rows)
-                groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-                starts = accumulate((group.num_rows for group in groups), initial=0)
-                groups = [group for group, start in zip(groups, starts, strict=False) if start < rows]
-                chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
-                values = sum(chunk.num_values for chunk in chunks if chunk.path_in_schema.partition(".")[0] in COLUMNS)
-                BUDGET.ask(_VALUE_BYTES * values, f"workload.path={path}: {values:,} values", UserError)
-                # Files may state fewer values than they have.
-                with BUDGET.held():
-                    columns = [name for name in COLUMNS if name in names]
-                    table = file.read_row_groups([*range(len(groups))], columns=columns).slice(0, rows)
-                    # Reading takes texts that are no UTF-8; of names it does not, with Python's own error.
-                    table.validate(full=True)
-                return cls(path, names, table, rows)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"workload.path={path}: is not a readable Parquet file ({reason})") from error
 
-    def __init__(self, path: Path, names: list[str], table: pa.Table, num_rows: int) -> None:
+class _Trace:
+    """Typed access to the columns of a trace, and errors that say where."""
+
+    def __init__(self, path: Path, take: Take) -> None:
         self._path = path
-        self.num_rows = num_rows
-        for name in dict.fromkeys(names):
-            if names.count(name) > 1 and name in COLUMNS:
+        names, table = _read(path, take)
+        self.num_rows = len(table)
+        for name in names:
+            if name in COLUMNS and names.count(name) > 1:
                 raise self.error(f"column {name}: appears {names.count(name)} times; must be unique")
-            near = get_close_matches(name, [c for c in COLUMNS if c not in names], n=1, cutoff=0.85)
+            near = get_close_matches(name, COLUMNS.keys() - names, n=1, cutoff=0.85)
             if name not in COLUMNS and near:
                 raise self.error(f"column {name}: unknown (did you mean {near[0]}?); columns: {', '.join(COLUMNS)}")
-        if not num_rows:
+        if not self.num_rows:
             raise self.error("has no rows; must have at least 1")
-        # An all-null column says the same as an absent one.
         columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+        # An all-null column says the same as an absent one.
         self._columns = {name: column for name, column in columns.items() if column.null_count < len(column)}
         entries = sum(len(column.flatten()) for column in columns.values() if pa.types.is_nested(column.type))
-        needed = num_rows * (_ROW_BYTES + _NAME_BYTES * self.has("sample_id")) + entries * _ENTRY_BYTES
-        what = f"{num_rows:,} rows with {entries:,} list entries (workload.take=first:1000 reads fewer)"
+        needed = self.num_rows * (_ROW_BYTES + _NAME_BYTES * self.has("sample_id")) + entries * _ENTRY_BYTES
+        what = f"{self.num_rows:,} rows with {entries:,} list entries (workload.take=first:1000 reads fewer)"
         BUDGET.ask(needed, what, self.error)
 
     def error(self, message: str) -> UserError:
@@ -240,8 +237,7 @@ class _ColumnReader:
             values = values.astype(np.int64)
         _, first, group = np.unique(values, return_index=True, return_inverse=True)
         once = first[group] == np.arange(self.num_rows)
-        allowed = f"unique, but row {first[group][np.argmin(once)] + 1} has it as well"
-        self.check(once, name, values, allowed)
+        self.check(once, name, values, f"unique, but row {first[group][np.argmin(once)] + 1} has it as well")
         return np.asarray(values)
 
     def numbers(self, name: str, absent: float | None = None) -> FloatArray:
@@ -249,28 +245,19 @@ class _ColumnReader:
         if absent is not None and not self.has(name):
             return np.full(self.num_rows, absent)
         values = self._floats(name, self._columns[name])
-        nulls = _nulls(self._columns[name])
-        nullable = absent is not None
-        allowed = COLUMNS[name].allowed + (" or null" if nullable else "")
-        self.check(_within(values, COLUMNS[name]) | (nulls & nullable), name, values, allowed)
+        nulls = _nulls(self._columns[name]) & (absent is not None)
+        allowed = COLUMNS[name].allowed + (" or null" if absent is not None else "")
+        self.check(COLUMNS[name].holds(values) | nulls, name, values, allowed)
         return values if absent is None else np.where(nulls, absent, values)
 
     def sizes(
         self, has_video: BoolArray, frame_size: tuple[float, float] | None
     ) -> tuple[IntArray, FloatArray, FloatArray]:
         """The lists of widths and heights: row offsets ``[samples + 1]`` and both sides in pixels ``[entries]``."""
-        missing = [name for name in ("image_widths", "image_heights") if not self.has(name)]
-        if len(missing) == 1:
-            raise self.error(f"column {missing[0]} is missing or all null; must come with the image's other side")
-        if missing:
-            offsets: IntArray = np.zeros(self.num_rows + 1, np.int64)
-            widths = heights = np.zeros(0)
-        else:
-            offsets, widths = self._lists("image_widths")
-            height_offsets, heights = self._lists("image_heights")
-            counts = np.diff(offsets)
-            height_counts = np.diff(height_offsets)
-            self.check(counts == height_counts, "image_heights", height_counts, "as many entries as image_widths")
+        offsets, widths = self._lists("image_widths")
+        height_offsets, heights = self._lists("image_heights")
+        height_counts = np.diff(height_offsets)
+        self.check(np.diff(offsets) == height_counts, "image_heights", height_counts, "as many entries as image_widths")
         if frame_size is not None:
             unlisted = has_video & (np.diff(offsets) == self.numbers("n_images", absent=0.0))
             widths, heights = (np.insert(sides, offsets[1:][unlisted], 0.0) for sides in (widths, heights))
@@ -280,20 +267,17 @@ class _ColumnReader:
             widths[unknown], heights[unknown] = frame_size
         owners = rows_of(offsets)
         for name, values in (("image_widths", widths), ("image_heights", heights)):
-            valid = _within(values, COLUMNS[name])
-            if not np.all(valid):
-                entry = int(np.argmin(valid))
-                is_frame = has_video[owners[entry]] and entry == offsets[owners[entry] + 1] - 1
-                allowed = COLUMNS[name].allowed + (FRAME_HINT if is_frame and values[entry] == 0 else "")
-                self.check(valid, name, values, allowed, owners)
+            allowed = COLUMNS[name].allowed + (FRAME_HINT if np.any(has_video[owners[values == 0]]) else "")
+            self.check(COLUMNS[name].holds(values), name, values, allowed, owners)
         thick = np.maximum(widths, heights) <= MAX_ASPECT_RATIO * np.minimum(widths, heights)
-        if not np.all(thick):
-            sides = [f"{width:g}x{height:g} pixels" for width, height in zip(widths, heights, strict=True)]
-            allowed = f"of sides within a ratio of {MAX_ASPECT_RATIO:g}"
-            self.check(thick, "image_widths", sides, allowed, owners)
+        sides = np.stack([widths, heights], axis=1)
+        self.check(thick, "image_widths", sides, f"sides within a ratio of {MAX_ASPECT_RATIO:g}", owners)
         return offsets, widths, heights
 
     def _lists(self, name: str) -> tuple[IntArray, FloatArray]:
+        """Row offsets ``[samples + 1]`` and all entries; lists are empty where the column is missing."""
+        if not self.has(name):
+            return np.zeros(self.num_rows + 1, np.int64), np.zeros(0)
         column = self._columns[name]
         kind = column.type
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
@@ -311,11 +295,3 @@ class _ColumnReader:
 
 def _nulls(column: Any) -> BoolArray:
     return np.asarray(column.is_null().to_numpy(zero_copy_only=False))
-
-
-def _within(values: FloatArray, column: TraceColumn) -> BoolArray:
-    # Comparisons are false for NaN.
-    if not column.whole:
-        return (values > 0) & (values <= column.high)
-    whole: BoolArray = values == np.floor(values)
-    return whole & (values >= column.low) & (values <= column.high)

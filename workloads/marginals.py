@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeGuard
 
 import numpy as np
 from scipy import special
@@ -14,10 +14,18 @@ from scipy import special
 from entrain_bench.base.arithmetic import matmul, sine_of_turns
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import UserError, require, unknown_choice
-from entrain_bench.specs.parse import parse
+from entrain_bench.specs.parse import Allowed, check_mapping, parse
 
 # Halvings of a mixture's bracket: relative precision 2**-48 of its width.
 _BISECTIONS = 48
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+POSITIVE = Allowed(lambda value: _is_number(value) and 0 < value < math.inf, "a finite number above 0")
+_NOT_NEGATIVE = Allowed(lambda value: 0 <= value < math.inf, "a finite number of at least 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,29 +35,17 @@ class Marginal(ABC):
     min: float = -math.inf
     max: float = math.inf
 
-    def __post_init__(self) -> None:
-        require(self.min <= self.max, "min", self.min, f"at most max={self.max}")
-        self._check()
+    def check(self, where: str) -> None:
+        """Raise ``UserError`` for parameters that do not fit together; ``where`` is the distribution's key."""
+        require(self.min <= self.max, f"{where}.min", self.min, f"at most max={self.max}")
 
     def ppf(self, u: FloatArray) -> FloatArray:
         """Inverse CDF at probabilities ``u`` in [0, 1), element by element."""
         return np.clip(self._ppf(u), self.min, self.max)
 
-    def rounded(self, u: FloatArray) -> FloatArray:
-        """``ppf`` to the nearest whole numbers, halves to even ones, at probabilities ``u`` in [0, 1) ``[draws]``."""
-        return self._round(self._ppf(u))
-
-    def _round(self, x: FloatArray) -> FloatArray:
-        return np.rint(np.clip(x, self.min, self.max))
-
     def cdf(self, x: FloatArray) -> FloatArray:
         """Probability of a size of at most ``x``, element by element."""
         return np.where(x < self.min, 0.0, np.where(x >= self.max, 1.0, self._cdf(x)))
-
-    def _check(self) -> None:
-        for parameter in fields(self):
-            if parameter.name not in ("min", "max"):
-                _require_finite(parameter.name, getattr(self, parameter.name))
 
     @abstractmethod
     def _ppf(self, u: FloatArray) -> FloatArray: ...
@@ -62,10 +58,7 @@ class Marginal(ABC):
 class ConstantMarginal(Marginal):
     """Always ``value``."""
 
-    value: float
-
-    def _check(self) -> None:
-        _require_finite("value", self.value, strict=False)
+    value: Annotated[float, _NOT_NEGATIVE]
 
     def _ppf(self, u: FloatArray) -> FloatArray:
         return np.full(np.shape(u), self.value)
@@ -78,8 +71,8 @@ class ConstantMarginal(Marginal):
 class LogNormal(Marginal):
     """Log-normal: the logarithm is normal with mean ``log(median)`` and standard deviation ``sigma``."""
 
-    median: float
-    sigma: float
+    median: Annotated[float, POSITIVE]
+    sigma: Annotated[float, POSITIVE]
 
     def _ppf(self, u: FloatArray) -> FloatArray:
         with np.errstate(over="ignore"):
@@ -87,82 +80,70 @@ class LogNormal(Marginal):
 
     def _cdf(self, x: FloatArray) -> FloatArray:
         with np.errstate(divide="ignore"):
-            return _floats(special.ndtr(np.log(np.maximum(x, 0.0) / self.median) / self.sigma))
+            return np.asarray(special.ndtr(np.log(np.maximum(x, 0.0) / self.median) / self.sigma))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gamma(Marginal):
     """Gamma with the given ``shape`` and ``scale`` (mean ``shape * scale``)."""
 
-    shape: float
-    scale: float
+    shape: Annotated[float, POSITIVE]
+    scale: Annotated[float, POSITIVE]
 
     def _ppf(self, u: FloatArray) -> FloatArray:
-        return _floats(special.gammaincinv(self.shape, u) * self.scale)
+        return np.asarray(special.gammaincinv(self.shape, u) * self.scale)
 
     def _cdf(self, x: FloatArray) -> FloatArray:
-        return _floats(special.gammainc(self.shape, np.maximum(x, 0.0) / self.scale))
+        return np.asarray(special.gammainc(self.shape, np.maximum(x, 0.0) / self.scale))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundedPareto(Marginal):
     """Power law with tail exponent ``alpha`` between ``low`` and ``high`` (truncated, not clipped)."""
 
-    alpha: float
-    low: float
-    high: float
+    alpha: Annotated[float, POSITIVE]
+    low: Annotated[float, POSITIVE]
+    high: Annotated[float, POSITIVE]
 
-    def _check(self) -> None:
-        Marginal._check(self)
-        require(self.high > self.low, "high", self.high, f"above low={self.low}")
+    def check(self, where: str) -> None:
+        """Raise ``UserError`` for parameters that do not fit together; ``where`` is the distribution's key."""
+        Marginal.check(self, where)
+        require(self.high > self.low, f"{where}.high", self.high, f"above low={self.low}")
 
     def _ppf(self, u: FloatArray) -> FloatArray:
         mass = 1.0 - (self.low / self.high) ** self.alpha
-        return _floats(self.low * (1.0 - u * mass) ** (-1.0 / self.alpha))
+        return np.asarray(self.low * (1.0 - u * mass) ** (-1.0 / self.alpha))
 
     def _cdf(self, x: FloatArray) -> FloatArray:
         mass = 1.0 - (self.low / self.high) ** self.alpha
-        return _floats((1.0 - (self.low / np.clip(x, self.low, self.high)) ** self.alpha) / mass)
+        return np.asarray((1.0 - (self.low / np.clip(x, self.low, self.high)) ** self.alpha) / mass)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture(Marginal):
     """One of several distributions, each with a probability; ``weights`` are normalised to sum to 1."""
 
-    weights: tuple[float, ...]
+    weights: tuple[Annotated[float, POSITIVE], ...]
     components: tuple[Marginal, ...]
 
-    def _check(self) -> None:
-        require(len(self.components) >= 1, "components", list(self.components), "at least one distribution")
-        same = len(self.weights) == len(self.components)
-        require(same, "weights", list(self.weights), f"one number for each of {len(self.components)} components")
-        for index, weight in enumerate(self.weights):
-            _require_finite(f"weights[{index}]", weight)
-
-    def rounded(self, u: FloatArray) -> FloatArray:
-        """The same as of any other distribution, without the halvings that change no whole number."""
-        low, high = self._bracket(u)
-        unsure = np.arange(len(u))
-        for _ in range(_BISECTIONS):
-            unsure = unsure[self._round(low[unsure]) != self._round(high[unsure])]
-            low[unsure], high[unsure] = self._halve(u[unsure], low[unsure], high[unsure])
-        return self._round(high)
+    def check(self, where: str) -> None:
+        """Raise ``UserError`` for parameters that do not fit together; ``where`` is the distribution's key."""
+        Marginal.check(self, where)
+        many = len(self.components)
+        require(many >= 1, f"{where}.components", [], "at least one distribution")
+        require(len(self.weights) == many, f"{where}.weights", [*self.weights], f"one number for each of {many}")
 
     def _ppf(self, u: FloatArray) -> FloatArray:
-        low, high = self._bracket(u)
-        for _ in range(_BISECTIONS):
-            low, high = self._halve(u, low, high)
-        return high
-
-    def _bracket(self, u: FloatArray) -> tuple[FloatArray, FloatArray]:
         # The components' own quantiles bracket the mixture's: below them all CDFs are under u, above them all over it.
         quantiles = np.stack([component.ppf(u) for component in self.components])
-        return quantiles.min(axis=0), quantiles.max(axis=0)
-
-    def _halve(self, u: FloatArray, low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
-        middle = low + (high - low) / 2
-        reached = self._cdf(middle) >= u
-        return np.where(reached, low, middle), np.where(reached, middle, high)
+        low = quantiles.min(axis=0)
+        high = quantiles.max(axis=0)
+        for _ in range(_BISECTIONS):
+            middle = low + (high - low) / 2
+            reached = self._cdf(middle) >= u
+            low = np.where(reached, low, middle)
+            high = np.where(reached, middle, high)
+        return high
 
     def _cdf(self, x: FloatArray) -> FloatArray:
         shares = np.array(self.weights) / sum(self.weights)
@@ -183,39 +164,24 @@ KINDS: Mapping[str, type[Marginal]] = {
 
 def parse_marginal(config: object, where: str) -> Marginal:
     """A distribution from its YAML, a number or ``{kind: ..., parameters}``; ``UserError`` names a wrong key."""
-    if isinstance(config, int | float) and not isinstance(config, bool):
+    if _is_number(config):
         config = {"kind": "constant", "value": config}
     if not isinstance(config, Mapping) or "kind" not in config:
         raise UserError(f"{where}={config}: must be a number or a mapping with kind, one of {', '.join(sorted(KINDS))}")
-    kind = str(config["kind"])
+    values: dict[str, Any] = dict(config)
+    kind = str(values.pop("kind"))
     if kind not in KINDS:
         raise unknown_choice(f"{where}.kind", kind, KINDS)
-    values: dict[str, Any] = {str(key): value for key, value in config.items() if key != "kind"}
-    for key in ("weights", "components"):
-        if key in values and kind == "mixture" and not isinstance(values[key], list | tuple):
-            raise UserError(f"{where}.{key}={values[key]}: must be a list")
-    if kind == "mixture" and "components" in values:
+    if isinstance(values.get("components"), list | tuple):
         parts = enumerate(values["components"])
-        values["components"] = tuple(parse_marginal(part, f"{where}.components[{i}]") for i, part in parts)
-    marginal = KINDS[kind]
-    try:
-        return parse(marginal, values, "")
-    except UserError as error:
-        separator = "" if str(error).startswith((".", " ")) else "."
-        raise UserError(f"{where}{separator}{error}") from None
-
-
-def _require_finite(field: str, value: object, strict: bool = True) -> None:
-    valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    valid = valid and (value > 0 or (value == 0 and not strict))  # type: ignore[operator]
-    require(valid, field, value, f"a finite number {'above' if strict else 'of at least'} 0")
-
-
-def _floats(values: Any) -> FloatArray:
-    return np.asarray(values, np.float64)
+        values["components"] = [parse_marginal(part, f"{where}.components[{i}]") for i, part in parts]
+    marginal = parse(KINDS[kind], values, where)
+    marginal.check(where)
+    return marginal
 
 
 type RankCorrelation = float | Mapping[str, Mapping[str, float]]
+_CORRELATION = Allowed(lambda value: _is_number(value) and -1 <= value <= 1, "a number from -1 to 1")
 
 # Eigenvalues above this count as zero: rounding of a singular matrix (a correlation of 1).
 _EIGENVALUE_TOLERANCE = 1e-9
@@ -223,28 +189,23 @@ _EIGENVALUE_TOLERANCE = 1e-9
 _ROOT_TOLERANCE = 1e-6
 
 
-def spearman_matrix(names: Sequence[str], rank_correlation: RankCorrelation, where: str) -> FloatArray:
-    """Spearman correlations ``[names, names]``: one value for all pairs, or ``{name: {other: value}}`` and else 0.
-
-    Raises:
-        UserError: for a value outside [-1, 1], an unknown name, or a pair given twice with different values.
-    """
+def _spearman_matrix(names: Sequence[str], rank_correlation: RankCorrelation, where: str) -> FloatArray:
+    """Spearman correlations ``[names, names]``: one value for all pairs, or ``{name: {other: value}}`` and else 0."""
     matrix = np.eye(len(names))
     if not isinstance(rank_correlation, Mapping):
-        _require_correlation(rank_correlation, where)
+        _CORRELATION.check(rank_correlation, where)
         return np.where(matrix == 1, 1.0, float(rank_correlation))
-    given: dict[tuple[str, ...], float] = {}
+    given: dict[frozenset[str], float] = {}
     for first, others in rank_correlation.items():
-        require(isinstance(others, Mapping), f"{where}.{first}", others, "a mapping from a second name to a number")
-        for second, value in others.items():
+        for second, value in check_mapping(others, f"{where}.{first}").items():
             field = f"{where}.{first}.{second}"
             for name in (first, second):
                 if name not in names:
                     raise unknown_choice(field, str(name), names)
             require(first != second, field, value, "a pair of different names")
-            _require_correlation(value, field)
-            pair = tuple(sorted((first, second)))
-            require(given.setdefault(pair, value) == value, field, value, f"the pair's other value {given[pair]}")
+            _CORRELATION.check(value, field)
+            other = given.setdefault(frozenset((first, second)), value)
+            require(other == value, field, value, f"the pair's other value {other}")
             i = names.index(first)
             j = names.index(second)
             matrix[i, j] = matrix[j, i] = value
@@ -254,12 +215,14 @@ def spearman_matrix(names: Sequence[str], rank_correlation: RankCorrelation, whe
 def latent_root(names: Sequence[str], rank_correlation: RankCorrelation, where: str) -> FloatArray:
     """A matrix ``root`` such that standard normals times ``root.T`` have the given rank correlations.
 
+    Names may have one correlation for all pairs, or ``{name: {other: value}}`` and otherwise 0.
     The normals' Pearson correlation is ``2 sin(pi rho / 6)`` for a Spearman correlation rho (Pearson 1907).
 
     Raises:
-        UserError: as ``spearman_matrix``, and for correlations that no distribution can have together.
+        UserError: for a value outside [-1, 1], an unknown name, a pair given twice with different values, and
+            correlations that no distribution can have together.
     """
-    pearson = 2 * sine_of_turns(spearman_matrix(names, rank_correlation, where) / 12)
+    pearson = 2 * sine_of_turns(_spearman_matrix(names, rank_correlation, where) / 12)
     smallest = float(np.linalg.eigvalsh(pearson)[0])
     if smallest < -_EIGENVALUE_TOLERANCE:
         raise UserError(
@@ -307,8 +270,3 @@ def match_ranks(sizes: IntArray, latent: FloatArray) -> IntArray:
     chosen = np.empty(len(sizes), np.int64)
     chosen[np.argsort(latent, kind="stable")] = np.argsort(sizes, kind="stable")
     return chosen
-
-
-def _require_correlation(value: object, field: str) -> None:
-    valid = isinstance(value, int | float) and not isinstance(value, bool) and -1 <= value <= 1
-    require(valid, field, value, "a number from -1 to 1")

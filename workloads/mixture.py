@@ -8,30 +8,30 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import require
 from entrain_bench.specs.shapes import SampleShapes, concatenate
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.workload import Counts, ShapeSource, Workload, counts_of, stable_rng
+
+from .marginals import POSITIVE
+from .synthetic import Name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureWorkload:
     """Samples of several workloads by key, with weights of any sum; ``name`` seeds the choice."""
 
-    name: str
+    name: Name
     weights: Mapping[str, float]
     components: Mapping[str, Workload]
 
     def __post_init__(self) -> None:
-        require(bool(self.name), "workload.name", repr(self.name), "text that is not empty")
         keys = sorted(self.components)
-        require(
-            bool(keys) and keys == sorted(self.weights), "workload.weights", dict(self.weights), f"one each of {keys}"
-        )
+        same = bool(keys) and keys == sorted(self.weights)
+        require(same, "workload.weights", dict(self.weights), f"one each of {keys}")
         for key, weight in self.weights.items():
-            valid = isinstance(weight, int | float) and not isinstance(weight, bool) and 0 < weight < float("inf")
-            require(valid, f"workload.weights.{key}", weight, "a number above 0")
+            POSITIVE.check(weight, f"workload.weights.{key}")
 
     def fingerprint(self) -> str:
         """Hash of the components' data; empty if they have none."""
@@ -84,5 +84,5 @@ class MixtureSource:
 
 def _rename(shapes: SampleShapes, modalities: tuple[str, ...]) -> SampleShapes:
     """The same samples with modalities numbered by another list that holds theirs."""
-    number: IntArray = np.array([modalities.index(name) for name in shapes.modalities], np.int64)
+    number = np.array([modalities.index(name) for name in shapes.modalities], np.int64)
     return replace(shapes, modalities=modalities, item_modality=number[shapes.item_modality])

@@ -42,18 +42,9 @@ class _Images:
     heights: IntArray
     alone: BoolArray
 
-    def all(self, value: int) -> IntArray:
-        """The same number for every image."""
-        return np.full(len(self.widths), value, np.int64)
 
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """Tiles of each image, encoder tokens of each of its tiles and LLM tokens of the whole image ``[images]`` each."""
-
-    tiles: IntArray
-    encoder_tokens: IntArray
-    llm_tokens: IntArray
+# Tiles of each image, encoder tokens of each of its tiles, LLM tokens of the image: one number or ``[images]`` each.
+type _Cut = tuple[IntArray | int, IntArray | int, IntArray | int]
 
 
 def processed_images(counts: IntArray, widths: FloatArray, heights: FloatArray, rules: ImageRules) -> Items:
@@ -62,9 +53,13 @@ def processed_images(counts: IntArray, widths: FloatArray, heights: FloatArray, 
     ``counts`` are images of each sample ``[samples]``; sides are in pixels ``[images]``. Arithmetic is that of Hugging
     Face transformers 5 operation by operation: counts are equal where a quotient is whole but for its last digit.
     """
-    wide, high = (np.maximum(1, np.rint(sides)).astype(np.int64) for sides in (widths, heights))
+    wide, high = _whole_pixels(widths, heights)
     cut = _METHODS[type(rules)](rules, _Images(wide, high, np.repeat(counts == 1, counts)))
-    return tiled_items(counts, cut.tiles, cut.encoder_tokens, cut.llm_tokens)
+    return tiled_items(counts, *(np.broadcast_to(part, wide.shape) for part in cut))
+
+
+def _whole_pixels(widths: FloatArray, heights: FloatArray) -> tuple[IntArray, IntArray]:
+    return np.maximum(1, np.rint(widths)).astype(np.int64), np.maximum(1, np.rint(heights)).astype(np.int64)
 
 
 def tiled_items(counts: IntArray, tiles: IntArray, encoder_tokens: IntArray, llm_tokens: IntArray) -> Items:
@@ -82,44 +77,43 @@ def tiled_items(counts: IntArray, tiles: IntArray, encoder_tokens: IntArray, llm
     return Items(of_sample, np.repeat(encoder_tokens, tiles), llm)
 
 
-def _fixed_size(rules: FixedSize, images: _Images) -> _Cut:
-    return _Cut(images.all(1), images.all(rules.encoder_tokens), images.all(rules.llm_tokens))
-
-
 def _any_resolution(rules: AnyResolution, images: _Images) -> _Cut:
-    rows, columns = _best_grids(rules, images)
-    side = rules.side
-    down = rows * side
-    across = columns * side
-    wide = images.widths / images.heights > across / down
-    by_width = np.floor(np.round(images.heights * (across / images.widths), 7)).astype(np.int64)
-    by_height = np.floor(np.round(images.widths * (down / images.heights), 7)).astype(np.int64)
-    down = np.where(wide, down - (down - by_width) // 2 * 2, down)
-    across = np.where(wide, across, across - (across - by_height) // 2 * 2)
-    if rules.max_tiles:
-        times = np.sqrt(down * across / (rules.max_tiles * side**2))
-        shrunk = times > SLACK
-        down = np.where(shrunk, down // times, down).astype(np.int64)
-        across = np.where(shrunk, across // times, across).astype(np.int64)
-    tiles = rows * columns + 1
-    llm = down * (across + 1) + rules.overview_tokens
-    if rules.single_only:
-        # Several images of a sample: one tile each, and a marker.
-        tiles = np.where(images.alone, tiles, 1)
-        llm = np.where(images.alone, llm, rules.overview_tokens + 1)
-    return _Cut(tiles, images.all(rules.encoder_tokens), llm)
-
-
-def _best_grids(rules: AnyResolution, images: _Images) -> tuple[IntArray, IntArray]:
-    """Rows and columns of the grid that keeps most pixels of each image ``[images]`` each."""
-
     def fitted(width: int, height: int) -> IntArray:
         scale = np.minimum(width / images.widths, height / images.heights)
         return (np.floor(images.widths * scale) * np.floor(images.heights * scale)).astype(np.int64)
 
     grids = [(column, row) for row, column in rules.grids]
     columns, rows = _most_kept(images.widths, images.heights, grids, rules.pixels, fitted)
-    return rows, columns
+    down, across = _unpadded(images.widths, images.heights, columns, rows, rules.side, rules.max_tiles)
+    tiles = rows * columns + 1
+    llm = down * (across + 1) + rules.overview_tokens
+    if rules.single_only:
+        # Several images of a sample: one tile each, and a marker.
+        tiles = np.where(images.alone, tiles, 1)
+        llm = np.where(images.alone, llm, rules.overview_tokens + 1)
+    return tiles, rules.encoder_tokens, llm
+
+
+def _unpadded(
+    widths: IntArray, heights: IntArray, columns: IntArray, rows: IntArray, side: int, most_tiles: int
+) -> tuple[IntArray, IntArray]:
+    """Lines and columns of LLM tokens of images on grids of tiles ``[images]`` each, padding cut off.
+
+    More than ``most_tiles`` tiles (0: any number) are scaled down; ``side`` is that of a tile in tokens.
+    """
+    down = rows * side
+    across = columns * side
+    wide = widths * down > heights * across
+    by_width = down - 2 * ((down - heights * across // widths) // 2)
+    by_height = across - 2 * ((across - widths * down // heights) // 2)
+    down = np.where(wide, by_width, down)
+    across = np.where(wide, across, by_height)
+    times = np.maximum(1, np.sqrt(across * down / ((most_tiles or np.inf) * side**2)))
+    shrunk = times > SLACK
+    # As published: a quotient that is whole but for its last digit goes down.
+    down = np.where(shrunk, down // times, down).astype(np.int64)
+    across = np.where(shrunk, across // times, across).astype(np.int64)
+    return down, across
 
 
 def _most_kept(
@@ -154,7 +148,7 @@ def _nearest_grid(rules: NearestGrid, images: _Images) -> _Cut:
     columns, rows = closest_grids(images.widths, images.heights, rules.pixels, rules.max_tiles)
     # A grid of one tile is its own overview.
     tiles = columns * rows + (columns * rows > 1)
-    return _Cut(tiles, images.all(rules.encoder_tokens), tiles * rules.llm_tokens + rules.markers)
+    return tiles, rules.encoder_tokens, tiles * rules.llm_tokens + rules.markers
 
 
 def closest_grids(widths: IntArray, heights: IntArray, pixels: int, most: int) -> tuple[IntArray, IntArray]:
@@ -189,7 +183,7 @@ def _longest_edge(rules: LongestEdge, images: _Images) -> _Cut:
     # A tile has two markers and a line one; the overview, or an image that is not cut, has three.
     lines = rows * (columns * (rules.llm_tokens + 2) + 1)
     llm = rules.llm_tokens + 3 + np.where(cut, lines, 0)
-    return _Cut(np.where(cut, rows * columns + 1, 1), images.all(rules.encoder_tokens), llm)
+    return np.where(cut, rows * columns + 1, 1), rules.encoder_tokens, llm
 
 
 def _scaled_to(images: _Images, longest_edge: int) -> tuple[IntArray, IntArray]:
@@ -215,17 +209,17 @@ def _native_size(rules: NativeSize, images: _Images) -> _Cut:
     height = np.where(smaller, np.floor(images.heights / times), images.heights).astype(np.int64)
     width = np.where(smaller, np.floor(images.widths / times), images.widths).astype(np.int64)
     rows, columns = (np.maximum(1, -(-sides // rules.pixels)) for sides in (height, width))
-    return _Cut(images.all(1), rows * columns * rules.merge**2, rows * (columns + 1))
+    return 1, rows * columns * rules.merge**2, rows * (columns + 1)
 
 
 def _resampled(rules: Resampled, images: _Images) -> _Cut:
     whole = _patches_between(rules, images.widths, images.heights)
     if not rules.quarters:
         # A marker on each side.
-        return _Cut(images.all(1), whole, images.all(rules.llm_tokens + 2))
+        return 1, whole, rules.llm_tokens + 2
     quarter = _patches_between(rules, np.maximum(1, images.widths // 2), np.maximum(1, images.heights // 2))
     # Quarters and the whole image as tiles of equal length, with a marker between any two and at both ends.
-    return _Cut(images.all(5), -(-(4 * quarter + whole) // 5), images.all(5 * rules.llm_tokens + 6))
+    return 5, -(-(4 * quarter + whole) // 5), 5 * rules.llm_tokens + 6
 
 
 def _patches_between(rules: Resampled, widths: IntArray, heights: IntArray) -> IntArray:
@@ -259,7 +253,7 @@ def _padded_grid(rules: PaddedGrid, images: _Images) -> _Cut:
     # Every second patch of every tile's lines and columns stands for an LLM token.
     down = _every_second(rows * side - free_below // patch, side)
     across = _every_second(columns * side - free_right // patch, side)
-    return _Cut(columns * rows + 1, images.all(side**2), down * across + down + OVERVIEW_TOKENS)
+    return columns * rows + 1, side**2, down * across + down + OVERVIEW_TOKENS
 
 
 def _every_second(kept: IntArray, side: int) -> IntArray:
@@ -270,7 +264,7 @@ def _every_second(kept: IntArray, side: int) -> IntArray:
 
 # What each kind of rule does; each function takes rules of its kind.
 _METHODS: Mapping[type, Callable[[Any, _Images], _Cut]] = {
-    FixedSize: _fixed_size,
+    FixedSize: lambda rules, _: (1, rules.encoder_tokens, rules.llm_tokens),
     AnyResolution: _any_resolution,
     NearestGrid: _nearest_grid,
     LongestEdge: _longest_edge,
@@ -298,17 +292,7 @@ def best_grids(widths: IntArray, heights: IntArray, rules: TileRules) -> tuple[I
 
 def grid_tokens(widths: IntArray, heights: IntArray, columns: IntArray, rows: IntArray, rules: TileRules) -> IntArray:
     """LLM tokens of images on their grids: padding cut off, scaled down to the limit, a newline after each line."""
-    side = rules.llm_side
-    across = columns * side
-    down = rows * side
-    wide = widths * down > heights * across
-    down = down - np.where(wide, 2 * ((down - heights * across // widths) // 2), 0)
-    across = across - np.where(wide, 0, 2 * ((across - widths * down // heights) // 2))
-    times = np.sqrt(across * down / (rules.max_llm_tiles * side**2))
-    shrunk = times > SLACK
-    # As theirs: a quotient that is whole but for its last digit goes down.
-    down = np.where(shrunk, down // times, down).astype(np.int64)
-    across = np.where(shrunk, across // times, across).astype(np.int64)
+    down, across = _unpadded(widths, heights, columns, rows, rules.llm_side, rules.max_llm_tiles)
     return np.asarray(np.maximum(1, down) * (np.maximum(1, across) + 1))
 
 
@@ -318,20 +302,19 @@ def tiled_images(counts: IntArray, widths: FloatArray, heights: FloatArray, rule
     An image's LLM tokens are spread evenly over its tiles. ``counts`` are images of each sample ``[samples]``, sides in
     pixels ``[images]``.
     """
-    wide, high = (np.maximum(1, np.rint(sides)).astype(np.int64) for sides in (widths, heights))
-    encoder = np.full(len(wide), rules.encoder_side**2)
+    encoder_tokens = rules.encoder_side**2
+    llm_tokens = rules.llm_side**2
     if rules.dynamic_tiles:
-        columns, rows = closest_grids(wide, high, rules.pixels, rules.dynamic_tiles)
-        # A grid of one tile is its own thumbnail.
-        tiles = columns * rows + (columns * rows > 1)
-        return tiled_items(counts, tiles, encoder, tiles * rules.llm_side**2)
+        nearest = NearestGrid(rules.pixels, rules.dynamic_tiles, encoder_tokens, llm_tokens, markers=0)
+        return processed_images(counts, widths, heights, nearest)
+    wide, high = _whole_pixels(widths, heights)
     alone = np.repeat(counts == 1, counts)
     tiles = np.ones(len(wide), np.int64)
-    tokens = np.full(len(wide), rules.llm_side**2 + 1)
+    tokens = np.full(len(wide), llm_tokens + 1)
     columns, rows = best_grids(wide[alone], high[alone], rules)
     tiles[alone] = columns * rows + 1
     tokens[alone] = grid_tokens(wide[alone], high[alone], columns, rows, rules)
-    return tiled_items(counts, tiles, encoder, tokens)
+    return tiled_items(counts, tiles, np.full(len(wide), encoder_tokens), tokens)
 
 
 def frame_rules(rules: TileRules) -> FrameRules:

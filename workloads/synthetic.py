@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 from scipy import special
 
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, sum_rows, take_rows
 from entrain_bench.base.errors import UserError, require
-from entrain_bench.specs.parse import check_mapping, parse
+from entrain_bench.specs.parse import Allowed, at_least, between, parse
 from entrain_bench.specs.shapes import Items, SampleShapes, concatenate, shapes_of
 from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 from entrain_bench.specs.workload import one_of_two, stable_rng, stream_blocks
@@ -23,16 +23,13 @@ from .tokens import MAX_ASPECT_RATIO, image_items, video_items
 
 # The samples of a block, the unit of random access.
 BLOCK_SAMPLES = 4096
-
-
-class Generated:
-    """A workload that its YAML describes in full."""
-
-    __slots__ = ()
-
-    def fingerprint(self) -> str:
-        """Empty: there is no data."""
-        return ""
+_PACKED_BLOCK_SAMPLES = 256
+_MAX_SIZE = 2**31 - 1
+_MAX_BLOCK_ITEMS = 50_000_000
+TEXT = "text"
+Name = Annotated[str, Allowed(bool, "text that is not empty")]
+Ratio = Annotated[float, Allowed(lambda value: 0 < value <= 1e6, "null or above 0, at most 1e6")]
+type Distribution = float | Mapping[str, object]
 
 
 @dataclass(slots=True)
@@ -45,22 +42,21 @@ class _Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockSource(ABC):
-    """A stream of samples of which a block is generated at once; ``name`` seeds them."""
+class BlockSource:
+    """A stream of samples of which a block is generated at once; ``name`` seeds them.
 
-    BLOCK_SAMPLES: ClassVar[int] = BLOCK_SAMPLES
+    ``generate`` takes a generator, the number of samples and the number of the first one.
+    """
 
     name: str
-    _blocks: dict[tuple[int, int], SampleShapes] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
-    _drawn: _Drawn = field(default_factory=_Drawn, repr=False, compare=False, kw_only=True)
-
-    @abstractmethod
-    def generate(self, rng: np.random.Generator, first_id: int) -> SampleShapes:
-        """A block of samples, numbered from ``first_id``."""
+    generate: Callable[[np.random.Generator, int, int], SampleShapes]
+    block_samples: int = BLOCK_SAMPLES
+    _blocks: dict[tuple[int, int], SampleShapes] = field(default_factory=dict, repr=False, compare=False)
+    _drawn: _Drawn = field(default_factory=_Drawn, repr=False, compare=False)
 
     def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
         """Samples ``iteration * num_samples`` and following of the stream that belongs to the seed."""
-        blocks = stream_blocks(iteration, num_samples, seed, self.BLOCK_SAMPLES)
+        blocks = stream_blocks(iteration, num_samples, seed, self.block_samples)
         return concatenate([self._block(seed, block).take(np.arange(lo, hi)) for block, lo, hi in blocks])
 
     def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
@@ -73,47 +69,54 @@ class BlockSource(ABC):
         if drawn.by is not rng:
             drawn.by = rng
             drawn.num_samples = 0
-        first = drawn.num_samples
-        last = drawn.num_samples + num_samples
         parts = []
-        while first < last:
-            start = first - first % BLOCK_SAMPLES
-            if first == start:
-                drawn.block = self.generate(rng, start)
-            end = min(last, start + BLOCK_SAMPLES)
+        missing = num_samples
+        while missing:
+            place = drawn.num_samples % self.block_samples
+            if not place:
+                drawn.block = self.generate(rng, self.block_samples, drawn.num_samples)
             assert drawn.block is not None, "the first sample of a block generates it"
-            parts.append(drawn.block.take(np.arange(first - start, end - start)))
-            first = end
-        drawn.num_samples = last
+            taken = min(missing, self.block_samples - place)
+            parts.append(drawn.block.take(np.arange(place, place + taken)))
+            drawn.num_samples += taken
+            missing -= taken
         return concatenate(parts)
 
     def _block(self, seed: int, block: int) -> SampleShapes:
         def make() -> SampleShapes:
-            return self.generate(stable_rng(self.name, seed, block), block * self.BLOCK_SAMPLES)
+            rng = stable_rng(self.name, seed, block)
+            return self.generate(rng, self.block_samples, block * self.block_samples)
 
         return one_of_two(self._blocks, (seed, block), make)
 
 
-_MAX_SIZE = 2**31 - 1
-_MAX_BLOCK_ITEMS = 50_000_000
-TEXT = "text"
+class PackedSource(BlockSource):
+    """A stream of which a draw generates as many samples as it takes."""
+
+    def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
+        """Independent samples."""
+        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
+        return self.generate(rng, num_samples, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _ModalityConfig:
-    llm_tokens: object
-    items_per_sample: object = 1
-    probability: float = 1.0
-    encoder_tokens_per_llm_token: float | None = None
+class Generated:
+    """A workload that its YAML describes in full."""
+
+    __slots__ = ()
+
+    def fingerprint(self) -> str:
+        """Empty: there is no data."""
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Modality:
-    where: str
-    llm_tokens: Marginal
-    items_per_sample: Marginal
-    probability: float
-    encoder_tokens_per_llm_token: float | None
+    """Marginals, in YAML as configured; a ratio that is None follows the model's rules."""
+
+    llm_tokens: Any
+    items_per_sample: Any = 1
+    probability: Annotated[float, between(0, 1)] = 1.0
+    encoder_tokens_per_llm_token: Ratio | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,78 +137,62 @@ class SyntheticWorkload(Generated):
         rank_correlation: one value for all pairs of modalities and text, or ``{name: {other: value}}``.
     """
 
-    name: str
-    text: float | Mapping[str, object]
+    name: Name
+    text: Distribution
     modalities: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     rank_correlation: RankCorrelation = 0.0
 
     def __post_init__(self) -> None:
-        require(bool(self.name), "workload.name", repr(self.name), "text that is not empty")
-        self._parse({})
+        self._parse()
 
-    def source(self, rules: TokenRules) -> SyntheticSource:
+    def source(self, rules: TokenRules) -> BlockSource:
         """The generator of samples; ``UserError`` if neither YAML nor rules give a modality's encoder tokens."""
-        vision = float(rules.merge_patches**2)
-        source = self._parse({"image": vision, "video": vision, "audio": float(rules.audio_merge_frames)})
-        for modality in source.modalities.values():
-            key = f"{modality.where}.encoder_tokens_per_llm_token"
-            known = modality.encoder_tokens_per_llm_token is not None
+        vision = rules.merge_patches**2
+        rates = {"image": vision, "video": vision, "audio": rules.audio_merge_frames}
+        text, modalities, root = self._parse()
+        for name, modality in modalities.items():
+            key = f"workload.modalities.{name}.encoder_tokens_per_llm_token"
+            known = name in rates or modality.encoder_tokens_per_llm_token is not None
             require(known, key, "null", "a number: only image, video and audio have rules in the model")
-        return source
+            if modality.encoder_tokens_per_llm_token is None:
+                modalities[name] = replace(modality, encoder_tokens_per_llm_token=float(rates[name]))
+        return BlockSource(self.name, partial(_tied_samples, text, modalities, root))
 
-    def _parse(self, rates: Mapping[str, float]) -> SyntheticSource:
-        modalities = {}
+    def _parse(self) -> tuple[Marginal, dict[str, _Modality], FloatArray]:
+        """Text, modalities, and the root of the latent correlation, text first ``[1 + modalities, 1 + modalities]``."""
+        modalities = dict[str, _Modality]()
         for name, config in self.modalities.items():
             where = f"workload.modalities.{name}"
             require(name != TEXT, where, "...", "another name: text has its own key")
-            modalities[str(name)] = _parse_modality(config, where, rates.get(str(name)))
+            given = parse(_Modality, config, where)
+            sizes = {key: parse_marginal(getattr(given, key), f"{where}.{key}") for key in _MODALITY_SIZES}
+            modalities[str(name)] = replace(given, **sizes)
         root = latent_root((TEXT, *modalities), self.rank_correlation, "workload.rank_correlation")
-        return SyntheticSource(self.name, parse_marginal(self.text, "workload.text"), modalities, root)
+        return parse_marginal(self.text, "workload.text"), modalities, root
 
 
-@dataclass(frozen=True, slots=True)
-class SyntheticSource(BlockSource):
-    """Generator of a synthetic workload's samples.
-
-    ``root`` is that of the latent correlation, text first ``[1 + modalities, 1 + modalities]``.
-    """
-
-    text: Marginal
-    modalities: Mapping[str, _Modality]
-    root: FloatArray
-
-    def generate(self, rng: np.random.Generator, first_id: int) -> SampleShapes:
-        """A block of samples, numbered from ``first_id``."""
-        latents = draw_latents(self.root, BLOCK_SAMPLES, rng)
-        text = drawn_sizes(self.text, np.asarray(special.ndtr(latents[:, 0])), 1, "workload.text")
-        items = {
-            name: _draw_items(modality, latents[:, 1 + index], rng)
-            for index, (name, modality) in enumerate(self.modalities.items())
-        }
-        return shapes_of(text, items, np.arange(first_id, first_id + BLOCK_SAMPLES))
+_MODALITY_SIZES = ("llm_tokens", "items_per_sample")
 
 
-def _parse_modality(config: object, where: str, rate: float | None) -> _Modality:
-    if not isinstance(config, Mapping):
-        raise UserError(f"{where}={config}: must be a mapping with llm_tokens")
-    values = parse(_ModalityConfig, config, where)
-    require(0 <= values.probability <= 1, f"{where}.probability", values.probability, "from 0 to 1")
-    given = values.encoder_tokens_per_llm_token
-    if given is not None:
-        valid = isinstance(given, int | float) and not isinstance(given, bool) and 0 < given <= _MAX_SIZE
-        require(valid, f"{where}.encoder_tokens_per_llm_token", given, "a number above 0, or null")
-    return _Modality(
-        where,
-        parse_marginal(values.llm_tokens, f"{where}.llm_tokens"),
-        parse_marginal(values.items_per_sample, f"{where}.items_per_sample"),
-        values.probability,
-        rate if given is None else given,
-    )
+def _tied_samples(
+    text: Marginal,
+    modalities: Mapping[str, _Modality],
+    root: FloatArray,
+    rng: np.random.Generator,
+    num_samples: int,
+    first_id: int,
+) -> SampleShapes:
+    latents = draw_latents(root, num_samples, rng)
+    text_tokens = drawn_sizes(text, np.asarray(special.ndtr(latents[:, 0])), 1, "workload.text")
+    items = {
+        name: _tied_items(modality, f"workload.modalities.{name}", latents[:, 1 + index], rng)
+        for index, (name, modality) in enumerate(modalities.items())
+    }
+    return shapes_of(text_tokens, items, np.arange(first_id, first_id + num_samples))
 
 
-def _draw_items(modality: _Modality, latent: FloatArray, rng: np.random.Generator) -> Items:
+def _tied_items(modality: _Modality, where: str, latent: FloatArray, rng: np.random.Generator) -> Items:
     samples = len(latent)
-    where = modality.where
     present = rng.random(samples) < modality.probability
     counts = present * drawn_sizes(modality.items_per_sample, rng.random(samples), 0, f"{where}.items_per_sample")
     total = int(counts.sum())
@@ -217,16 +204,14 @@ def _draw_items(modality: _Modality, latent: FloatArray, rng: np.random.Generato
     bundle = match_ranks(sum_rows(offsets, llm.astype(np.float64)).astype(np.int64), latent)
     new_offsets, positions = take_rows(offsets, bundle)
     llm = llm[positions]
-    return Items(
-        np.diff(new_offsets),
-        np.maximum(1, np.rint(llm * (modality.encoder_tokens_per_llm_token or 1.0))).astype(np.int64),
-        llm,
-    )
+    assert modality.encoder_tokens_per_llm_token is not None
+    encoder = np.maximum(1, np.rint(llm * modality.encoder_tokens_per_llm_token)).astype(np.int64)
+    return Items(np.diff(new_offsets), encoder, llm)
 
 
 def drawn_sizes(marginal: Marginal, u: FloatArray, least: int, where: str) -> IntArray:
     """Whole sizes of at least ``least`` at probabilities ``u`` in [0, 1) ``[draws]``."""
-    sizes = np.maximum(least, marginal.rounded(u))
+    sizes = np.maximum(least, np.rint(marginal.ppf(u)))
     largest = sizes.max(initial=0)
     require(bool(largest <= _MAX_SIZE), where, f"{largest:g} (drawn)", f"at most {_MAX_SIZE}; set max")
     return sizes.astype(np.int64)
@@ -240,26 +225,18 @@ class UniformMix(Generated):
     Encoder tokens follow the model's rules if their ratio is None.
     """
 
-    name: str
-    sequence_tokens: int
-    vision_share: float
-    image_tokens: int
-    encoder_tokens_per_llm_token: float | None = None
+    name: Name
+    sequence_tokens: Annotated[int, between(1, MAX_TOKENS)]
+    vision_share: Annotated[float, Allowed(lambda value: 0 <= value < 1, "in [0, 1)")]
+    image_tokens: Annotated[int, at_least(1)]
+    encoder_tokens_per_llm_token: Ratio | None = None
 
     def __post_init__(self) -> None:
-        fits = 1 <= self.sequence_tokens <= MAX_TOKENS
-        require(fits, "workload.sequence_tokens", self.sequence_tokens, f"at least 1, at most {MAX_TOKENS}")
-        require(self.image_tokens >= 1, "workload.image_tokens", self.image_tokens, "at least 1")
-        rate = self.encoder_tokens_per_llm_token
-        most = MAX_TOKENS / self.image_tokens
-        given = rate is None or 0 < rate <= most
-        require(given, "workload.encoder_tokens_per_llm_token", rate, f"null or above 0, at most {most:g}")
-        require(0 <= self.vision_share < 1, "workload.vision_share", self.vision_share, "in [0, 1)")
         images = self._images()
         unit = f"a multiple of image_tokens / sequence_tokens = {self.image_tokens / self.sequence_tokens}"
         require(abs(images - round(images)) < 1e-6, "workload.vision_share", self.vision_share, unit)
 
-    def source(self, rules: TokenRules) -> SyntheticSource:
+    def source(self, rules: TokenRules) -> BlockSource:
         """The generator of samples."""
         num_images = round(self._images())
         images = {
@@ -282,17 +259,14 @@ class PackedWorkload(Generated):
     the LLM processes like text. ``caption`` is a distribution of text tokens, ``image`` of patches, both at least 1.
     """
 
-    name: str
-    sequence_tokens: int
-    caption: float | Mapping[str, object]
-    image: float | Mapping[str, object]
+    name: Name
+    sequence_tokens: Annotated[int, between(2, MAX_TOKENS)]
+    caption: Distribution
+    image: Distribution
 
     def __post_init__(self) -> None:
-        require(bool(self.name), "workload.name", repr(self.name), "text that is not empty")
-        fits = 2 <= self.sequence_tokens <= MAX_TOKENS
-        require(fits, "workload.sequence_tokens", self.sequence_tokens, f"at least 2, at most {MAX_TOKENS}")
         for key in ("caption", "image"):
-            largest = float(parse_marginal(getattr(self, key), f"workload.{key}").ppf(np.array([1.0]))[0])
+            largest = float(self._marginal(key).ppf(np.array([1.0]))[0])
             fits = largest <= self.sequence_tokens // 2
             allowed = f"at most half of sequence_tokens={self.sequence_tokens}; set max"
             require(fits, f"workload.{key}", f"{largest:g} (at most)", allowed)
@@ -306,58 +280,43 @@ class PackedWorkload(Generated):
         field = "workload.sequence_tokens"
         allowed = f"at most {most}, the LLM's context_tokens"
         require(self.sequence_tokens <= most, field, self.sequence_tokens, allowed)
-        caption, image = (parse_marginal(getattr(self, key), f"workload.{key}") for key in ("caption", "image"))
-        return PackedSource(self.name, self.sequence_tokens, caption, image, rules.merge_patches**2)
+        sizes = self._marginal("caption"), self._marginal("image")
+        pack = partial(_packed_samples, self.sequence_tokens, *sizes, rules.merge_patches**2)
+        return PackedSource(self.name, pack, _PACKED_BLOCK_SAMPLES)
+
+    def _marginal(self, key: str) -> Marginal:
+        return parse_marginal(getattr(self, key), f"workload.{key}")
 
 
-@dataclass(frozen=True, slots=True)
-class PackedSource(BlockSource):
-    """Generator of packed samples; attributes as in ``PackedWorkload``, and the patches of an LLM token."""
-
-    BLOCK_SAMPLES: ClassVar[int] = 256
-
-    sequence_tokens: int
-    caption: Marginal
-    image: Marginal
-    merged_patches: int
-
-    def generate(self, rng: np.random.Generator, first_id: int) -> SampleShapes:
-        """A block of samples, numbered from ``first_id``."""
-        return self._pack(rng, self.BLOCK_SAMPLES, first_id)
-
-    def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
-        """Independent samples."""
-        require(num_samples >= 1, "num_samples", num_samples, "at least 1")
-        return self._pack(rng, num_samples, 0)
-
-    def _pack(self, rng: np.random.Generator, num_samples: int, first_id: int) -> SampleShapes:
-        patches = np.zeros(0, np.int64)
-        ends = list[int]()
-        bounds = [0]
-        while len(bounds) <= num_samples:
-            filled = ends[bounds[-1] - 1] if bounds[-1] else 0
-            # The first pair that does not fit; it must have been drawn.
-            last = bisect_right(ends, filled + self.sequence_tokens, bounds[-1])
-            if last < len(ends):
-                bounds.append(last)
-                continue
-            more = _sizes(self.image, rng.random(16 * num_samples))
-            pairs = self._projected(more) + _sizes(self.caption, rng.random(len(more)))
-            ends += ((ends[-1] if ends else 0) + np.cumsum(pairs)).tolist()
-            patches = np.append(patches, more)
-        patches = patches[: bounds[-1]]
-        projected = self._projected(patches)
-        offsets = np.array(bounds)
-        text = self.sequence_tokens - np.add.reduceat(projected, offsets[:-1])
-        items = Items(np.diff(offsets), patches, projected)
-        return shapes_of(text, {"image": items}, np.arange(first_id, first_id + num_samples))
-
-    def _projected(self, patches: IntArray) -> IntArray:
-        return -(-patches // self.merged_patches)
-
-
-def _sizes(marginal: Marginal, u: FloatArray) -> IntArray:
-    return np.maximum(1, marginal.rounded(u)).astype(np.int64)
+def _packed_samples(
+    sequence_tokens: int,
+    caption: Marginal,
+    image: Marginal,
+    merged_patches: int,
+    rng: np.random.Generator,
+    num_samples: int,
+    first_id: int,
+) -> SampleShapes:
+    patches = np.zeros(0, np.int64)
+    ends = list[int]()
+    bounds = [0]
+    while len(bounds) <= num_samples:
+        filled = ends[bounds[-1] - 1] if bounds[-1] else 0
+        # The first pair that does not fit; it must have been drawn.
+        last = bisect_right(ends, filled + sequence_tokens, bounds[-1])
+        if last < len(ends):
+            bounds.append(last)
+            continue
+        more = drawn_sizes(image, rng.random(16 * num_samples), 1, "workload.image")
+        text = drawn_sizes(caption, rng.random(len(more)), 1, "workload.caption")
+        ends += ((ends[-1] if ends else 0) + np.cumsum(-(-more // merged_patches) + text)).tolist()
+        patches = np.append(patches, more)
+    patches = patches[: bounds[-1]]
+    projected = -(-patches // merged_patches)
+    offsets = np.array(bounds)
+    padded_text = sequence_tokens - np.add.reduceat(projected, offsets[:-1])
+    images = Items(np.diff(offsets), patches, projected)
+    return shapes_of(padded_text, {"image": images}, np.arange(first_id, first_id + num_samples))
 
 
 # Qwen2.5-VL's limits for images and frames that it does not cut into tiles, in LLM tokens.
@@ -366,14 +325,14 @@ FRAME_TOKENS = (128, 768)
 
 
 @dataclass(frozen=True, slots=True)
-class _PicturesConfig:
+class _Pictures:
     side: object
     aspect: object = 1.0
     count: object = 1
 
 
 @dataclass(frozen=True, slots=True)
-class _VideoConfig:
+class _Video:
     seconds: object
     side: object = 640
     aspect: object = 1.0
@@ -392,64 +351,56 @@ class PixelWorkload(Generated):
         video: ``seconds`` (whole), and ``side`` and ``aspect`` of a frame; None: no video.
     """
 
-    name: str
-    text: float | Mapping[str, object]
+    name: Name
+    text: Distribution
     images: Mapping[str, object] | None = None
     video: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
-        require(bool(self.name), "workload.name", repr(self.name), "text that is not empty")
         if self.images is None and self.video is None:
             raise UserError("workload: must have images or video")
         self._parse()
 
-    def source(self, rules: TokenRules) -> PixelSource:
+    def source(self, rules: TokenRules) -> BlockSource:
         """The generator of samples for a model."""
-        text, images, video = self._parse()
-        return PixelSource(self.name, text, images, video, rules)
+        return BlockSource(self.name, partial(_pixel_samples, *self._parse(), rules))
 
     def _parse(self) -> tuple[Marginal, dict[str, Marginal], dict[str, Marginal]]:
-        images = _marginals(_PicturesConfig, self.images, "workload.images")
-        video = _marginals(_VideoConfig, self.video, "workload.video")
+        images = _marginals(_Pictures, self.images, "workload.images")
+        video = _marginals(_Video, self.video, "workload.video")
         return parse_marginal(self.text, "workload.text"), images, video
 
 
-def _marginals(
-    kind: type[_PicturesConfig | _VideoConfig], given: Mapping[str, object] | None, where: str
-) -> dict[str, Marginal]:
-    if given is None:
-        return {}
-    values = asdict(parse(kind, check_mapping(given, where), where))
+def _marginals(kind: type[_Pictures | _Video], given: object, where: str) -> dict[str, Marginal]:
+    values = {} if given is None else asdict(parse(kind, given, where))
     return {name: parse_marginal(value, f"{where}.{name}") for name, value in values.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class PixelSource(BlockSource):
-    """Generator of the samples of a ``PixelWorkload``; an empty mapping: no images, or no videos."""
-
-    text: Marginal
-    images: Mapping[str, Marginal]
-    video: Mapping[str, Marginal]
-    rules: TokenRules
-
-    def generate(self, rng: np.random.Generator, first_id: int) -> SampleShapes:
-        """A block of samples, numbered from ``first_id``."""
-        text = drawn_sizes(self.text, rng.random(BLOCK_SAMPLES), 1, "workload.text")
-        items: dict[str, Items] = {}
-        if self.images:
-            counts = drawn_sizes(self.images["count"], rng.random(BLOCK_SAMPLES), 0, "workload.images.count")
-            widths, heights = _sides(self.images, int(counts.sum()), rng, "workload.images")
-            items["image"] = image_items(counts, widths, heights, self.rules, MAX_IMAGE_TOKENS)
-        if self.video:
-            seconds = drawn_sizes(self.video["seconds"], rng.random(BLOCK_SAMPLES), 1, "workload.video.seconds")
-            widths, heights = _sides(self.video, BLOCK_SAMPLES, rng, "workload.video")
-            items["video"] = video_items(seconds.astype(np.float64), widths, heights, self.rules, *FRAME_TOKENS)
-        ids = np.arange(first_id, first_id + BLOCK_SAMPLES)
-        shapes = shapes_of(text, items, ids)
-        if self.rules.context_tokens is None:
-            return shapes
-        room = self.rules.context_tokens - (shapes.llm_tokens - text)
-        return shapes_of(np.minimum(text, np.maximum(room, 1)), items, ids)
+def _pixel_samples(
+    text: Marginal,
+    images: Mapping[str, Marginal],
+    video: Mapping[str, Marginal],
+    rules: TokenRules,
+    rng: np.random.Generator,
+    num_samples: int,
+    first_id: int,
+) -> SampleShapes:
+    """Samples of a ``PixelWorkload``; an empty mapping: no images, or no videos."""
+    text_tokens = drawn_sizes(text, rng.random(num_samples), 1, "workload.text")
+    items: dict[str, Items] = {}
+    if images:
+        counts = drawn_sizes(images["count"], rng.random(num_samples), 0, "workload.images.count")
+        widths, heights = _sides(images, int(counts.sum()), rng, "workload.images")
+        items["image"] = image_items(counts, widths, heights, rules, MAX_IMAGE_TOKENS)
+    if video:
+        seconds = drawn_sizes(video["seconds"], rng.random(num_samples), 1, "workload.video.seconds")
+        widths, heights = _sides(video, num_samples, rng, "workload.video")
+        items["video"] = video_items(seconds.astype(np.float64), widths, heights, rules, *FRAME_TOKENS)
+    shapes = shapes_of(text_tokens, items, np.arange(first_id, first_id + num_samples))
+    if rules.context_tokens is None:
+        return shapes
+    room = rules.context_tokens - (shapes.llm_tokens - text_tokens)
+    return replace(shapes, text_tokens=np.minimum(text_tokens, np.maximum(room, 1)))
 
 
 def _sides(

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
 from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of, sum_rows
 from entrain_bench.base.errors import UserError, require
+from entrain_bench.specs.parse import Allowed, OneOf, between
 from entrain_bench.specs.shapes import SampleShapes, shapes_of
 from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 from entrain_bench.specs.workload import ListedShapes, Moved, Samples, stable_rng
 
 from .columns import ALL, MAX_PIXELS, Take, TraceColumns, read_columns
 from .marginals import parse_marginal
-from .synthetic import drawn_sizes
+from .synthetic import Distribution, Name, drawn_sizes
 from .tokens import MAX_ASPECT_RATIO, audio_items, image_items, text_tokens, video_items
 
 
@@ -73,7 +74,13 @@ def truncated(shapes: SampleShapes, context_tokens: int) -> SampleShapes:
     return replace(shapes, **shorter)
 
 
+def _is_frame_size(size: tuple[int, ...]) -> bool:
+    return len(size) == 2 and min(size) >= 1 and max(size) <= min(MAX_PIXELS, MAX_ASPECT_RATIO * min(size))
+
+
 PACKAGED_TRACES = Path(__file__).parent / "traces"
+_FRAME_SIZES = f"[width, height] in pixels, within a ratio of {MAX_ASPECT_RATIO:g}, such as [640,360]"
+_Tokens = Annotated[int, between(1, MAX_TOKENS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,33 +92,19 @@ class TraceWorkload:
     """
 
     name: str = ""
-    path: str
-    max_image_tokens: int = 16384
-    min_video_frame_tokens: int = 128
-    max_video_frame_tokens: int = 768
-    on_overlong: str = OnOverlong.ERROR
-    take: str = ALL
-    frame_size: Sequence[int] | None = None
-    text: float | Mapping[str, object] | None = None
+    path: Name
+    max_image_tokens: _Tokens = 16384
+    min_video_frame_tokens: _Tokens = 128
+    max_video_frame_tokens: _Tokens = 768
+    on_overlong: Annotated[str, OneOf([*OnOverlong])] = OnOverlong.ERROR
+    take: Take = ALL
+    frame_size: Annotated[tuple[int, ...], Allowed(_is_frame_size, _FRAME_SIZES)] | None = None
+    text: Distribution | None = None
 
     def __post_init__(self) -> None:
-        for key in ("max_image_tokens", "min_video_frame_tokens", "max_video_frame_tokens"):
-            value = getattr(self, key)
-            valid = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_TOKENS
-            require(valid, f"workload.{key}", value, f"an integer of at least 1, at most {MAX_TOKENS}")
         allowed = f"at least min_video_frame_tokens={self.min_video_frame_tokens}"
         ordered = self.max_video_frame_tokens >= self.min_video_frame_tokens
         require(ordered, "workload.max_video_frame_tokens", self.max_video_frame_tokens, allowed)
-        require(bool(self.path), "workload.path", repr(self.path), "a Parquet file")
-        require(
-            self.on_overlong in {*OnOverlong},
-            "workload.on_overlong",
-            self.on_overlong,
-            f"one of {[*map(str, OnOverlong)]}",
-        )
-        Take.parse(self.take, "workload.take")
-        if self.frame_size is not None:
-            _check_frame_size(self.frame_size)
         if self.text is not None:
             parse_marginal(self.text, "workload.text")
         if not self.name:
@@ -141,7 +134,6 @@ class TraceWorkload:
             return listed
         if self.on_overlong == OnOverlong.ERROR:
             self._refuse_overlong(listed.shapes, rules.context_tokens)
-            return listed
         fitted = fitting(listed, rules.context_tokens, OnOverlong(self.on_overlong))
         if not len(fitted.shapes):
             raise UserError(
@@ -162,7 +154,7 @@ class TraceWorkload:
 
     def _columns(self) -> TraceColumns:
         frame = None if self.frame_size is None else (float(self.frame_size[0]), float(self.frame_size[1]))
-        return read_columns(self._file(), Take.parse(self.take, "workload.take"), frame)
+        return read_columns(self._file(), self.take, frame)
 
     def _refuse_overlong(self, shapes: SampleShapes, context_tokens: int) -> None:
         longer = np.flatnonzero(shapes.llm_tokens > context_tokens)
@@ -209,10 +201,3 @@ class TraceWorkload:
             what = "is not a file" if path.exists() else "does not exist"
             raise UserError(f"workload.path={self.path}: {what}; must be a Parquet file or one of {names}")
         return path
-
-
-def _check_frame_size(size: Sequence[int]) -> None:
-    whole = [isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= MAX_PIXELS for side in size]
-    valid = len(whole) == 2 and all(whole) and max(size) <= MAX_ASPECT_RATIO * min(size)
-    allowed = f"[width, height] in pixels, within a ratio of {MAX_ASPECT_RATIO:g}, such as [640,360]"
-    require(valid, "workload.frame_size", list(size), allowed)

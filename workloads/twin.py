@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from entrain_bench.specs.shapes import Items, SampleShapes, shapes_of
 from entrain_bench.specs.tokens import TokenRules
 
 from .marginals import draw_latents, nearest_root
-from .synthetic import BLOCK_SAMPLES, BlockSource
+from .synthetic import BlockSource
 from .trace import TraceWorkload, truncated
 
 # Points of a distribution between which sizes are interpolated, and beside them its largest values.
@@ -41,44 +42,28 @@ class TwinWorkload(TraceWorkload):
         if self.name == Path(self.path).stem:
             object.__setattr__(self, "name", f"{self.name}_twin")
 
-    def source(self, rules: TokenRules) -> TwinSource:  # type: ignore[override]
+    def source(self, rules: TokenRules) -> BlockSource:  # type: ignore[override]
         """The generator of samples; ``UserError`` as of a trace."""
-        trace = TraceWorkload(**{field.name: getattr(self, field.name) for field in fields(TraceWorkload)})
-        return fit(self.name, trace.source(rules).shapes, rules.context_tokens)
+        return fit(self.name, TraceWorkload.source(self, rules).shapes, rules.context_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sizes:
+# Values at probabilities in [0, 1), element by element.
+type Inverse = Callable[[FloatArray], FloatArray]
+
+
+def _interpolated(values: FloatArray) -> Inverse:
     """A distribution of sizes: values at probabilities, straight lines between."""
-
-    probabilities: FloatArray
-    values: FloatArray
-
-    @classmethod
-    def of(cls, values: FloatArray) -> _Sizes:
-        total = len(values)
-        grid = np.floor(np.linspace(0, total - 1, min(total, _KNOTS))).astype(np.int64)
-        places = np.union1d(grid, np.arange(max(0, total - _TAIL), total))
-        return cls((places + 0.5) / total, np.sort(values, kind="stable")[places])
-
-    def at(self, u: FloatArray) -> FloatArray:
-        return np.interp(u, self.probabilities, self.values)
+    total = len(values)
+    grid = np.floor(np.linspace(0, total - 1, min(total, _KNOTS))).astype(np.int64)
+    places = np.union1d(grid, np.arange(max(0, total - _TAIL), total))
+    return partial(np.interp, xp=(places + 0.5) / total, fp=np.sort(values, kind="stable")[places])
 
 
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """A distribution of whole numbers."""
-
-    cumulative: FloatArray
-    values: IntArray
-
-    @classmethod
-    def of(cls, values: IntArray) -> _Counts:
-        distinct, many = np.unique(values, return_counts=True)
-        return cls(np.cumsum(many) / len(values), distinct)
-
-    def at(self, u: FloatArray) -> IntArray:
-        return self.values[np.minimum(np.searchsorted(self.cumulative, u, side="right"), len(self.values) - 1)]
+def _drawn_counts(counts: IntArray, u: FloatArray) -> IntArray:
+    """Counts as frequent as the given ones, at probabilities in [0, 1)."""
+    distinct, many = np.unique(counts, return_counts=True)
+    places = np.searchsorted(np.cumsum(many) / len(counts), u, side="right")
+    return distinct[np.minimum(places, len(distinct) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,53 +73,48 @@ class _Modality:
     ``encoder_tokens`` are every item's; 0: ``encoder_ratio`` times its LLM tokens.
     """
 
-    counts: _Counts
-    means: _Sizes
-    spread: _Sizes | None
+    counts: IntArray
+    means: Inverse
+    spread: Inverse | None
     least: int
     most: int
     encoder_tokens: int
     encoder_ratio: float
 
     def draw(self, count_u: FloatArray, mean_u: FloatArray, rng: np.random.Generator) -> Items:
-        counts = self.counts.at(count_u)
-        sizes = np.repeat(self.means.at(mean_u), counts)
+        counts = _drawn_counts(self.counts, count_u)
+        sizes = np.repeat(self.means(mean_u), counts)
         if self.spread is not None:
             several = np.repeat(counts > 1, counts)
-            sizes = sizes * np.where(several, self.spread.at(rng.random(len(sizes))), 1.0)
+            sizes = sizes * np.where(several, self.spread(rng.random(len(sizes))), 1.0)
         llm = np.clip(np.rint(sizes), self.least, self.most).astype(np.int64)
         encoder = np.maximum(1, np.rint(llm * self.encoder_ratio)).astype(np.int64)
         return Items(counts, np.full_like(llm, self.encoder_tokens) if self.encoder_tokens else encoder, llm)
 
 
-@dataclass(frozen=True, slots=True)
-class TwinSource(BlockSource):
-    """Generator of a twin's samples.
-
-    ``root`` is that of the latent correlation of text and, of every modality, counts and means.
-    """
-
-    text: _Sizes
-    modalities: Mapping[str, _Modality]
-    root: FloatArray
-    context_tokens: int | None
-
-    def generate(self, rng: np.random.Generator, first_id: int) -> SampleShapes:
-        """A block of samples, numbered from ``first_id``."""
-        u = np.asarray(special.ndtr(draw_latents(self.root, BLOCK_SAMPLES, rng)))
-        text = np.rint(self.text.at(u[:, 0])).astype(np.int64)
-        items = {
-            name: modality.draw(u[:, 1 + 2 * index], u[:, 2 + 2 * index], rng)
-            for index, (name, modality) in enumerate(self.modalities.items())
-        }
-        owned = sum((part.counts for part in items.values()), np.zeros(BLOCK_SAMPLES, np.int64))
-        shapes = shapes_of(
-            np.where(owned > 0, text, np.maximum(1, text)), items, np.arange(first_id, first_id + BLOCK_SAMPLES)
-        )
-        return shapes if self.context_tokens is None else truncated(shapes, self.context_tokens)
+def _twin_samples(
+    text: Inverse,
+    modalities: Mapping[str, _Modality],
+    root: FloatArray,
+    context_tokens: int | None,
+    rng: np.random.Generator,
+    num_samples: int,
+    first_id: int,
+) -> SampleShapes:
+    """Samples; ``root`` is that of the latent correlation of text and, of every modality, counts and means."""
+    u = np.asarray(special.ndtr(draw_latents(root, num_samples, rng)))
+    text_tokens = np.rint(text(u[:, 0])).astype(np.int64)
+    items = {
+        name: modality.draw(u[:, 1 + 2 * index], u[:, 2 + 2 * index], rng)
+        for index, (name, modality) in enumerate(modalities.items())
+    }
+    owned = sum((part.counts for part in items.values()), np.zeros(num_samples, np.int64))
+    text_tokens = np.where(owned > 0, text_tokens, np.maximum(1, text_tokens))
+    shapes = shapes_of(text_tokens, items, np.arange(first_id, first_id + num_samples))
+    return shapes if context_tokens is None else truncated(shapes, context_tokens)
 
 
-def fit(name: str, shapes: SampleShapes, context_tokens: int | None) -> TwinSource:
+def fit(name: str, shapes: SampleShapes, context_tokens: int | None) -> BlockSource:
     """The twin of samples; ``name`` seeds its own, which have at most ``context_tokens``, None: any number."""
     modalities = dict[str, _Modality]()
     columns = [shapes.text_tokens.astype(np.float64)]
@@ -143,34 +123,25 @@ def fit(name: str, shapes: SampleShapes, context_tokens: int | None) -> TwinSour
         if not items.size:
             continue
         llm = shapes.item_llm_tokens[items].astype(np.float64)
+        encoder = shapes.item_encoder_tokens[items]
         owners = rows_of(shapes.item_offsets)[items]
         counts = np.bincount(owners, minlength=len(shapes))
         total = np.bincount(owners, weights=llm, minlength=len(shapes))
         means = np.where(counts > 0, total / np.maximum(counts, 1), np.nan)
-        modalities[modality] = _fitted(counts, means, owners, llm, shapes.item_encoder_tokens[items])
+        ratios = (llm / means[owners])[counts[owners] > 1]
+        modalities[modality] = _Modality(
+            counts,
+            _interpolated(means[counts > 0]),
+            _interpolated(ratios) if np.any(ratios != 1) else None,
+            int(llm.min()),
+            int(llm.max()),
+            int(encoder[0]) if np.all(encoder == encoder[0]) else 0,
+            float(encoder.sum() / llm.sum()),
+        )
         columns += [counts.astype(np.float64), means]
-    root = nearest_root(_rank_correlations(columns))
-    return TwinSource(name, _Sizes.of(columns[0]), modalities, root, context_tokens)
-
-
-def _fitted(counts: IntArray, means: FloatArray, owners: IntArray, llm: FloatArray, encoder: IntArray) -> _Modality:
-    several = counts[owners] > 1
-    ratios = (llm / means[owners])[several]
-    constant = int(encoder[0]) if np.all(encoder == encoder[0]) else 0
-    return _Modality(
-        _Counts.of(counts),
-        _Sizes.of(means[counts > 0]),
-        _Sizes.of(ratios) if several.any() and np.any(ratios != 1) else None,
-        int(llm.min()),
-        int(llm.max()),
-        constant,
-        float(encoder.sum() / llm.sum()),
-    )
-
-
-def _rank_correlations(columns: Sequence[FloatArray]) -> FloatArray:
-    """Spearman correlations ``[columns, columns]`` over the samples that have both; 0 of few, and without spread."""
-    found = pd.DataFrame(dict(enumerate(columns))).corr("spearman", _LEAST_SAMPLES)
-    matrix = found.fillna(0.0).round(_DECIMALS).to_numpy(copy=True)
+    # Spearman's, over the samples that have both; 0 of few, and without spread.
+    correlations = pd.DataFrame(dict(enumerate(columns))).corr("spearman", _LEAST_SAMPLES)
+    matrix = correlations.fillna(0.0).round(_DECIMALS).to_numpy(copy=True)
     np.fill_diagonal(matrix, 1.0)
-    return matrix
+    generate = partial(_twin_samples, _interpolated(columns[0]), modalities, nearest_root(matrix), context_tokens)
+    return BlockSource(name, generate)

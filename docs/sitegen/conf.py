@@ -7,7 +7,7 @@ from typing import Any
 project = "entrain-bench"
 author = "The entrain-bench developers"
 copyright = author  # noqa: A001
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 source_suffix = {".md": "markdown"}
 root_doc = "README"
 include_patterns = [
@@ -31,20 +31,17 @@ html_theme = "pydata_sphinx_theme"
 html_title = project
 html_static_path = [str(Path(__file__).parent / "static")]
 html_css_files = ["site.css"]
-html_js_files = ["table.js"]
 html_theme_options = {
     "header_links_before_dropdown": 6,
     "show_toc_level": 2,
     "navigation_with_keys": False,
     "show_prev_next": False,
-    # Pages with wide tables need the room.
-    "secondary_sidebar_items": {"**": ["page-toc"], "docs/claims_table": [], "docs/results_table": []},
+    "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],
 }
 html_context = {"default_mode": "auto"}
 html_sidebars: dict[str, list[str]] = {"README": []}
-copybutton_selector = "div.highlight pre, table.interactive pre"
 
 
 def setup(app: Any) -> None:

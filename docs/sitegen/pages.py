@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-import entrain_bench.figures
 from entrain_bench.answers.documents.claim import load_claims
-from entrain_bench.answers.documents.claims import FINDINGS, read_claims
 from entrain_bench.answers.labels import strategy_facts
 from entrain_bench.answers.text import markdown_table
 from entrain_bench.commands.help import help_text, verbs
 from entrain_bench.config.comments import groups
+from entrain_bench.figures._runner import discover
 from entrain_bench.records.records import Results
-from sitegen.notebook import with_output
 from sitegen.strategies import overview, strategy_page
-from sitegen.tables import claims_page, results_page, results_table
 
 DOCS = Path("docs")
 HOME = "README"
@@ -31,26 +23,16 @@ STRATEGIES = DOCS / "strategies"
 # With pages, and files that pages link.
 COPIED = (DOCS, *map(Path, ("entrain_bench", "examples", "experiments", "results/reference", "workloads")))
 COPIED_FILES = ("CITATION.cff", "CONTRIBUTING.md", "results/README.md")
-IGNORED = ("sitegen", "navigation.yaml", "__pycache__", "*.nb[ic]")
+IGNORED = ("sitegen", "__pycache__", "*.nb[ic]")
 REFERENCE = Path("results/reference")
 FIGURES = REFERENCE / "figures"
-FIGURE_MODULES = Path(entrain_bench.figures.__path__[0])
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the site in ``navigation.yaml``: heading and path of its page, and the question each page answers."""
-
-    title: str
-    place: str
-    text: str
-    pages: dict[str, str]
+SECTIONS = ("tutorials/index", "guides", "strategies/index", "results/index", "method", "reference")
 
 
 def assemble(root: Path, results: Results, source: Path) -> None:
     """Empty and write the folder that Sphinx reads; schedules that ``results`` lacks are simulated.
 
-    ``UserError`` if a strategy cannot run the job of the schedules, or code of the notebook fails.
+    ``UserError`` if a strategy cannot run the job of the schedules.
     """
     shutil.rmtree(source, ignore_errors=True)
     for folder in COPIED:
@@ -64,82 +46,46 @@ def assemble(root: Path, results: Results, source: Path) -> None:
 
 def _generated(root: Path, results: Results, source: Path) -> Iterator[tuple[Path, str]]:
     facts = strategy_facts()
-    table = results_table(root / REFERENCE / "table.parquet")
-    yield DOCS / "results_table.md", results_page(table)
-    judged = read_claims(load_claims(), root / REFERENCE / FINDINGS)
-    yield DOCS / "claims_table.md", claims_page(judged)
-    papers = {one.claim.file: one.claim.system for one in judged}
-    claims = (root / DOCS / "claims.md").read_text().removeprefix("# ")
-    documents = [f"{system} </docs/claims/{file}>" for file, system in papers.items()]
-    yield DOCS / "claims.md", f"# Claims of the papers\n\n{claims}\n{toctree(documents)}"
+    papers = {claim.file: claim.system for claim in load_claims()}
     yield DOCS / "gallery.md", gallery_page(root)
     yield DOCS / "command_line.md", command_line_page()
-    notebook = DOCS / "tutorials" / "notebook.md"
-    yield notebook, with_output(root / notebook, results.root.parent / "notebook")
     for strategy in facts:
         page = STRATEGIES / f"{strategy.name}.md"
         text = (root / page).read_text() if (root / page).exists() else ""
-        yield page, strategy_page(strategy, text, table, papers, results, source / STRATEGIES)
-    sections = [Section(**entry) for entry in yaml.safe_load((root / DOCS / "navigation.yaml").read_text())]
-    for section in sections:
-        pages = section.pages
-        shown = cards(pages)
-        if Path(section.place).parent == STRATEGIES:
-            ordered = [f"{STRATEGIES}/{strategy.name}.md" for strategy in facts]
-            others = [str(path.relative_to(root)) for path in sorted((root / STRATEGIES).glob("*.md"))]
-            pages = dict.fromkeys((*pages, *ordered, *others), "")
-            shown = overview(facts)
-        parts = [f"# {section.title}", section.text, shown, toctree(map(_document, pages))]
-        yield Path(section.place), "\n\n".join(parts)
+        yield page, strategy_page(strategy, text, papers, results, source / STRATEGIES)
+    committed = (path.stem for path in sorted((root / STRATEGIES).glob("*.md")))
+    pages = toctree(dict.fromkeys(["README", *(strategy.name for strategy in facts), *committed]))
+    text = "What every strategy balances, its schedule, and where it runs today."
+    yield STRATEGIES / "index.md", "\n\n".join(["# Strategies", text, overview(facts), pages])
     head, mark, rest = (root / f"{HOME}.md").read_text().partition("\n## ")
-    places = {section.place: section.text for section in sections}
-    yield Path(f"{HOME}.md"), "\n\n".join([head, cards(places), f"{mark}{rest}", toctree(map(_document, places))])
-
-
-def _document(page: str) -> str:
-    """How Sphinx names a page of the repository."""
-    return f"/{page.removesuffix('.md')}"
-
-
-def cards(pages: dict[str, str]) -> str:
-    """A card for each page, with its title and a text."""
-    lines = ["::::{grid} 1 2 2 3", ":gutter: 2", ""]
-    for page, text in pages.items():
-        lines += [f":::{{grid-item-card}} {{doc}}`{_document(page)}`", text, ":::", ""]
-    return "\n".join([*lines, "::::"])
+    yield Path(f"{HOME}.md"), f"{head}\n{toctree(f'/docs/{name}' for name in SECTIONS)}{mark}{rest}"
 
 
 def toctree(documents: Iterable[str]) -> str:
-    """The navigation below a page."""
-    return "\n".join(["```{toctree}", ":hidden:", "", *documents, "```", ""])
+    """The navigation to other pages, with their titles."""
+    return "\n".join(["```{toctree}", ":maxdepth: 1", "", *documents, "```", ""])
 
 
 def gallery_page(root: Path) -> str:
-    """A card and a section for each committed figure."""
+    """A section for each committed figure."""
     intro = (
         "Every figure is drawn from simulated runs by one command, and `make verify` recomputes its data. A figure "
         "that measures this machine says so. Draw one over your own job: [figures](figures.md)."
     )
-    pictures = []
+    summaries = discover()
     sections = []
     for path in sorted((root / FIGURES).glob("*.png")):
         name = path.stem
         title = name.replace("_", " ").capitalize()
         described = path.with_suffix(".json")
         sidecar: dict[str, Any] = json.loads(described.read_text()) if described.exists() else {}
-        module = FIGURE_MODULES / f"{name}.py"
-        docstring = ast.get_docstring(ast.parse(module.read_text())) if module.exists() else None
-        text = re.sub(r"``(.+?)``", r"`\1`", docstring or "").replace(".. ", "")
-        first = text.partition("\n")[0] or f"{sidecar['caption'].partition('. ')[0]}."
-        pictures += [f":::{{grid-item-card}} {title}", f":link: figure-{name}", ":link-type: ref"]
-        pictures += [f":img-top: ../{FIGURES}/{name}.png", f":img-alt: {title}", "", first, ":::", ""]
+        summary = summaries.get(name) or f"{sidecar['caption'].partition('. ')[0]}."
         files = [f"[{suffix.upper()}](../{FIGURES}/{name}.{suffix})" for suffix in ("pdf", "csv")]
-        sections += [f"(figure-{name})=\n## {title}", f"![{title}](../{FIGURES}/{name}.png)", text or first]
+        sections += [f"## {title}", f"![{title}](../{FIGURES}/{name}.png)", summary]
         if sidecar:
             sections += [f"*{sidecar['caption'].replace('*', '')}*", f"```sh\n{sidecar['command']}\n```"]
         sections.append(f"Download: {', '.join(files)}")
-    grid = "\n".join(["::::{grid} 1 2 3 3", ":gutter: 2", "", *pictures, "::::"])
-    return "\n\n".join(["# Gallery", intro, grid, *sections]) + "\n"
+    return "\n\n".join(["# Gallery", intro, *sections]) + "\n"
 
 
 def command_line_page() -> str:

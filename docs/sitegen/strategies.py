@@ -1,11 +1,9 @@
-"""A page for each strategy: facts, its schedule on one batch, its committed results, then the committed page."""
+"""A page for each strategy: facts, its schedule on one batch, then the committed page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-
-import pandas as pd
 
 from entrain_bench.answers.labels import StrategyFacts
 from entrain_bench.answers.text import markdown_table
@@ -24,20 +22,10 @@ JOB = (
 WORDS = "8 A40 GPUs, 32 samples of OpenCQA OCR in microbatches of 4, Qwen2.5-VL's vision encoder with Llama 3.2 1B"
 # Strategies whose weights are sharded over all ranks; the others have two replicas.
 SHARDED = ("flexsp", "fsdp", "orchmllm", "veomni")
-# By rule of ``simulate.rendezvous``: how ranks must post receives where a send waits for its receiver.
-TRANSFERS = {
-    "separate": "any blocking send and receive",
-    "batched": "a pass's sends batched with the next pass's receives, as in megatron-core's 1F1B",
-    "ahead": "receives posted before earlier passes; batched transfers would deadlock",
-}
 HERE = "this suite: `simulate`; `train` where the strategy allows it (tested on CPU ranks)"
-CASE = ["workload", "model", "cluster", "degrees"]
-SHOWN = [*CASE, "seconds per iteration", "speedup over Megatron", "idle"]
 
 
-def strategy_page(
-    strategy: StrategyFacts, text: str, table: pd.DataFrame, papers: Mapping[str, str], results: Results, folder: Path
-) -> str:
+def strategy_page(strategy: StrategyFacts, text: str, papers: Mapping[str, str], results: Results, folder: Path) -> str:
     """Return a strategy's page in ``docs/strategies``, and draw its schedule in the page's folder.
 
     ``text`` is its committed page, empty if it shares one; ``papers`` are systems with claims by their page.
@@ -50,14 +38,9 @@ def strategy_page(
     row = record.row
     said = f"{row['iteration_time_s']:.2f} s per iteration, GPUs idle {row['bubble_ratio']:.0%}; {row['layout']}"
     command = " ".join(("entrain-bench", *cell.overrides))
-    mine = table[table["strategy"] == strategy.name].sort_values("seeds", ascending=False, kind="stable")
     parts = [f"# {strategy.label}", strategy.summary, facts_table(strategy, papers), "## Its schedule"]
     parts += [f"![Passes of {strategy.label} over time]({strategy.name}.svg)"]
     parts += [f"*{said}. The slowest replica; the same batch on every page: {WORDS}.*", f"```sh\n{command}\n```"]
-    if not mine.empty:
-        rows = mine.head(12).sort_values(CASE, kind="stable")[SHOWN]
-        more = "Commands and other strategies: [all results](../results_table.md)."
-        parts += ["## Committed results", f"{markdown_table(SHOWN, rows.to_numpy().tolist())}\n{more}"]
     shared = f"Planning, options, deviations and measured tables: [{strategy.page}]({strategy.page})."
     parts += ["## How it works", text.partition("\n")[2].strip() or shared]
     return "\n\n".join(parts) + "\n"
@@ -74,7 +57,6 @@ def facts_table(strategy: StrategyFacts, papers: Mapping[str, str]) -> str:
         "paper": ", ".join(f"[arXiv:{number}](https://arxiv.org/abs/{number})" for number in strategy.paper),
         "authors' code": strategy.code or "we found none that is public",
         "runs today": "; ".join([HERE, *(strategy.runs_in or ["in no other framework that we know"])]),
-        "transfers": f"{TRANSFERS[strategy.transfers]} ([rules](../training/communication.md))",
         "claims": f"[{papers[page]}](../claims/{page}.md)" if page in papers else "",
     }
     rows = [f"* - {name}\n  - {text}" for name, text in entries.items() if text]

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, Any
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -15,8 +15,7 @@ from entrain_bench.config.comments import first_sentence
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.costs.profiled.times import ProfiledDevice
-from entrain_bench.simulate.rendezvous import BATCHED, RULES
-from entrain_bench.specs.parse import OneOf, parse
+from entrain_bench.specs.parse import parse
 
 # The column that holds what a strategy's YAML states as ``display_order``.
 ORDER = "strategy_order"
@@ -138,7 +137,6 @@ class StrategyFacts:
         balances: whose work it makes equal.
         runs_in: frameworks other than this suite that run it, with their limits.
         page: its page in ``docs/strategies``, with an anchor if the page has several strategies; empty: its own.
-        transfers: how ranks must post receives so that no program deadlocks.
     """
 
     paper: tuple[str, ...] = ()
@@ -147,7 +145,6 @@ class StrategyFacts:
     needs: tuple[str, ...] = ()
     runs_in: tuple[str, ...] = ()
     page: str = ""
-    transfers: Annotated[str, OneOf(RULES)] = BATCHED
     name: str = ""
     label: str = ""
     family: str = ""

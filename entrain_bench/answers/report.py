@@ -14,8 +14,7 @@ from entrain_bench.answers.text import count, load_template, to_html
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.code import code_version
 from entrain_bench.records.keys import targets_of
-from entrain_bench.records.records import Record, Results
-from entrain_bench.records.sweeps import lost_runs
+from entrain_bench.records.records import Record, Results, lost_runs
 
 TITLE = "Which balancing strategy to use"
 # Sections in their order: anchor and title. Markdown folds all but the first ``OPEN``.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from heapq import heapify, heappop, heappush, merge
 from itertools import chain, islice, product
 
@@ -16,7 +15,6 @@ from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import OutOfMemoryError, UserError
-from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.shapes import SampleShapes
@@ -31,10 +29,7 @@ ENOUGH = 0.9
 
 
 def heaviest(batches: Sequence[SampleShapes], job: Job) -> list[int]:
-    """Return the indices of batches with a module's longest unit, most tokens, or most tokens in a microbatch.
-
-    Microbatches count as samples arrive. Of equal batches the first; in order.
-    """
+    """Return the indices of batches with a module's longest unit, most tokens, or most tokens in a microbatch."""
     chosen: set[int] = set()
     for module in job.model.modules:
         weights = []
@@ -51,27 +46,22 @@ def heaviest(batches: Sequence[SampleShapes], job: Job) -> list[int]:
 def check_memory(
     profile: Profile, layout: Layout, make_program: MakeProgram, batches: Iterable[SampleShapes] | None = None
 ) -> float:
-    """Return the bytes that the neediest rank needs at most in programs of a layout; ``OutOfMemoryError`` if too many.
-
-    All given global batches are checked. Of ``MEMORY_BATCHES`` profiled ones, by default, those that decide are
-    (``heaviest``), the others only if these leave little. ``Job.planning_budget_bytes`` leaves a margin for heavier
-    batches.
-    """
+    """Return the most bytes of a rank in programs of batches (profiled ones by default); or ``OutOfMemoryError``."""
     job = profile.job
     draft = make_program.draft
     limit = job.planning_budget_bytes
     states = profile.memory.lane_state_bytes(layout)
     need = 0.0
 
-    def check(peak: FloatArray, what: str = "") -> None:
+    def check(peak: FloatArray) -> None:
         nonlocal need
         need = max(need, float(peak.max()))
         if need > limit:
-            what = what or f"with {states[peak.argmax()] / 2**30:.1f} GiB of states"
             described = "; ".join(f"{name} {text}" for name, text in layout.describe().items())
             raise OutOfMemoryError(
-                f"layout {described}: a rank needs {need / 2**30:.1f} GiB ({what}), {(need - limit) / 2**30:.1f} GiB "
-                f"more than planners may use of the budget of {job.memory_budget_bytes / 2**30:.1f} GiB"
+                f"layout {described}: a rank needs {need / 2**30:.1f} GiB, {states[peak.argmax()] / 2**30:.1f} GiB of "
+                f"them for weights, gradients and optimizer states: {(need - limit) / 2**30:.1f} GiB more than "
+                f"planners may use of the budget of {job.memory_budget_bytes / 2**30:.1f} GiB"
             )
 
     def run(batch: SampleShapes) -> None:
@@ -80,7 +70,7 @@ def check_memory(
             peak = profile.memory.peak_bytes(make_program(batch, layout))
         check(peak)
 
-    check(states, "weights, gradients and optimizer states alone")
+    check(states)
     if batches is not None:
         for batch in batches:
             run(batch)
@@ -111,6 +101,7 @@ class Candidate:
 
     estimated_s: float  # the planner's estimate of the iteration time
     layout: Layout
+    knobs: tuple[object, ...] = ()  # values of the layout's knobs (``tuning.list_knobs``)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +142,8 @@ def fastest_in_trials(
 ) -> Layout:
     """Return the layout that runs one profiled batch fastest, among the best candidates that fit memory.
 
-    ``candidates`` come by rising estimate, for a profile whose job has a microbatch size. Every microbatch size, if it
-    is free, and each of ``others``, whose estimates do not compare with the first's, gets as many trials as another.
-    ``num_trials`` counts layouts, of all sizes together; one is the best estimate, taken without trial, but for
-    ``_recomputing``. ``UserError`` says why there is no candidate, or none fits.
+    ``candidates`` come by rising estimate. Every microbatch size and each of ``others`` (other estimates) gets as many
+    of the ``num_trials`` as another. ``UserError`` says why there is no candidate, or none fits.
     """
     each_size = _each_size(profile, (candidates, *others))
     num_trials = num_trials if num_trials == 1 else num_trials * (1 + len(others))
@@ -169,39 +158,11 @@ def fastest_in_trials(
     raise refused[-1]
 
 
-class Remembered:
-    """A ``MakeProgram`` that remembers its last program, so that a trial runs the program that was checked."""
-
-    def __init__(self, make: MakeProgram) -> None:
-        self._make = make
-        self._last: tuple[SampleShapes, Layout, Program] | None = None
-
-    def __call__(self, shapes: SampleShapes, layout: Layout) -> Program:
-        """Return the program of a batch."""
-        if self._last is None or self._last[0] is not shapes or self._last[1] is not layout:
-            self._last = shapes, layout, self._make(shapes, layout)
-        return self._last[2]
-
-    @cached_property
-    def draft(self) -> Remembered:
-        """The draft of the maker, remembered; this object if it has no quicker draft."""
-        draft = self._make.draft
-        return self if draft is self._make else Remembered(draft)
-
-    @property
-    def chooses_recomputation(self) -> bool:
-        """Whether the maker chooses recomputation."""
-        return self._make.chooses_recomputation
-
-
 def _recomputing(
     profile: Profile, rising: Iterator[Candidate], make_program: MakeProgram, refused: list[UserError]
 ) -> Iterator[Candidate]:
-    """Yield the first candidate that fits memory, or a later one that recomputes differently and runs a batch faster.
-
-    Only where memory refused better estimates, which do not tell which recomputation costs least.
-    """
-    for first in _fitting(profile, rising, make_program, refused):
+    """Yield the first candidate that fits memory; if better ones did not, the fastest of alike ones in a trial."""
+    for first in islice(_fitting(profile, rising, make_program, refused), 1):
         if not refused:
             yield first
             return
@@ -212,7 +173,6 @@ def _recomputing(
             seconds = [decisive(profile.trial_s(make_program(batch, candidate.layout))) for candidate in offered]
             first = offered[int(np.argmin(seconds))]
         yield first
-        return
 
 
 def _degrees(layout: Layout) -> tuple[object, ...]:
@@ -229,12 +189,8 @@ def _by_trial(
     num_trials: int,
     refused: list[UserError],
 ) -> Iterator[Candidate]:
-    """Yield candidates that fit memory: the best estimates by trial time, then the next ones, by turns.
-
-    What is tried fits on the batch it is tried on; only the fastest is checked on more.
-    """
+    """Yield candidates that fit memory: the best estimates by trial time on one batch, then the next ones, by turns."""
     batch = profile.samples.draw(profile.job.global_batch)
-    make_program = Remembered(make_program)
     share = -(-num_trials // len(each_size))
     runnable = [_fitting(profile, some, make_program, refused, [batch]) for some in each_size]
     while tried := [

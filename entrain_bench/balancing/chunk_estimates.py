@@ -1,7 +1,5 @@
 """Believed seconds of chunks on stages, from the profile's estimates of units."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -59,13 +57,9 @@ def _kinds_s(module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, pro
 def stages_s(
     module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, chunks: Chunks, profile: Profile
 ) -> tuple[FloatArray, FloatArray]:
-    """Estimated forward seconds ``[chunks, stages]``; the share of a full backward's products needed ``[stages]``.
-
-    A chunk costs what its units cost alone; stages share a module's time as that of a unit of mean length.
-    """
-    units = module.units(shapes)
+    """Estimated forward seconds ``[chunks, stages]``; share of a full backward's products needed ``[stages]``."""
     seconds = np.zeros(shapes.num_items if module.per_item else len(shapes))
-    seconds[units] = profile.estimates.units(module, shapes, placed.tp, placed.cp)
+    seconds[module.units(shapes)] = profile.estimates.units(module, shapes, placed.tp, placed.cp)
     kinds = _kinds_s(module, placed, shapes, profile)
     stages = matmul(module.kind_counts(placed.layers_per_stage), kinds)
     forward = sum_rows(chunks.offsets, seconds[chunks.members])[:, None] * (stages / stages.sum())
@@ -94,12 +88,7 @@ def packed_chunks_s(
     remade: IntArray | None = None,
     split: bool = False,
 ) -> tuple[FloatArray, ...]:
-    """Estimated seconds of forward and backward of packed chunks on stages ``[chunks, stages]``.
-
-    A chunk costs what its units add and what a chunk costs anyway; recomputed layers run forward once more. ``remade``
-    are the layers of each stage that chunks recompute ``[chunks, stages]``; by default as the layout says. With
-    ``split`` the weight passes come third.
-    """
+    """Estimated seconds of passes of packed chunks that recompute ``remade`` layers, as the layout says by default."""
     if placed.widths:
         return estimate_by_group(
             placed, chunks, lambda group: packed_chunks_s(module, group, shapes, chunks, profile, remade, split)
@@ -147,21 +136,15 @@ def packed_iteration_s(program: Program, profile: Profile) -> float:
 
 
 def sync_after_s(program: Program, profile: Profile) -> FloatArray:
-    """Estimate the seconds from each pass to the end of its stage's synchronization ``[first_action[-1]]``.
-
-    Overlapped synchronisations go on beside what other modules still run on their ranks. Otherwise those of all modules
-    follow a rank's last action.
-    """
+    """Estimate the seconds from each pass to the end of its stage's synchronization ``[first_action[-1]]``."""
     layout = program.layout
     after = np.zeros(int(program.first_action[-1]))
     exposed = [step.sync_s for step in profile.programs.exposed_steps(layout)]
-    if not profile.job.framework.overlap_grad_reduce:
-        lanes_s = layout.lane_sums(exposed)
-        exposed = [
-            np.maximum.reduceat(lanes_s[blocks.lanes], blocks.offsets[:-1]).reshape(-1, blocks.num_stages).max(axis=0)
-            for blocks in layout.blocks
-        ]
-    for index, seconds in enumerate(exposed):
-        for actions in (program.forward_actions(index), program.backward_actions(index)):
-            after[actions] = seconds
+    lanes_s = layout.lane_sums(exposed)
+    for index, (blocks, seconds) in enumerate(zip(layout.blocks, exposed, strict=True)):
+        if not profile.job.framework.overlap_grad_reduce:
+            block_s = np.maximum.reduceat(lanes_s[blocks.lanes], blocks.offsets[:-1])
+            seconds = block_s.reshape(-1, blocks.num_stages).max(axis=0)
+        after[program.forward_actions(index)] = seconds
+        after[program.backward_actions(index)] = seconds
     return after

@@ -1,13 +1,16 @@
-"""Groups of dependent passes in a program: replicas, and in each the microbatches with their passes."""
+"""Replicas of a program: lanes whose passes depend on each other, and the microbatches of these passes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
-from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of
-from entrain_bench.base.compiled import njit
+from entrain_bench.balancing.listing import ListedActions, draft_actions, list_lanes
+from entrain_bench.balancing.profile import Profile
+from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts, rows_of
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 
@@ -18,45 +21,73 @@ def split_by_label(label: IntArray, num_labels: int) -> list[IntArray]:
     return np.split(np.argsort(label, kind="stable"), bounds)
 
 
-@njit()
-def components(count, one, other):  # type: ignore[no-untyped-def]
+def components(count: int, one: IntArray, other: IntArray) -> IntArray:
     """Return the connected component of each of ``count`` things, numbered by their least thing ``[count]``."""
-    # Each thing points to a lesser one of its component, but for the least.
-    lesser = np.arange(count)
-    for first, second in zip(one, other):  # noqa: B905 (numba knows no strict)
-        while lesser[first] != first:
-            lesser[first] = lesser[lesser[first]]
-            first = lesser[first]
-        while lesser[second] != second:
-            lesser[second] = lesser[lesser[second]]
-            second = lesser[second]
-        lesser[max(first, second)] = min(first, second)
-    label = np.empty(count, np.int64)
-    num_components = 0
-    for thing in range(count):
-        label[thing] = num_components if lesser[thing] == thing else label[lesser[thing]]
-        num_components += lesser[thing] == thing
-    return label
+    links = coo_array((np.ones(len(one), bool), (one, other)), shape=(count, count))
+    return np.asarray(connected_components(links, directed=False)[1], np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkGroups:
-    """Groups of a draft's chunks; chunks of all modules are numbered in one sequence.
+@dataclass(frozen=True)
+class Replica:
+    """Lanes whose actions depend on each other, and these actions."""
 
-    A group is a microbatch with its encoders' and generators' chunks.
-    """
-
-    chunk: IntArray  # of each forward and backward ``[first_action[-1]]``
-    chunk_set: IntArray  # set of lanes that each is on ``[chunks]``
-    group: IntArray  # of each; groups go by set, then by first LLM microbatch ``[chunks]``
-    # Place of each chunk's forward and backward in its group ``[2, chunks]``. Forwards go by the first LLM microbatch
-    # they serve, then along the chain, backwards by the last, then against it.
+    numbers: IntArray  # of the actions in the program ``[actions]``
+    members: IntArray  # numbers of its lanes in the layout ``[lanes]``
+    actions: ListedActions  # what the list scheduler knows of them
+    group: IntArray  # microbatch that each belongs to with all that depends on it, by arrival ``[actions]``
+    # Place of each action's chunk in its group and pass. Forwards go by the first LLM microbatch that they serve, then
+    # along the chain, backwards by the last, then against it ``[actions]``.
     rank: IntArray
-    first_group: IntArray  # of each set ``[sets + 1]``
 
 
-def chunk_groups(draft: Program, assignment: Assignment, action_set: IntArray, num_sets: int) -> ChunkGroups:
-    """Group a draft's chunks; ``action_set`` is the set of each forward and backward ``[first_action[-1]]``."""
+def split_replicas(
+    draft: Program,
+    assignment: Assignment,
+    profile: Profile,
+    duration_s: FloatArray,
+    size_bytes: FloatArray,
+    working_bytes: FloatArray,
+    **columns: IntArray | FloatArray,
+) -> list[Replica]:
+    """Return the replicas of a program made of an assignment, whatever its own order.
+
+    Of each action seconds, bytes that it adds or frees, and bytes that it needs while it runs ``[actions]``;
+    ``columns`` are further arguments of ``draft_actions``.
+    """
+    layout = draft.layout
+    lane_offsets, lanes = list_lanes(draft)
+    row = rows_of(lane_offsets)
+    first_lane = lanes[lane_offsets[:-1]]
+    most = np.zeros(layout.num_lanes)
+    np.maximum.at(most, lanes, working_bytes[row])
+    memory = profile.memory
+    spare = profile.job.planning_budget_bytes - memory.lane_state_bytes(layout) - memory.posted_bytes(draft) - most
+    wait = rows_of(draft.dep_offsets)
+    lane_set = components(
+        layout.num_lanes,
+        np.concatenate([first_lane[wait], first_lane[row]]),
+        np.concatenate([first_lane[draft.dep_actions], lanes]),
+    )
+    actions = draft_actions(
+        draft,
+        duration_s,
+        np.ceil(np.abs(size_bytes)).astype(np.int64),
+        np.floor(spare).astype(np.int64),
+        station=components(layout.num_lanes, first_lane[row], lanes),
+        **columns,
+    )
+    action_set = lane_set[first_lane]
+    group, rank = _groups(draft, assignment, action_set)
+    replicas = []
+    for one, mine in enumerate(split_by_label(action_set, 1 + int(lane_set.max()))):
+        if len(mine):
+            members = np.flatnonzero(lane_set == one)
+            replicas.append(Replica(mine, members, actions.of(mine, members), group[mine], rank[mine]))
+    return replicas
+
+
+def _groups(draft: Program, assignment: Assignment, action_set: IntArray) -> tuple[IntArray, IntArray]:
+    """Group and rank of each forward and backward (``Replica``), from the set of lanes that it is on."""
     count = int(draft.first_action[-1])
     first_chunk = offsets_from_counts(np.array([len(chunks) for chunks in draft.chunks]))
     chunk = draft.chunk[:count].astype(np.int64) + first_chunk[draft.module[:count]]
@@ -82,5 +113,5 @@ def chunk_groups(draft: Program, assignment: Assignment, action_set: IntArray, n
     rank = np.empty((2, len(group)), np.int64)
     for row, keys in zip(rank, ((number, first_llm, group), (-number, last_llm, group)), strict=True):
         row[np.lexsort(keys)] = number - np.repeat(first[:-1], np.diff(first))
-    first_group = offsets_from_counts(np.bincount(group_set, minlength=num_sets))
-    return ChunkGroups(chunk, chunk_set, group, rank, first_group)
+    first_group = offsets_from_counts(np.bincount(group_set, minlength=1 + int(action_set.max())))
+    return (group - first_group[chunk_set])[chunk], rank[draft.kind[:count].astype(np.int64), chunk]

@@ -1,8 +1,7 @@
 """An assigner whose estimates are corrected by executed iterations."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -49,11 +48,11 @@ class CorrectedAssigner:
         """Return the labels that ``base`` gives with corrected estimates."""
         return self.base.assign(shapes, layout, profile.corrected(self.correction))
 
-    def draft(self) -> CorrectedAssigner:
+    def draft(self) -> Self:
         """Return this assigner with the draft of ``base``, if it has one."""
         return replace(self, base=self.base.draft()) if isinstance(self.base, Drafter) else self
 
-    def observe(self, timeline: Timeline, profile: Profile) -> CorrectedAssigner:
+    def observe(self, timeline: Timeline, profile: Profile) -> Self:
         """Return the assigner that has learned from executed passes; ``base`` observes them, too, if it can."""
         base = self.base.observe(timeline, profile) if isinstance(self.base, Observer) else self.base
         if not self.correction.active:
@@ -86,10 +85,7 @@ class CorrectedAssigner:
 
 
 def observed(program: Program, index: int, believed_s: FloatArray, seconds: FloatArray) -> Observation:
-    """Executed microbatches of a module; ``seconds`` are those of actions ``[actions]``.
-
-    ``believed_s`` are those of each unit on a stage, of all chunks one after the other ``[members]``.
-    """
+    """Executed microbatches of a module, from seconds ``[actions]`` and those believed of each unit ``[members]``."""
     module = program.model.modules[index]
     placed = program.layout.modules[index]
     chunks = program.chunks[index]

@@ -1,11 +1,4 @@
-"""Measured layers and estimated units, all that strategies may know of them; their errors and correction.
-
-``belief_error`` is an error by sample, ``belief_bias`` an error by length, both set by the user. DFLOP's adaptive
-correction (arXiv:2603.25120) tracks, per shape, actual against predicted throughput, adds a penalty where they deviate,
-and stops when the mean benefit stays under the cost of tracking over I iterations; penalty and I are open there.
-"""
-
-from __future__ import annotations
+"""Measured layers and estimated units, all that strategies may know of them; their errors and correction."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,13 +41,12 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Corrector:
-    """Learned state; ``learn`` returns the next state.
+    """DFLOP's adaptive correction of estimates (arXiv:2603.25120); ``learn`` returns the next state.
 
     Attributes:
         tolerance: relative deviation below which a shape class is left alone.
         window: iterations I over which benefit and cost are compared.
-        cost_s: seconds that tracking costs an iteration (measured: median CPU time of observing 512 samples under the
-            default setting, 15 times, x86-64, 2026-11: 3.2 ms).
+        cost_s: seconds that tracking costs an iteration (measured on 512 samples, x86-64, 2026-11: 3.2 ms).
         smoothing: weight of a new observation in a class's running ratio of actual to predicted time.
         active: whether observations are still tracked.
         ratios: running actual / predicted time of each shape class, 1 on average over all work.
@@ -69,12 +61,8 @@ class Corrector:
     ratios: Mapping[int, float] = field(default_factory=dict)
     benefits_s: tuple[float, ...] = ()
 
-    def learn(self, seen: Sequence[Observation], ridge: float = RIDGE) -> Corrector:
-        """Learn from one iteration; switches off, and penalties with it, when they did not pay over the window.
-
-        A common factor on all times counts for nothing. The benefit is the |time error| of a replica's microbatches on
-        a stage, all modules together, that the penalties took away.
-        """
+    def learn(self, seen: Sequence[Observation], ridge: float = RIDGE) -> Self:
+        """Learn from one iteration; switches off, and penalties with it, when they did not pay over the window."""
         if not self.active:
             return self
         actual = np.concatenate([one.actual_s for one in seen])
@@ -144,11 +132,7 @@ class PackTimes:
     least_s: FloatArray  # that a chunk takes ``[passes, kinds]``
 
     def of(self, lengths: IntArray) -> FloatArray:
-        """Return the seconds that sequences of the given lengths add to a pack ``[passes, sequences, kinds]``.
-
-        The time of a token is linear in the length between measured lengths and beyond them, as attention has it; below
-        the shortest the time of a sequence is.
-        """
+        """Return the seconds that sequences of the given lengths add to a pack ``[passes, sequences, kinds]``."""
         known = LENGTHS.astype(np.float64)
         at = np.asarray(lengths, np.float64)
         right = np.clip(np.searchsorted(known, at), 1, len(known) - 1)
@@ -163,23 +147,17 @@ class PackTimes:
 def probes() -> tuple[IntArray, IntArray]:
     """Lengths and offsets of the packs to measure: of one token, then two of every length."""
     count = -(-PACK_TOKENS // LENGTHS)
-    counts = np.concatenate(([1], np.stack([count, 2 * count], axis=1).ravel()))
-    return np.repeat(np.concatenate(([1], np.repeat(LENGTHS, 2))), counts), offsets_from_counts(counts)
+    counts = np.append(1, np.stack([count, 2 * count], axis=1))
+    return np.repeat(np.append(1, np.repeat(LENGTHS, 2)), counts), offsets_from_counts(counts)
 
 
 def pack_times(measured: Sequence[PassTimes]) -> PackTimes:
-    """From the times of each kind on the packs of ``probes``.
-
-    Twice the sequences take longer by what they add; what a pack takes besides is the chunk's, the mean of all lengths.
-    """
+    """Take apart the times of packs (``probes``): what sequences add, the mean rest of all lengths, and the least."""
     count = -(-PACK_TOKENS // LENGTHS)[:, None]
-    columns = [
-        [kind.forward_s + kind.forward_comm_s for kind in measured],
-        [kind.backward_s + kind.backward_comm_s for kind in measured],
-    ]
-    if weights := [kind.weight_s for kind in measured if kind.weight_s is not None]:
-        columns.append(weights)
-    passes = np.stack([np.stack(column, axis=1) for column in columns])
+    forward = [kind.forward_s + kind.forward_comm_s for kind in measured]
+    backward = [kind.backward_s + kind.backward_comm_s for kind in measured]
+    weight = [kind.weight_s for kind in measured if kind.weight_s is not None]
+    passes = np.stack([np.stack(column, axis=1) for column in (forward, backward, weight) if column])
     once = passes[:, 1::2]
     twice = passes[:, 2::2]
     added = (twice - once) / count
@@ -260,18 +238,12 @@ class LayerProfile:
     def measure_packs(
         self, module: ModuleSpec, lengths: IntArray, offsets: IntArray, tp: int, cp: int, split: bool = False
     ) -> list[PassTimes]:
-        """Return ``measure`` for several packed microbatches whose sequences are CSR rows, each ``[microbatches]``.
-
-        With ``split`` a separate pass computes weight gradients.
-        """
+        """Return ``measure`` for several packs of CSR rows, each ``[microbatches]``; ``split``: with weight passes."""
         times = self._truth.layer_times
         return times.layers_s(module, times.loads(module, np.asarray(lengths), offsets), tp, cp, split)
 
     def forward_fit(self, module: ModuleSpec, tp: int, cp: int) -> FloatArray:
-        """Coefficients of ``a x^2 + b x + c`` for the forward of each layer kind ``[kinds, 3]``, seconds.
-
-        Linear regression over ``PROFILED_TOKENS`` (arXiv:2605.27918, section 4.1).
-        """
+        """Coefficients of ``a x^2 + b x + c``, seconds of a forward of each layer kind ``[kinds, 3]``."""
         key = (module.name, tp, cp)
         if key not in self._fits:
             measured = [self.measure(module, np.array([tokens]), tp, cp) for tokens in PROFILED_TOKENS]
@@ -280,10 +252,7 @@ class LayerProfile:
         return self._fits[key]
 
     def pack_times(self, module: ModuleSpec, tp: int, cp: int, split: bool = False) -> PackTimes:
-        """Return the seconds that each sequence adds to a packed chunk, and the constant of a chunk.
-
-        With ``split`` a separate pass computes weight gradients.
-        """
+        """Return seconds that sequences add to a packed chunk, and a chunk's own; ``split``: with weight passes."""
         key = (module.name, tp, cp, split)
         if key not in self._packs:
             lengths, offsets = probes()
@@ -297,10 +266,7 @@ class LayerProfile:
     def mean_microbatch_s(
         self, module: ModuleSpec, tp: int, cp: int, global_batch: int, num_microbatches: int
     ) -> tuple[FloatArray, FloatArray]:
-        """Return measured forward and backward seconds of every layer on a mean microbatch ``[layers]``.
-
-        ``num_microbatches`` of all replicas together hold ``global_batch`` mean samples.
-        """
+        """Return measured forward and backward seconds of every layer on a mean microbatch ``[layers]``."""
         units, length = self._samples.mean_units(module)
         count = max(1, round(units * global_batch / num_microbatches))
         key = (module.name, count, tp, cp)
@@ -334,10 +300,7 @@ def sample_error(module: str, sample_ids: IntArray, seed: int, error: float) -> 
 
 
 def smoothed_over_lengths(values: FloatArray, lengths: IntArray) -> FloatArray:
-    """Return means of values of about the same length ``[values]``: in steps of half an octave, interpolated.
-
-    Values of 1 stay 1, to the last bit.
-    """
+    """Return means of values of about the same length ``[values]``: in steps of half an octave, interpolated."""
     at = 2.0 * log2(np.maximum(lengths, 1))
     left = np.floor(at).astype(np.int64)
     share = at - left
@@ -352,44 +315,22 @@ def smoothed_over_lengths(values: FloatArray, lengths: IntArray) -> FloatArray:
 class BatchCache:
     """Read-only estimates of the last batch, by key."""
 
-    _shapes: SampleShapes | None = None
-    _values: dict[tuple[object, ...], FloatArray] = field(default_factory=dict)
-
-    def get(self, shapes: SampleShapes, key: tuple[object, ...], make: Callable[[], FloatArray]) -> FloatArray:
-        """Return the value of a key for a batch; ``make`` computes it at the first call."""
-        if self._shapes is not shapes:
-            self._shapes = shapes
-            self._values = {}
-        values = self._values
-        if key not in values:
-            freeze(estimate := make())
-            values[key] = estimate
-        return values[key]
+    shapes: SampleShapes | None = None
+    values: dict[tuple[object, ...], FloatArray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class UnitEstimates:
-    """Estimated workload of single units (items of encoders and generators, samples of the LLM).
-
-    They err the same way each time a sample is seen (unless ``smoothed``).
-    """
+    """Estimated workload of single units: items of encoders and generators, samples of the LLM."""
 
     _model: ModelSpec
     _layers: LayerProfile
     _seed: int
     _belief_error: float = 0.0
     _belief_bias: float = 0.0
-    _smooth: bool = False
-    _correction: Corrector = field(default_factory=Corrector)
+    smooth: bool = False  # whether units of about the same length err alike
+    correction: Corrector = field(default_factory=Corrector)
     _cache: BatchCache = field(default_factory=BatchCache)
-
-    def smoothed(self) -> Self:
-        """See ``Profile.smoothed``."""
-        return replace(self, _smooth=True)
-
-    def corrected(self, correction: Corrector) -> Self:
-        """See ``Profile.corrected``."""
-        return replace(self, _correction=correction, _cache=BatchCache())
 
     def units(self, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int) -> FloatArray:
         """Return the estimated forward seconds of the whole module for each unit separately ``[units]``."""
@@ -412,18 +353,26 @@ class UnitEstimates:
             ids = shapes.sample_ids[module.owners(shapes, units)]
             factor = sample_error(module.name, ids, self._seed, self._belief_error)
             factor = factor * length_bias(module.name, lengths, self._seed, self._belief_bias)
-            if self._smooth and len(factor):
+            if self.smooth and len(factor):
                 factor = smoothed_over_lengths(factor, lengths)
-            if self._correction.ratios:
+            if self.correction.ratios:
                 index = [other.name for other in self._model.modules].index(module.name)
-                factor = factor * self._correction.penalties(shape_classes(lengths, index))
+                factor = factor * self.correction.penalties(shape_classes(lengths, index))
             return factor
 
         return self.remember(shapes, ("error", module.name), made)
 
     def remember(self, shapes: SampleShapes, key: tuple[object, ...], make: Callable[[], FloatArray]) -> FloatArray:
         """Return the read-only estimate that ``make`` returns for a batch; estimates of the last batch are kept."""
-        return self._cache.get(shapes, (self._smooth, *key), make)
+        cache = self._cache
+        if cache.shapes is not shapes:
+            cache.shapes = shapes
+            cache.values = {}
+        key = (self.smooth, *key)
+        if key not in cache.values:
+            freeze(estimate := make())
+            cache.values[key] = estimate
+        return cache.values[key]
 
     def samples(self, shapes: SampleShapes, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
         """Return the estimated forward seconds of each sample: all encoders together, and the LLM ``[samples]``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from entrain_bench.balancing.profile import Profile
@@ -16,24 +17,6 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-
-
-class MakeProgram(Protocol):
-    """Makes the program that a strategy's assigner and scheduler give a batch under a layout."""
-
-    def __call__(self, shapes: SampleShapes, layout: Layout) -> Program:
-        """Return the program of a batch."""
-        ...
-
-    @property
-    def draft(self) -> MakeProgram:
-        """A quicker maker whose programs need about the same memory; this maker if the scheduler has no draft."""
-        ...
-
-    @property
-    def chooses_recomputation(self) -> bool:
-        """Whether the scheduler chooses what is recomputed if the job leaves it open."""
-        ...
 
 
 def declares(part: object, feature: str) -> bool:
@@ -87,29 +70,32 @@ class Scheduler(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Programs:
-    """The ``MakeProgram`` that a strategy passes to its planner; assigner and scheduler see ``profile``."""
+class MakeProgram:
+    """Makes the program that a strategy gives a batch under a layout; remembers the last, for a trial after a check."""
 
-    strategy: Strategy
-    profile: Profile
+    def __init__(self, strategy: Strategy, profile: Profile) -> None:
+        self._strategy = strategy
+        self._profile = profile
+        self._last: tuple[SampleShapes, Layout, Program] | None = None
 
     def __call__(self, shapes: SampleShapes, layout: Layout) -> Program:
         """Return the program of a batch."""
-        return self.strategy.program(shapes, layout, self.profile)
+        if self._last is None or self._last[0] is not shapes or self._last[1] is not layout:
+            self._last = shapes, layout, self._strategy.program(shapes, layout, self._profile)
+        return self._last[2]
 
     @property
     def chooses_recomputation(self) -> bool:
-        """Whether the scheduler declares that it chooses recomputation."""
-        return declares(self.strategy.scheduler, "chooses_recomputation")
+        """Whether the scheduler chooses what is recomputed if the job leaves it open."""
+        return declares(self._strategy.scheduler, "chooses_recomputation")
 
-    @property
-    def draft(self) -> Programs:
-        """The programs of the scheduler's draft, if it has one."""
-        scheduler = self.strategy.scheduler
+    @cached_property
+    def draft(self) -> MakeProgram:
+        """A quicker maker whose programs need about the same memory; this maker if the scheduler has no draft."""
+        scheduler = self._strategy.scheduler
         if not isinstance(scheduler, Drafter):
             return self
-        return replace(self, strategy=replace(self.strategy, scheduler=scheduler.draft()))
+        return MakeProgram(replace(self._strategy, scheduler=scheduler.draft()), self._profile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +111,7 @@ class Strategy:
         """Return the planner's layout; ``IncompatibleError`` if a part does not support the model's generators."""
         self.check_generators(profile.job.model)
         quick = replace(self, assigner=self.assigner.draft()) if isinstance(self.assigner, Drafter) else self
-        layout = self.planner.plan(profile, Programs(quick, profile))
+        layout = self.planner.plan(profile, MakeProgram(quick, profile))
         return _expect(Layout, layout, self.planner.plan)
 
     def check_generators(self, model: ModelSpec) -> None:
@@ -138,10 +124,7 @@ class Strategy:
                 )
 
     def _check_widths(self, layout: Layout) -> None:
-        """Refuse groups of several widths unless assigner and scheduler have ``handles_widths = True``.
-
-        Others know replicas of fixed degrees only.
-        """
+        """Refuse groups of several widths unless assigner and scheduler have ``handles_widths = True``."""
         grouped = next((placed.module for placed in layout.modules if placed.widths), None)
         for name, part in (("assigner", self.assigner), ("scheduler", self.scheduler)):
             if grouped and not declares(part, "handles_widths"):

@@ -1,9 +1,8 @@
 """Schedules of a chain of stages: interleaved 1F1B (arXiv:2104.04473, 2.2), ZB-H1 and ZB-V (arXiv:2401.10241)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -36,38 +35,27 @@ class ZeroBubble(Recomputation):
     handles_generators: ClassVar[bool] = True
 
     def delayed(self, make: Callable[[int], Program], longest: int, profile: Profile) -> Program:
-        """Return the program with the longest delay of weight passes that fits memory; no delay if none fits.
-
-        ``make`` gives the program whose weight passes come so many microbatches after their backwards at most.
-        """
+        """Return ``make`` of the longest delay of weight passes, in microbatches, that fits memory."""
         recomputes = self.chooses_recomputation and profile.job.request.recompute is None
 
         def fits(program: Program) -> bool:
             frugal = recompute_all(program) if recomputes else program
             return bool(profile.memory.peak_bytes(frugal).max() <= profile.job.planning_budget_bytes)
 
-        program = make(longest)
-        if longest and not fits(program):
-            least = 0
-            program = make(0)
-            while longest - least > 1:
-                middle = (least + longest) // 2
-                shorter = make(middle)
-                if fits(shorter):
-                    program = shorter
-                    least = middle
-                else:
-                    longest = middle
-        return self.within_memory(program, profile)
+        make = cache(make)
+        least = longest if fits(make(longest)) else 0
+        while longest - least > 1:
+            middle = (least + longest) // 2
+            if fits(make(middle)):
+                least = middle
+            else:
+                longest = middle
+        return self.within_memory(make(least), profile)
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroBubbleH1(ZeroBubble):
-    """ZB-H1: 1F1B's forwards and backwards, and weight passes that come later the later the stage (section 2.3).
-
-    A weight pass follows the backward of the microbatch that comes as many later as there are stages before it in the
-    chain; those without one run at the end. The bubble shrinks from (p - 1)(F + B + W) to (p - 1)(F + B - W).
-    """
+    """ZB-H1 (section 2.3): weight passes follow their backwards by as many microbatches as there are stages before."""
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """Return the program; ``IncompatibleError`` if the modules do not form a chain of one stage a rank."""
@@ -122,23 +110,15 @@ class Turns:
 
 
 def find_turns(model: ModelSpec, layout: Layout, valley: bool = False) -> Turns | None:
-    """The pipeline over virtual stages that a layout is; None if it is none.
-
-    Place i of the chain (``find_places``) is on rank i modulo their number p; in a ``valley`` of 2p places on rank i,
-    and on 2p - 1 - i from the p-th on.
-    """
+    """The pipeline over virtual stages, round the ranks or down and back (``valley``), of a layout; None if none."""
     # Where encoders of a valley end on the lowest rank the LLM may begin on its other place.
-    for apart in (False, True)[: 1 + valley]:
-        chain = find_places(model, layout, apart)
-        if chain is None:
-            continue
-        of_place, places = chain
+    for of_place, places in filter(None, (find_places(model, layout, apart) for apart in (False, True)[: 1 + valley])):
         count = len(of_place)
         num_ranks = len(np.unique(of_place))
-        turns = count // num_ranks
+        turns, rest = divmod(count, num_ranks)
         again = of_place[::-1] if valley else of_place[np.arange(count) % num_ranks]
         fits = turns == 2 if valley else turns > 1
-        if num_ranks > 1 and fits and turns * num_ranks == count and np.array_equal(of_place, again):
+        if num_ranks > 1 and fits and not rest and np.array_equal(of_place, again):
             return Turns(num_ranks, turns, places)
     return None
 
@@ -148,10 +128,7 @@ def zb_v_slots(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Slots of forwards, backwards and weight passes at every place of the V ``[chunks, 2 ranks]``.
 
-    Chunks run forward by their position in the replica's order, backward in the place of position ``last``. The order
-    of arXiv:2401.10241, section 6, by hand for F = B = W, where no rank waits in between. With p ranks and at least 2p
-    - 1 microbatches, of which those beyond ``num_microbatches`` are left out, rank i runs, 0 and 1 being its stages on
-    the way down and up, F, B and W its passes in order:
+    The order of arXiv:2401.10241, section 6, for F = B = W: of p ranks rank i, with stages 0 and 1 down and up, runs
 
     1. 2(p - i) - 1 times F0, then i times F1 F0, then p - i times F1 B1 W1;
     2. F0 B0 W0 F1 B1 W1 in turn, without F0 where there is none left, until there is no F1;
@@ -194,8 +171,7 @@ def interleaved_slots(
     """Slots of forwards and backwards at every virtual stage, in Megatron-LM's order ``[chunks, stages]``.
 
     A rank runs groups of as many microbatches as there are ranks, each through all of its stages, backwards from the
-    last to the first. It warms up with (stages a rank - 1) groups and two forwards for every rank behind it. A chunk
-    runs backward in the place of ``last``; its replica has so many microbatches, a multiple of the ranks ``[chunks]``.
+    last to the first. It warms up with (stages a rank - 1) groups and two forwards for every rank behind it.
     """
     turn, rank = np.divmod(np.arange(num_ranks * stages_per_rank), num_ranks)
     warmup = 2 * (num_ranks - 1 - rank) + (stages_per_rank - 1) * num_ranks
@@ -211,14 +187,12 @@ def interleaved_slots(
 
 
 def interleaved_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
-    """Interleaved 1F1B over a chain of virtual stages: of the encoders, then the LLM's, then the generators'.
-
-    ``IncompatibleError`` if the stages do not go round the ranks, or microbatches are no multiple of the ranks.
-    """
+    """Interleaved 1F1B over a chain of virtual stages; ``IncompatibleError`` if they do not go round the ranks."""
     chain = find_turns(model, layout)
     if chain is None:
-        needed = "the interleaved schedule needs virtual stages that go round the ranks in order"
-        raise IncompatibleError(f"schedule: {needed} (strategy.planner.virtual_order=loop)")
+        raise IncompatibleError(
+            "schedule: interleaving needs virtual stages round the ranks (strategy.planner.virtual_order=loop)"
+        )
 
     def slots(index: int, chunks: Chunks, last: IntArray, count: IntArray) -> Slots:
         uneven = count[count % chain.num_ranks > 0]
@@ -252,8 +226,8 @@ class Interleaved(OneForwardOneBackward):
         is_valley = find_turns(model, layout, valley=True) is not None
         if is_valley or layout.split_backward:
             self._refuse_eager("a split backward")
-            zero_bubble = ZeroBubbleV(memory=self.memory) if is_valley else ZeroBubbleH1(memory=self.memory)
-            return zero_bubble.schedule(shapes, layout, assignment, profile)
+            zero_bubble = ZeroBubbleV if is_valley else ZeroBubbleH1
+            return zero_bubble(memory=self.memory).schedule(shapes, layout, assignment, profile)
         if max(placed.stages_per_rank for placed in layout.modules) > 1 or find_turns(model, layout) is not None:
             self._refuse_eager("virtual stages")
             return self.within_memory(interleaved_program(model, shapes, layout, assignment), profile)

@@ -1,14 +1,9 @@
 """A list scheduler for actions that occupy one lane or several; compiled.
 
-Time advances by always placing the action that can begin first. A lane chooses among the forwards and backwards whose
-inputs are there, by priority; forwards and backwards alternate. If nothing is there, what comes first is next.
-
-A lane that waits for the LLM would start a long encoder backward, and hold up the LLM on every lane until that ends.
-Such backwards can be held until their lanes have done all of the LLM.
-
-Memory. Chunks that depend on each other form a group, and groups have one order for all lanes. A forward is let in
-where all that the groups up to its own hold and will hold fits together on each of its lanes. So the first unfinished
-group is refused nowhere: no order can deadlock, and nothing exceeds the room if every group fits by itself.
+The action that can begin first is placed next. A lane chooses among those whose inputs are there, by priority. Long
+encoder backwards can be held until their lanes have done all of the LLM, which they would hold up. Chunks that depend
+on each other form a group; a forward is let in where all that the groups up to its own hold and will hold fits
+together on each of its lanes. So no order can deadlock, and nothing exceeds the room if every group fits by itself.
 """
 
 from __future__ import annotations
@@ -30,8 +25,7 @@ HOLDS = -1
 class ListedActions(NamedTuple):
     """Actions to order on the lanes of one replica."""
 
-    # Lanes of each action, CSR.
-    lane_offsets: IntArray
+    lane_offsets: IntArray  # of the lanes of each action, CSR
     lanes: IntArray
     is_backward: IntArray  # 0 or 1 ``[actions]``
     # 1 for the LLM's, and for generators', which its backwards wait for; 0 for encoders' ``[actions]``.
@@ -41,17 +35,14 @@ class ListedActions(NamedTuple):
     receive_s: FloatArray  # for which they are held before it, at the same time as by what was sent last ``[actions]``
     size_bytes: IntArray  # what a forward adds and its backward frees, integers ``[actions]``
     num_waits: IntArray  # actions that it waits for ``[actions]``
-    # Actions that wait for it, CSR.
-    user_offsets: IntArray
+    user_offsets: IntArray  # of actions that wait for it, CSR
     user_actions: IntArray
     user_delay_s: FloatArray  # from its end until they have its results ``[users]``
     station: IntArray  # lanes that some action occupies together have one number ``[lanes]``
     room_bytes: IntArray  # for activations, integers ``[lanes]``
-    # Believed seconds from an action's end until its stage's gradients are synchronised ``[actions]``.
-    tail_s: FloatArray
+    tail_s: FloatArray  # from an action's end until its stage's gradients are synchronised ``[actions]``
     backward: IntArray  # of each forward, any action of a backward ``[actions]``
-    # What a pair takes besides if its activations are kept instead of recomputed, integers ``[actions]``.
-    kept_bytes: IntArray
+    kept_bytes: IntArray  # what a pair takes besides if its activations are kept, not recomputed ``[actions]``
     kept_s: FloatArray  # what its backward is shorter by then ``[actions]``
 
     def of(self, chosen: IntArray, members: IntArray) -> ListedActions:
@@ -60,9 +51,8 @@ class ListedActions(NamedTuple):
         action = np.zeros(len(self.duration_s), np.int64)
         lane[members] = np.arange(len(members))
         action[chosen] = np.arange(len(chosen))
-        (lane_offsets, entries), (user_offsets, users) = (
-            take_rows(offsets, chosen) for offsets in (self.lane_offsets, self.user_offsets)
-        )
+        lane_offsets, entries = take_rows(self.lane_offsets, chosen)
+        user_offsets, users = take_rows(self.user_offsets, chosen)
         renumbered: dict[str, Any] = {
             "lane_offsets": lane_offsets,
             "lanes": lane[self.lanes[entries]],
@@ -99,8 +89,8 @@ def draft_actions(
 ) -> ListedActions:
     """Return the forwards and backwards of a program, whatever its order.
 
-    ``columns`` are further attributes of ``ListedActions``, 0 by default; lanes are stations of their own by default.
-    ``delay_s`` is what results take to arrive ``[dependencies]``; None if they are there at once.
+    ``columns`` are further attributes of ``ListedActions``, 0 by default. ``delay_s`` is what results take to arrive
+    ``[dependencies]``; None: nothing.
     """
     count = int(draft.first_action[-1])
     lane_offsets, lanes = list_lanes(draft)
@@ -130,34 +120,28 @@ class Wish(NamedTuple):
     priority: FloatArray  # lower first ``[actions]``
     is_held: IntArray  # 1 for backwards that wait until their lanes have done all of the LLM ``[actions]``
     alternate: bool  # whether a lane takes forwards and backwards in turn; otherwise backwards first
-    # Whether a lane that waits for several backwards of one time takes the last by priority; or else the first.
-    last_of_equals: bool = False
+    last_of_equals: bool = False  # whether the last by priority of backwards of one time is waited for, or the first
 
 
 class State(NamedTuple):
     """Progress of lanes, groups and actions."""
 
-    # Ready actions of each lane and pass, the first by priority last; queue 2 l + pass is at ``first`` of it.
-    queue: IntArray
-    # Of each queue ``[queues + 1]``, ``[queues]``.
-    first: IntArray
-    num_ready: IntArray
+    queue: IntArray  # ready actions of each lane and pass, the first by priority last; queue 2 l + pass
+    first: IntArray  # place of each in ``queue`` ``[queues + 1]``
+    num_ready: IntArray  # ``[queues]``
     ready_s: FloatArray  # when the last of an action's inputs arrives ``[actions]``
     missing: IntArray  # inputs that are not placed yet ``[actions]``
-    # End of a lane's last action, and that action, -1 for none ``[lanes]``.
-    done_s: FloatArray
-    last: IntArray
+    done_s: FloatArray  # end of a lane's last action ``[lanes]``
+    last: IntArray  # that action, -1 for none ``[lanes]``
     held_bytes: IntArray  # by activations ``[lanes]``
     is_kept: IntArray  # whether an action's activations are kept ``[actions]``
     extra_bytes: IntArray  # what is held because activations are kept ``[lanes]``
-    # Next action of a lane, -1 for none, and its begin ``[lanes]``.
-    choice: IntArray
-    begin_s: FloatArray
+    choice: IntArray  # next action of a lane, -1 for none ``[lanes]``
+    begin_s: FloatArray  # its begin ``[lanes]``
     is_stale: IntArray  # whether these have to be found anew ``[lanes]``
     need_bytes: IntArray  # what a group's forwards hold and will hold ``[lanes, groups]``
     left: IntArray  # actions of it to come ``[lanes, groups]``
-    # Actions of the LLM to come ``[lanes]``; at the end whether anything is held, 0 or 1 ``[lanes + 1]``.
-    llm_left: IntArray
+    llm_left: IntArray  # actions of the LLM to come; at the end whether anything is held, 0 or 1 ``[lanes + 1]``
     first_open: IntArray  # first group of a lane with actions to come ``[lanes]``
     first_refused: IntArray  # first group from there on that does not fit with those before it ``[lanes]``
     admitted_bytes: IntArray  # what the groups between these two need ``[lanes]``
@@ -169,8 +153,8 @@ class State(NamedTuple):
 def list_schedule(actions, wish, place, limit_s=np.inf):  # type: ignore[no-untyped-def]
     """Put all actions in an order that every lane keeps to; ``place`` takes each action's place ``[actions]``.
 
-    Returns when all gradients are synchronised, seconds, infinite as soon as that must be later than ``limit_s``; and
-    how many forwards were let in although memory was full: none if every group fits by itself.
+    Returns when all gradients are synchronised, seconds, infinite if later than ``limit_s``; and how many forwards were
+    let in although memory was full.
     """
     state = _begin(actions, wish)
     forced = 0
@@ -425,12 +409,10 @@ def _run(action, begin_s, actions, wish, state):  # type: ignore[no-untyped-def]
         state.done_s[lane], state.last[lane] = end_s, action
         state.left[lane, group] -= 1
         state.llm_left[lane] -= actions.of_llm[action]
-        if actions.is_backward[action] == FORWARD:
-            state.held_bytes[lane] += size_bytes
-            state.extra_bytes[lane] += extra_bytes
-        else:
-            state.held_bytes[lane] -= size_bytes
-            state.extra_bytes[lane] -= extra_bytes
+        sign = 1 - 2 * actions.is_backward[action]
+        state.held_bytes[lane] += sign * size_bytes
+        state.extra_bytes[lane] += sign * extra_bytes
+        if actions.is_backward[action] == BACKWARD:
             state.need_bytes[lane, group] -= size_bytes
             if group < state.first_refused[lane]:
                 state.admitted_bytes[lane] -= size_bytes
@@ -464,9 +446,7 @@ def _admit_groups(lane, actions, state):  # type: ignore[no-untyped-def]
     group = state.first_refused[lane]
     ahead = state.admitted_bytes[lane]
     room_bytes = actions.room_bytes[lane] - state.extra_bytes[lane]
-    while group < state.need_bytes.shape[1]:
-        if ahead + state.need_bytes[lane, group] > room_bytes:
-            break
+    while group < state.need_bytes.shape[1] and ahead + state.need_bytes[lane, group] <= room_bytes:
         ahead += state.need_bytes[lane, group]
         group += 1
     state.first_refused[lane], state.admitted_bytes[lane] = group, ahead

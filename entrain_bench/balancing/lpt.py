@@ -1,12 +1,4 @@
-"""Units dealt out to bins, compiled: longest first, with exchanges, into equal counts, or by largest differences.
-
-The method of Karmarkar and Karp (UC Berkeley CSD-82-113, 1982) in its generalisation to k parts (Korf, IJCAI 2009,
-section 2.4): partial partitions are merged, the two with the largest differences first, the largest part of one with
-the smallest of the other. Buckets of two costs: LPT, then exchanges between the fullest one and others
-(arXiv:2603.25120).
-"""
-
-from __future__ import annotations
+"""Units dealt out to bins, compiled: longest first, with exchanges, into equal counts, or by largest differences."""
 
 from heapq import heapify, heappop, heappush, heapreplace
 
@@ -26,9 +18,7 @@ BUCKET_STEPS = 64
 
 def trivial_bound(cost: FloatArray, num_buckets: int) -> float:
     """No assignment has a C_max below the mean of a bucket or the largest item of either cost ``[items, 2]``."""
-    if not len(cost):
-        return 0.0
-    return float(max(cost.sum(axis=0).max() / num_buckets, cost.max()))
+    return float(max(cost.sum(axis=0).max() / num_buckets, cost.max(initial=0.0)))
 
 
 def by_falling(cost: FloatArray) -> IntArray:
@@ -37,18 +27,12 @@ def by_falling(cost: FloatArray) -> IntArray:
 
 
 def longest_first(cost: FloatArray, num_buckets: int) -> IntArray:
-    """LPT: items by falling max of their two costs, each to the bucket whose larger sum stays least.
-
-    Equal ones go to the bucket with the least sum of both, then to the first.
-    """
+    """LPT: items by falling max of their two costs, each to the bucket whose larger sum stays least ``[items]``."""
     return np.asarray(_place(by_falling(cost), np.ascontiguousarray(cost, np.float64), num_buckets))
 
 
 def lpt_with_exchange(cost: FloatArray, num_buckets: int) -> IntArray:
-    """LPT, then exchanges between the fullest bucket and others for as long as one of them lowers it.
-
-    The emptiest other bucket takes an item, or swaps one, so that the fuller of the two is lowest.
-    """
+    """LPT, then items given or swapped from the fullest bucket for as long as that lowers it (arXiv:2603.25120)."""
     bucket = longest_first(cost, num_buckets)
     # The last item weighs nothing: swapping with it is giving.
     padded = np.concatenate([cost, np.zeros((1, 2))])
@@ -75,45 +59,39 @@ def _place(order, cost, num_buckets):  # type: ignore[no-untyped-def]
     load = np.zeros((num_buckets, 2))
     bucket = np.empty(len(order), np.int64)
     for item in order:
-        best = 0
-        best_high = np.inf
-        best_sum = np.inf
+        best = (np.inf, np.inf, 0)
         for one in range(num_buckets):
             high = max(load[one, 0] + cost[item, 0], load[one, 1] + cost[item, 1])
-            both = load[one, 0] + load[one, 1]
-            if high < best_high or (high == best_high and both < best_sum):
-                best = one
-                best_high = high
-                best_sum = both
-        bucket[item] = best
-        load[best] += cost[item]
+            rank = (high, load[one, 0] + load[one, 1], one)
+            if rank < best:
+                best = rank
+        bucket[item] = best[2]
+        load[best[2]] += cost[item]
     return bucket
 
 
 @njit()
 def _exchange(cost, bucket, num_buckets, enough, most_steps):  # type: ignore[no-untyped-def]
     """Exchanges until none helps or the fullest bucket is low enough; the last item is nothing, and in every bucket."""
+    nothing = len(bucket) - 1
     load = np.zeros((num_buckets, 2))
-    members = _members(bucket, num_buckets)
-    for item in range(len(bucket) - 1):
+    for item in range(nothing):
         load[bucket[item]] += cost[item]
     larger = np.maximum(load[:, 0], load[:, 1])
     steps = 0
     while steps < most_steps and larger.max() > enough:
         full = larger.argmax()
-        mine = members[full][:-1]
+        mine = np.flatnonzero(bucket == full)
         given = -1
         for other in np.argsort(larger, kind="mergesort"):
-            theirs = members[other]
+            theirs = np.append(np.flatnonzero(bucket == other), nothing)
             given, taken = _best_swap(mine, theirs, load[full], load[other], cost, larger[full] * (1 - CLOSE))
             steps += BUCKET_STEPS + len(mine) * len(theirs)
             if given >= 0:
                 load[full] += cost[taken] - cost[given]
                 load[other] += cost[given] - cost[taken]
-                members[full] = _exchanged(mine, given, taken, len(bucket) - 1)
-                members[other] = _exchanged(theirs[:-1], taken, given, len(bucket) - 1)
                 bucket[given] = other
-                if taken != len(bucket) - 1:
+                if taken != nothing:
                     bucket[taken] = full
                 larger[full] = max(load[full, 0], load[full, 1])
                 larger[other] = max(load[other, 0], load[other, 1])
@@ -124,25 +102,8 @@ def _exchange(cost, bucket, num_buckets, enough, most_steps):  # type: ignore[no
 
 
 @njit()
-def _members(bucket, num_buckets):  # type: ignore[no-untyped-def]
-    """Items of each bucket, rising; the last item is in each of them."""
-    nothing = len(bucket) - 1
-    return [np.append(np.flatnonzero(bucket[:-1] == one), nothing) for one in range(num_buckets)]
-
-
-@njit()
-def _exchanged(members, given, taken, nothing):  # type: ignore[no-untyped-def]
-    """A bucket's items, rising, without one and with another, either of which may be nothing; that comes last."""
-    left = members[members != given]
-    if taken != nothing:
-        left = np.sort(np.append(left, taken))
-    return np.append(left, nothing)
-
-
-@njit()
 def _best_swap(mine, theirs, my_load, their_load, cost, below):  # type: ignore[no-untyped-def]
     """The items of two buckets whose exchange makes the fuller one lowest, below a bound; -1 if there are none."""
-    best = below
     given = -1
     taken = -1
     for one in mine:
@@ -151,8 +112,8 @@ def _best_swap(mine, theirs, my_load, their_load, cost, below):  # type: ignore[
             second = cost[one, 1] - cost[two, 1]
             left = max(my_load[0] - first, my_load[1] - second)
             after = max(left, their_load[0] + first, their_load[1] + second)
-            if after < best:
-                best = after
+            if after < below:
+                below = after
                 given = one
                 taken = two
     return given, taken
@@ -161,11 +122,7 @@ def _best_swap(mine, theirs, my_load, their_load, cost, below):  # type: ignore[
 def balanced_groups(
     size: FloatArray, num_groups: int, load: FloatArray | None = None, fewest_first: bool = True
 ) -> IntArray:
-    """Group of each sample by LPT: by falling size, each to the least-loaded group that has a free place ``[samples]``.
-
-    Every group takes ``ceil(samples / groups)`` samples at most. Groups have ``load`` already ``[groups]``; equal loads
-    go to the group with fewer samples, or else to the first that has a free place.
-    """
+    """Group of each sample by LPT, as many samples each ``[samples]``; ``load`` is what groups have ``[groups]``."""
     before = np.zeros(num_groups) if load is None else load
     group: IntArray = fill_groups(np.argsort(-size, kind="stable"), size, before, fewest_first)
     return group
@@ -214,23 +171,17 @@ def next_fit(size, order, room):  # type: ignore[no-untyped-def]
     chosen = np.empty(len(order), np.int64)
     current = 0
     left = room
-    empty = True
-    for entry in order:
-        if size[entry] > left and not empty:
-            current = current + 1
+    for place, entry in enumerate(order):
+        if size[entry] > left and place:
+            current += 1
             left = room
         chosen[entry] = current
         left = left - size[entry]
-        empty = False
     return chosen
 
 
 def longest_first_by_row(cost: FloatArray, row: IntArray, num_bins: int) -> IntArray:
-    """Bin of each unit by LPT within its row: by falling cost, each to the bin with the least so far ``[units]``.
-
-    The fullest bin of a row is within ``4/3 - 1 / (3 num_bins)`` of the best (Graham, SIAM J. Appl. Math. 17, 1969).
-    Equal costs go by index, equal bins by number. Neither costs nor rows are negative.
-    """
+    """Bin of each unit by LPT within its row: by falling cost, each to the bin with the least so far ``[units]``."""
     rounded = decisive(cost)
     order = np.argsort(-rounded, kind="stable")
     result: IntArray = deal(order, row, rounded, np.full(1 + int(row.max(initial=-1)), num_bins))
@@ -238,10 +189,7 @@ def longest_first_by_row(cost: FloatArray, row: IntArray, num_bins: int) -> IntA
 
 
 def arrival_places(num_samples: int, microbatch_size: int, dp: int) -> tuple[IntArray, IntArray]:
-    """Replica and microbatch of each sample in order of arrival, as with Megatron's data sampler ``[samples]``.
-
-    Consecutive samples fill a microbatch, fewer where they do not fill one of every replica.
-    """
+    """Replica and microbatch of each sample in order of arrival, as with Megatron's data sampler ``[samples]``."""
     microbatch = np.arange(num_samples) // max(1, min(microbatch_size, -(-num_samples // dp)))
     return microbatch % dp, microbatch // dp
 
@@ -253,16 +201,14 @@ RESOLUTION = 1 << 40
 def largest_differencing(weight: IntArray | FloatArray, num_parts: int, equal_count: bool = False) -> IntArray:
     """Part of each item ``[items]``, so that the parts' sums of weights are about equal, numbered by falling sum.
 
-    Weights are at least 0; whole numbers are exact, others are rounded to ``RESOLUTION``. With ``equal_count`` parts
-    have equally many items, or differ by one: items of neighbouring weight then start in one partition, one in each
-    part.
+    The method of Karmarkar and Karp for k parts (Korf, IJCAI 2009, section 2.4). Weights are at least 0. With
+    ``equal_count`` parts differ by one item at most.
     """
     given = np.asarray(weight)
     if not len(given):
         return np.zeros(0, np.int64)
     if not np.issubdtype(given.dtype, np.integer):
-        heaviest = float(given.max())
-        given = np.rint(given * (RESOLUTION / heaviest)) if heaviest > 0 else np.zeros(len(given))
+        given = np.rint(given * (RESOLUTION / (float(given.max()) or 1.0)))
     group = num_parts if equal_count else 1
     # Where the number does not divide, items without weight fill the lightest partition.
     padded = np.concatenate((given.astype(np.int64), np.zeros(-len(given) % group, np.int64)))

@@ -1,7 +1,5 @@
 """Options of planners, assigners and schedulers; their types say which values are allowed (``specs.parse``)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated
 

@@ -1,11 +1,9 @@
 """Building blocks of planners: shares of ranks, stages of layers, placement on ranks, and layouts of a file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import product
 from typing import ClassVar
 
 import numpy as np
@@ -28,8 +26,7 @@ def proportional_allocation(
 ) -> tuple[int, ...]:
     """Split ``total`` in proportion to shares, at least ``least`` and at most ``most`` each (no limit if None).
 
-    The nearest integers in the least-squares sense (arXiv:2605.27918, Algorithm 1): each unit goes to the share that is
-    furthest below its proportion. ``UserError``, with ``what`` they are, for a total that does not fit the limits.
+    The nearest in least squares (arXiv:2605.27918, Algorithm 1). ``UserError`` for a total beyond the limits.
     """
     most = [total] * len(shares) if most is None else most
     if not least * len(shares) <= total <= sum(most):
@@ -38,17 +35,14 @@ def proportional_allocation(
     shares = np.asarray(shares, np.float64)
     even = np.full(len(shares), 1 / len(shares))
     due = decisive((shares / shares.sum() if shares.sum() > 0 else even) * total)
-    given = np.full(len(due), float(least))
+    given = np.full(len(due), least)
     for _ in range(total - least * len(due)):
         given[np.argmax(np.where(given < most, due - given, -np.inf))] += 1
-    return tuple(int(count) for count in given)
+    return tuple(given.tolist())
 
 
 def allocate_gpus(profile: Profile, samples: SampleShapes, degrees: Degrees) -> tuple[int, ...]:
-    """Return the GPUs of a replica for the merged encoder and for the LLM, by their share of estimated work.
-
-    M_ref of arXiv:2605.27918, Algorithm 1. A count need not be a whole number of stages, but is enough for one.
-    """
+    """Return a replica's GPUs for merged encoder and LLM by estimated work (arXiv:2605.27918, Algorithm 1's M_ref)."""
     width = degrees.tp * degrees.cp
     if not profile.job.model.encoders:
         return (degrees.pp * width,)
@@ -62,11 +56,7 @@ def allocate_gpus(profile: Profile, samples: SampleShapes, degrees: Degrees) -> 
 
 
 def gpus_to_stages(gpus: tuple[int, ...], width: int) -> tuple[int, ...]:
-    """Convert GPUs to pipeline stages of the merged encoder and of the LLM; a stage has ``width`` = TP x CP GPUs.
-
-    The encoder's count is rounded down and the LLM takes the rest (arXiv:2605.27918, section 4.2 and appendix A: at
-    TP 2, 9 and 7 of 16 GPUs become 4 and 4 stages, 7 and 9 become 3 and 5).
-    """
+    """Convert GPUs to stages of ``width`` GPUs; the encoder's are rounded down (arXiv:2605.27918, section 4.2)."""
     encoders = tuple(count // width for count in gpus[:-1])
     return (*encoders, sum(gpus) // width - sum(encoders))
 
@@ -77,29 +67,20 @@ def allocate_stages(profile: Profile, samples: SampleShapes, degrees: Degrees) -
 
 
 def stable_samples(profile: Profile, degrees: Degrees, num_validations: int, max_samples: int) -> tuple[int, bool]:
-    """Find the least power-of-two batch size at which all fresh batches give the GPU allocation of the first batch.
-
-    arXiv:2605.27918, Algorithm 1, from one sample to ``max_samples``; and whether all ``num_validations`` batches
-    agreed.
-    """
+    """Find the least power of two of samples whose batches have one GPU allocation; whether they do (Algorithm 1)."""
     num_samples = 1
     while True:
-        first = allocate_gpus(profile, profile.samples.draw(num_samples), degrees)
-        if all(
-            allocate_gpus(profile, profile.samples.draw(num_samples), degrees) == first for _ in range(num_validations)
-        ):
-            return num_samples, True
-        if 2 * num_samples > max_samples:
-            return num_samples, False
+        draws = (profile.samples.draw(num_samples) for _ in range(1 + num_validations))
+        gpus = (allocate_gpus(profile, samples, degrees) for samples in draws)
+        first = next(gpus)
+        agreed = all(count == first for count in gpus)
+        if agreed or 2 * num_samples > max_samples:
+            return num_samples, agreed
         num_samples *= 2
 
 
 def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
-    """Return consecutive layers per stage that minimize the slowest stage (arXiv:2605.27918, Algorithm 2, tier 1).
-
-    ``F(l, p) = min over l' < l of max(F(l', p - 1), sum of layers l'+1..l)``; O(layers^2 x stages). Seconds are those
-    of each layer for one microbatch ``[layers]``. ``UserError`` if there are more stages than layers.
-    """
+    """Return consecutive layers per stage that minimize the slowest (arXiv:2605.27918, Algorithm 2, tier 1)."""
     num_layers = len(layer_s)
     if num_stages > num_layers:
         raise UserError(f"layout: {num_layers} layers cannot fill {num_stages} stages; each needs at least 1 layer")
@@ -116,14 +97,10 @@ def partitions(layer_s: FloatArray) -> list[tuple[int, ...]]:
 
 
 def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
-    """Spread blocks evenly over stages, with the embedding on the first and the head on the last, as Megatron-LM does.
-
-    If blocks do not divide evenly, the first stages get one more. Return None if there are fewer blocks than stages.
-    """
-    blocks, rest = divmod(num_layers - 2, num_stages)
-    if not blocks:
+    """Spread blocks evenly over stages, with embedding and head at the ends, as Megatron-LM does; None if too few."""
+    layers = (num_layers - 2 - np.arange(num_stages) + num_stages - 1) // num_stages
+    if not layers[-1]:
         return None
-    layers = blocks + (np.arange(num_stages) < rest)
     layers[0] += 1
     layers[-1] += 1
     return tuple(layers.tolist())
@@ -171,59 +148,42 @@ def place_chain(
 ) -> Layout:
     """Place homogeneous replicas: encoder, LLM and generator stages form one chain.
 
-    Replicas have consecutive ranks, TP innermost, then CP, then stages. All encoders share the encoder stages, all
-    generators theirs: stages before and after the LLM's if ``leading``, otherwise its first and last ones.
-    ``degrees.pp`` rank groups hold ``virtual_stages`` each, in the order of ``place_ranks``; ``layers`` are those of
-    each stage, by module.
+    All encoders share stages, and all generators: beside the LLM's if ``leading``, otherwise its first and last ones.
+    ``degrees.pp`` rank groups hold ``virtual_stages`` each (``place_ranks``); ``layers`` are those of each stage.
     """
-    width = degrees.tp * degrees.cp
-    ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
+    ranks = replica_ranks(degrees.dp, degrees.pp, degrees.tp * degrees.cp)
     modules = []
     rank_of_place = place_ranks(degrees.pp, virtual_stages, virtual_order)
     firsts = chain_starts(job.model, len(rank_of_place), layers, leading)
     for module, first, split, again in zip(job.model.modules, firsts, layers, recompute, strict=True):
         held = np.ascontiguousarray(ranks[:, rank_of_place[first : first + len(split)]])
         modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, split, held, again))
-    layout = Layout(tuple(modules), job.num_microbatches(degrees.dp), split_backward=split_backward)
+    return checked_layout(job, modules, job.num_microbatches(degrees.dp), split_backward=split_backward)
+
+
+def replica_ranks(dp: int, pp: int, width: int) -> IntArray:
+    """Return consecutive ranks of replicas with equally wide stages ``[dp, pp, width]``."""
+    return np.arange(dp * pp * width).reshape(dp, pp, width)
+
+
+def checked_layout(job: Job, modules: Sequence[ModuleLayout], num_microbatches: int, **options: bool) -> Layout:
+    """Return the layout of the modules; ``UserError`` if the job's model or cluster cannot take it."""
+    layout = Layout(tuple(modules), num_microbatches, **options)
     check_layout(layout, job.model, job.cluster)
     return layout
 
 
-def chain_bytes(profile: Profile, samples: SampleShapes, layout: Layout) -> float:
-    """Return the bytes that the neediest rank of a chain keeps under 1F1B, with microbatches of mean samples.
-
-    Encoders and generators share the LLM's first and last stages (``place_chain``).
-    """
-    llm = layout.modules[profile.job.model.llm_index]
-    kept = []
-    share = profile.job.global_batch / (len(samples) * llm.dp * layout.num_microbatches)
-    for module, placed in zip(profile.job.model.modules, layout.modules, strict=True):
-        tokens = float(module.lengths(samples, module.units(samples)).sum()) * share
-        first = 0 if module.is_encoder else llm.pp - placed.pp
-        under_way = np.minimum(llm.pp - first - np.arange(placed.pp), layout.num_microbatches)
-        kept.append(profile.memory.token_bytes(module, placed)[0] * tokens * under_way)
-    return float((profile.memory.lane_state_bytes(layout) + layout.lane_sums(kept)).max())
-
-
 def place_ranks(num_ranks: int, virtual_stages: int, virtual_order: str = "loop") -> IntArray:
-    """Return the rank (block) of each virtual stage in a chain ``[num_ranks * virtual_stages]``.
-
-    ``loop``: stages go round the ranks (arXiv:2104.04473, section 2.2). ``v``: stages go down the ranks and back up
-    (arXiv:2401.10241, section 6).
-    """
+    """Rank (block) of each virtual stage ``[stages]``: round the ranks (``loop``), or down and back up (``v``)."""
     turn, rank = np.divmod(np.arange(num_ranks * virtual_stages), num_ranks)
     upwards = virtual_order == "v"
     return np.where(upwards & (turn % 2 == 1), num_ranks - 1 - rank, rank)
 
 
 def place_cuts(job: Job, degrees: Degrees, layers: Sequence[int], recompute: Sequence[bool]) -> Layout:
-    """Place homogeneous replicas whose stages cut one chain of all layers; a stage may cross modules.
-
-    ``layers[i]`` are on stage i, which is on rank i modulo PP; each module with layers there has a stage there.
-    """
+    """Place homogeneous replicas whose stages, in turn on PP ranks, cut one chain of the layers of all modules."""
     bounds = np.cumsum([0, *layers])
-    width = degrees.tp * degrees.cp
-    ranks = np.arange(degrees.dp * degrees.pp * width).reshape(degrees.dp, degrees.pp, width)
+    ranks = replica_ranks(degrees.dp, degrees.pp, degrees.tp * degrees.cp)
     modules = []
     first = 0
     for module, again in zip(job.model.modules, recompute, strict=True):
@@ -232,9 +192,7 @@ def place_cuts(job: Job, degrees: Degrees, layers: Sequence[int], recompute: Seq
         placed = np.ascontiguousarray(ranks[:, stages % degrees.pp])
         modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, tuple(held[stages].tolist()), placed, again))
         first += len(module.layers)
-    layout = Layout(tuple(modules), job.num_microbatches(degrees.dp))
-    check_layout(layout, job.model, job.cluster)
-    return layout
+    return checked_layout(job, modules, job.num_microbatches(degrees.dp))
 
 
 def mean_length(lengths: IntArray) -> int:
@@ -247,11 +205,9 @@ def average_layer_s(profile: Profile, samples: SampleShapes, tp: int, cp: int) -
     costs = []
     for module in profile.job.model.modules:
         lengths = module.lengths(samples, module.units(samples))
-        if not len(lengths):
-            costs.append(np.zeros(len(module.layers)))
-            continue
         count = max(1, round(profile.job.microbatch_size * len(lengths) / len(samples)))
-        costs.append(profile.layers.layer_s(module, np.full(count, mean_length(lengths)), tp, cp))
+        layer_s = profile.layers.layer_s(module, np.full(count, mean_length(lengths)), tp, cp)
+        costs.append(layer_s if len(lengths) else np.zeros(len(module.layers)))
     return costs
 
 
@@ -289,50 +245,38 @@ class Island:
 def place_islands(
     job: Job, islands: Sequence[Island], num_microbatches: int, single_rank_boundary: bool = False
 ) -> Layout:
-    """Place encoders, LLM and generators on disjoint ranks; all encoders share ranks, and so do all generators.
-
-    Islands, one per module, that share ranks differ only in their layers. If all have one TP, CP and DP, replicas
-    follow each other; otherwise groups of modules do, the widest tensor parallelism first, so that every block is
-    aligned.
-    """
-    units = [(islands[unit[0]], unit) for unit in job.model.module_groups]
-    shapes = [(island.dp, len(island.layers_per_stage), island.tp * island.cp) for island, _ in units]
-    if len({(island.tp, island.cp, island.dp) for island, _ in units}) == 1:
+    """Place encoders, LLM and generators on disjoint ranks: by replica if alike, else by group, widest TP first."""
+    groups = job.model.module_groups
+    firsts = [islands[group[0]] for group in groups]
+    shapes = [(island.dp, len(island.layers_per_stage), island.tp * island.cp) for island in firsts]
+    grids = [replica_ranks(*shape) for shape in shapes]
+    if len({(island.tp, island.cp, island.dp) for island in firsts}) == 1:
         dp, _, width = shapes[0]
-        bounds = np.cumsum([0, *(pp for _, pp, _ in shapes)])
-        chain = np.arange(dp * bounds[-1] * width).reshape(dp, -1, width)
-        grids = [np.ascontiguousarray(chain[:, low:high]) for low, high in pairwise(bounds)]
+        cuts = np.cumsum([pp for _, pp, _ in shapes])
+        chain = replica_ranks(dp, int(cuts[-1]), width)
+        grids = [np.ascontiguousarray(part) for part in np.split(chain, cuts[:-1], axis=1)]
     else:
-        grids = [np.arange(int(np.prod(shape))).reshape(shape) for shape in shapes]
         start = 0
-        for index in sorted(range(len(units)), key=lambda i: -units[i][0].tp):
+        for index in sorted(range(len(groups)), key=lambda index: -firsts[index].tp):
             grids[index] = grids[index] + start
             start += grids[index].size
     modules = []
-    for grid, (_, unit) in zip(grids, units, strict=True):
-        for index in unit:
+    for grid, group in zip(grids, groups, strict=True):
+        for index in group:
             island = islands[index]
             name = job.model.modules[index].name
             modules.append(ModuleLayout(name, island.tp, island.cp, island.layers_per_stage, grid, island.recompute))
-    layout = Layout(tuple(modules), num_microbatches, single_rank_boundary)
-    check_layout(layout, job.model, job.cluster)
-    return layout
+    return checked_layout(job, modules, num_microbatches, single_rank_boundary=single_rank_boundary)
 
 
 def recompute_choices(
     job: Job, groups: Sequence[Sequence[int]] | None = None, chosen_later: bool = False
 ) -> list[tuple[bool, ...]]:
-    """Return the combinations of groups to recompute: all of them, or the one that the job requests.
-
-    ``groups`` of modules recompute together, by default each module alone. If the scheduler has it ``chosen_later``, it
-    is none unless requested. ``IncompatibleError`` if the job requests some modules of a group, but not all.
-    """
+    """Return the combinations of groups (by default single modules) to recompute, or the one that a job requests."""
     groups = [(index,) for index in range(len(job.model.modules))] if groups is None else groups
     asked = job.request.recompute
-    if asked is None and chosen_later:
-        return [(False,) * len(groups)]
     if asked is None:
-        return list(product([False, True], repeat=len(groups)))
+        return list(product([False] if chosen_later else [False, True], repeat=len(groups)))
     again = [[job.model.modules[index].name in asked for index in group] for group in groups]
     if any(len({*group}) > 1 for group in again):
         together = "this planner recomputes all modules of a rank, or none"

@@ -1,14 +1,12 @@
 """Profiles: all that strategies may know of costs and samples, among it estimated times of programs, and trial runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 
-from entrain_bench.balancing.estimates import Corrector, LayerProfile, ProfiledSamples, UnitEstimates
+from entrain_bench.balancing.estimates import BatchCache, Corrector, LayerProfile, ProfiledSamples, UnitEstimates
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.edges import held_s
 from entrain_bench.costs.memory import Memory
@@ -32,10 +30,7 @@ class ProgramTimes:
     _layers: LayerProfile
 
     def simulate(self, program: Program, duration_s: FloatArray, transfers: bool = False) -> FloatArray:
-        """Return the estimated end of every action of a program; transfers are free unless asked for ``[actions]``.
-
-        ``DeadlockError`` if the order of actions contradicts their dependencies.
-        """
+        """Return estimated ends of actions ``[actions]``, by default without transfers; ``DeadlockError`` if none."""
         if not transfers:
             return place_actions(program, duration_s, np.zeros(len(program.dep_actions)))[1]
         handed = self.handovers(program)
@@ -43,11 +38,7 @@ class ProgramTimes:
         return place_actions(program, duration_s, handed.delay_s, hold_s=hold_s)[1]
 
     def iteration_s(self, program: Program, duration_s: FloatArray) -> float:
-        """Return the estimated iteration time of a program in seconds, with transfers, weight gathers and the step.
-
-        Transfers never wait for a link. Durations are of each action; those of steps are ignored ``[actions]``.
-        ``DeadlockError`` as for ``simulate``.
-        """
+        """Return an iteration's estimated seconds with transfers, gathers and the step, by durations ``[actions]``."""
         costs = self._truth.step_costs
         layer_s = self._layers_s(program.layout)
         ends = [costs.ends(program, index, module_s, duration_s) for index, module_s in enumerate(layer_s)]
@@ -95,19 +86,12 @@ class ProgramTimes:
         return added_s + exposed_s(program, layers_s, cluster, self._job.framework), collective_passes(program)
 
     def step_s(self, layout: Layout) -> float:
-        """Return the seconds that gathers, gradient synchronization and the optimizer add to average microbatches.
-
-        The optimizer waits for the last synchronization of all ranks.
-        """
+        """Return the seconds that gathers, synchronization and the optimizer of a step add to average microbatches."""
         gather_s, sync_s, optimizer_s = self.lane_steps_s(layout)
         return float((gather_s + optimizer_s).max() + sync_s.max())
 
     def lane_steps_s(self, layout: Layout) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return gather, synchronization and optimizer seconds of ``step_s`` on every lane ``[lanes]``.
-
-        Stages that share ranks use the links one by one, beside an average microbatch of the other stages if
-        overlapped.
-        """
+        """Return gather, synchronization and optimizer seconds of ``step_s`` on every lane ``[lanes]``."""
         exposed = self.exposed_steps(layout)
         framework = self._job.framework
         gather_s = layout.lane_sums([step.gather_s for step in exposed])
@@ -117,10 +101,10 @@ class ProgramTimes:
             lanes = [blocks.of_stage(stage) for blocks in layout.blocks for stage in range(blocks.num_stages)]
             forward_s = []
             backward_s = []
-            for placed, (ahead_s, back_s) in zip(layout.modules, self._layers_s(layout), strict=True):
-                starts = np.cumsum((0, *placed.layers_per_stage[:-1]))
-                forward_s.append(np.add.reduceat(ahead_s, starts))
-                backward_s.append(np.add.reduceat(back_s, starts) + placed.recompute * forward_s[-1])
+            for placed, passes in zip(layout.modules, self._layers_s(layout), strict=True):
+                ahead_s, back_s = np.add.reduceat(passes, np.cumsum((0, *placed.layers_per_stage[:-1])), axis=1)
+                forward_s.append(ahead_s)
+                backward_s.append(back_s + placed.recompute * ahead_s)
             modules = [*zip(self._job.model.modules, layout.modules, strict=True)]
             costs = self._truth.step_costs
             if framework.overlap_param_gather and framework.align_param_gather:
@@ -141,23 +125,14 @@ class ProgramTimes:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A strategy's window on the truth.
-
-    Attributes:
-        job: the training job.
-        samples: samples of the workload, to plan with.
-        layers: measured times of single layers.
-        estimates: estimated workload of each unit, with the estimation error that the user sets.
-        tuning_budget: simulated batches with which planners choose by ``balancing.tuning``; None: planners choose by
-            trials of their own.
-    """
+    """A strategy's window on the truth."""
 
     job: Job
-    samples: ProfiledSamples
-    layers: LayerProfile
-    estimates: UnitEstimates
+    samples: ProfiledSamples  # of the workload, to plan with
+    layers: LayerProfile  # measured times of single layers
+    estimates: UnitEstimates  # of the workload of each unit, with the estimation error that the user sets
     _truth: CostTruth
-    tuning_budget: int | None = None
+    tuning_budget: int | None = None  # simulated batches of ``balancing.tuning``; None: planners choose by own trials
 
     @property
     def programs(self) -> ProgramTimes:
@@ -190,17 +165,14 @@ class Profile:
         return self.for_job(self.job.with_microbatch_size(-(-self.job.global_batch // num_microbatches)))
 
     def smoothed(self) -> Self:
-        """Return the profile whose estimates have the mean error of units of about the same length.
-
-        Times depend on lengths alone, so estimates that differ at equal lengths are wrong.
-        """
-        return replace(self, estimates=self.estimates.smoothed())
+        """Return the profile whose estimates have the mean error of units of about the same length."""
+        return replace(self, estimates=replace(self.estimates, smooth=True))
 
     def corrected(self, correction: Corrector) -> Self:
         """Return the profile whose estimates have the penalties that executed iterations have taught."""
         if not correction.active or not correction.ratios:
             return self
-        return replace(self, estimates=self.estimates.corrected(correction))
+        return replace(self, estimates=replace(self.estimates, correction=correction, _cache=BatchCache()))
 
 
 def create_profile(

@@ -1,11 +1,4 @@
-"""Units of a micro-step on aligned groups of ranks: neighbours that share their work, or groups that end first.
-
-Two rules make groups of several widths, for all strategies alike. ``joined`` leaves every unit on the position that a
-strategy gave it, and lets neighbouring positions share what they have where that ends sooner. ``grouped`` deals units
-out to groups of any width; it is the greedy packing that FlexSP begins with (arXiv:2412.01523).
-"""
-
-from __future__ import annotations
+"""Units of a micro-step on aligned groups of ranks: neighbours that share their work, or groups that end first."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -45,9 +38,8 @@ def grouped(
 ) -> SequenceGroups | None:
     """Groups whose slowest is fast, without a solver; None if the sequences do not fit in ``room`` bytes of a rank.
 
-    For a makespan, sequences by falling time take the first group, narrow ones first, that has time and memory for
-    them, or open one of the least width at which they have both. ``seconds`` are those of a sequence on a group of each
-    of ``widths``, rising powers of two ``[widths, sequences]``; a group shares the bytes of a sequence ``[sequences]``.
+    ``seconds`` are those of a sequence on a group of each of ``widths``, rising powers of two ``[widths, sequences]``;
+    a group shares the bytes of a sequence ``[sequences]``.
     """
     order = np.argsort(-decisive(seconds[0]), kind="stable")
     alone = np.where(bytes_ <= room * widths[:, None], decisive(seconds), np.inf)
@@ -142,10 +134,8 @@ def joined(
 ) -> tuple[IntArray, IntArray]:
     """First position and width of each unit's group ``[units]``: of all nested groups those whose slowest ends first.
 
-    A position with what it has is a group of one. Two neighbouring halves become one group where that ends sooner than
-    the slower of both, or where they do not fit in ``room`` bytes of a position. ``seconds`` are those of a unit in a
-    pack on a group of 1, 2, 4, ... positions ``[widths, units]``, ``pack_s`` what a pack takes besides ``[widths]``; a
-    group shares the bytes of a unit. Units have a micro-step and, without joining, a position ``[units]``.
+    Neighbouring halves join where that ends sooner, or where they do not fit in ``room`` bytes of a position.
+    ``seconds`` are of a unit on 1, 2, 4, ... positions ``[widths, units]``, ``pack_s`` of a pack besides ``[widths]``.
     """
     steps = 1 + int(step.max(initial=0))
     whole = 1 << (num_positions - 1).bit_length()
@@ -156,13 +146,13 @@ def joined(
         size = 1 << level
         node = step * groups + (position >> level)
 
-        def sums(values: FloatArray | None, node: IntArray = node, groups: int = groups) -> FloatArray:
-            return np.asarray(np.bincount(node, values, steps * groups).reshape(steps, groups), np.float64)
-
-        shared_s = decisive(sums(unit_s) + once * (sums(None) > 0))
+        work_s, held, units = (
+            np.bincount(node, values, steps * groups).reshape(steps, groups) for values in (unit_s, bytes_, None)
+        )
+        shared_s = decisive(work_s + once * (units > 0))
         exists = (1 + np.arange(groups)) * size <= num_positions
         # Nothing is wider than the widest, whatever it holds: what exceeds memory is refused later, with the reason.
-        fits = (sums(bytes_) <= room * size) | (level == len(seconds) - 1)
+        fits = (held <= room * size) | (level == len(seconds) - 1)
         shared_s = np.where(exists & fits, shared_s, np.inf)
         if not level:
             ends_s = shared_s
@@ -178,11 +168,7 @@ def joined(
 def unit_costs(
     module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, profile: Profile
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the believed seconds and bytes of a module's units in one stage.
-
-    Seconds that a unit adds to both passes of a pack at each of the layout's degrees ``[degrees, units]``; bytes that
-    its group shares ``[units]``; seconds of a pack besides ``[degrees]``.
-    """
+    """Believed seconds of units ``[degrees, units]``, their bytes ``[units]``, a pack's own seconds ``[degrees]``."""
     kinds = module.kind_counts(placed.layers_per_stage)[0]
     again = kinds * np.array([kind.remade_share for kind in module.kinds]) * placed.recompute
     seconds = []
@@ -206,9 +192,8 @@ def step_assignment(
 ) -> Assignment:
     """Micro-steps on groups of several widths: of ``balanced`` modules ``grouped``, of others ``joined``.
 
-    Every module has groups of its own, and may fill the share of the memory that it has of all bytes. Without ``step``,
-    micro-steps ``[samples]``, they are those of arrival; with it all modules must be balanced. ``IncompatibleError``
-    for stages, ``OutOfMemoryError`` if units of a balanced module fit on no group.
+    ``step`` are micro-steps ``[samples]``, by default those of arrival. ``IncompatibleError`` for stages,
+    ``OutOfMemoryError`` if units of a balanced module fit on no group.
     """
     model = profile.job.model
     llm = layout.modules[model.llm_index]

@@ -1,13 +1,8 @@
-"""Recomputation by chunk: a program that recomputes everything buys time back with the memory its order leaves.
-
-For every lane: which chunks keep how many layers of which stage, so that nothing exceeds memory at any point of its
-order. Chunks hold activations from their forward to their backward.
-"""
-
-from __future__ import annotations
+"""Recomputation by chunk: a program that recomputes everything buys time back with the memory its order leaves."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -33,9 +28,8 @@ class Recomputation:
     """Options of a scheduler that can choose recomputation after it has ordered the passes.
 
     Attributes:
-        memory: ``module`` leaves recomputation to the planner, for modules as a whole; ``stage`` recomputes as many
-            layers of each stage as the order has no memory for, alike for all its chunks; ``greedy`` does so by chunk.
-            ``layout.recompute`` goes before it.
+        memory: ``module`` leaves recomputation to the planner; ``stage`` recomputes as many layers of each stage as the
+            order has no memory for, ``greedy`` those of each chunk. ``layout.recompute`` goes before it.
     """
 
     memory: Memory = field(default="module", kw_only=True)
@@ -53,18 +47,16 @@ class Recomputation:
         """Return the program with the recomputation that these options choose."""
         if not self.chooses_recomputation or profile.job.request.recompute is not None:
             return program
-        if self.memory == "stage":
-            return recompute_by_stage(recompute_all(program), profile)
-        return recompute_by_chunk(recompute_all(program), profile)
+        recompute = recompute_by_stage if self.memory == "stage" else recompute_by_chunk
+        return recompute(recompute_all(program), profile)
 
 
 @dataclass(frozen=True, slots=True)
 class LaneOffers:
     """Intervals of a lane that may keep activations, in units of bytes and seconds."""
 
-    # Entries of the lane's order between which each interval holds its activations ``[intervals]``.
-    first: IntArray
-    last: IntArray
+    first: IntArray  # entry of the lane's order from which each interval holds its activations ``[intervals]``
+    last: IntArray  # and to which ``[intervals]``
     most: IntArray  # layers that it may keep ``[intervals]``
     size: IntArray  # what each of them takes ``[intervals]``
     gain: IntArray  # what each of them saves ``[intervals]``
@@ -84,15 +76,10 @@ def recompute_all(program: Program) -> Program:
 
 
 def recompute_by_stage(program: Program, profile: Profile) -> Program:
-    """Return a program that recomputes all it can with as few recomputed layers per stage as memory demands.
-
-    Of modules that share a lane, the one that saves most seconds for its memory keeps its layers first.
-    """
+    """Return a program that recomputes all it can with as few recomputed layers per stage as memory demands."""
     if not program.remade:
         return program
-    modules = list(zip(program.model.modules, program.layout.modules, program.chunks, strict=True))
-    layer_s = [covered_layer_s(module, placed, program.shapes, rows, profile) for module, placed, rows in modules]
-    sizes, gains = _per_action(program, layer_s, profile)
+    sizes, gains = _per_action(program, _covered_layers_s(program, profile), profile)
     most = [layers.max(axis=0, initial=0) for layers in program.remade]
     kept = [np.zeros_like(layers) for layers in most]
 
@@ -104,7 +91,7 @@ def recompute_by_stage(program: Program, profile: Profile) -> Program:
         forward = program.forward_actions(index)
         return decisive(float(gains[forward].sum()) / max(1.0, float(sizes[forward].sum())))
 
-    for index in sorted(range(len(modules)), key=worth, reverse=True):
+    for index in sorted(range(len(most)), key=worth, reverse=True):
         low = np.zeros_like(most[index])
         high = most[index].copy()
         # All of them at first: mostly there is memory for that.
@@ -126,20 +113,17 @@ def _stages_fit(program: Program, index: int, profile: Profile) -> BoolArray:
 
 
 def recompute_by_chunk(program: Program, profile: Profile) -> Program:
-    """Return the program with the least recomputation that its order has memory for, by chunk.
+    """Return the program with the least recomputation that its order has memory for, by chunk."""
+    return keep_what_fits(program, _covered_layers_s(program, profile), profile)
 
-    It fits memory if everything is recomputed; what it says of recomputation is the most.
-    """
+
+def _covered_layers_s(program: Program, profile: Profile) -> list[FloatArray]:
     modules = zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
-    layer_s = [covered_layer_s(module, placed, program.shapes, rows, profile) for module, placed, rows in modules]
-    return keep_what_fits(program, layer_s, profile)
+    return [covered_layer_s(module, placed, program.shapes, rows, profile) for module, placed, rows in modules]
 
 
 def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> Program:
-    """Return a program that recomputes all it can with the least recomputation that its order has memory for.
-
-    ``forward_s`` are believed forward seconds of a layer that recomputation covers ``[chunks, stages]``, by module.
-    """
+    """Return ``recompute_by_chunk`` with believed seconds of a covered layer ``[chunks, stages]``, by module."""
     if not program.remade:
         return program
     kept = [layers.copy() for layers in program.remade]
@@ -177,27 +161,27 @@ def _lanes(
     program: Program, forward_s: Sequence[FloatArray], profile: Profile
 ) -> Iterator[tuple[LaneOffers, IntArray]]:
     """Yield the offers of every lane, with module, chunk and stage of each interval ``[3, intervals]``."""
-    sizes_of = np.array([program.forward_actions(index).size for index in range(len(program.chunks))])
-    num_forwards = sizes_of[program.module]
     spare = profile.job.planning_budget_bytes - profile.memory.over_program(program)[0]
     whole = np.maximum(np.floor(spare / BYTES_UNIT), 0.0).astype(np.int64)
     sizes, gains = _per_action(program, forward_s, profile)
-    most = np.zeros(program.num_actions, np.int64)
-    for index, forwards in enumerate(program.remade):
-        most[program.forward_actions(index)] = forwards
-    for low, high in zip(program.lane_offsets[:-1], program.lane_offsets[1:], strict=True):
+    most, backward = np.zeros((2, program.num_actions), np.int64)
+    for index, layers in enumerate(program.remade):
+        forwards = program.forward_actions(index)
+        most[forwards] = layers
+        backward[forwards] = program.backward_actions(index)
+    for low, high in pairwise(program.lane_offsets):
         actions = program.lane_actions[low:high]
         place = np.zeros(program.num_actions, np.int64)
         place[actions] = np.arange(high - low)
         forwards = actions[(program.kind[actions] == Pass.FORWARD) & (most[actions] > 0)]
-        last = place[forwards + num_forwards[forwards]]
+        last = place[backward[forwards]]
         offers = LaneOffers(place[forwards], last, most[forwards], sizes[forwards], gains[forwards], whole[low:high])
         yield offers, np.stack([program.module[forwards], program.chunk[forwards], program.stage[forwards]])
 
 
 def _per_action(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> tuple[IntArray, IntArray]:
     """Return the most memory units that a kept layer of each forward takes, and time units it saves ``[actions]``."""
-    sizes, gains = (np.zeros(program.num_actions, np.int64) for _ in range(2))
+    sizes, gains = np.zeros((2, program.num_actions), np.int64)
     for index, (module, placed, rows) in enumerate(
         zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
     ):

@@ -1,7 +1,7 @@
 """Groups of several widths on planes of ranks: their planner, layouts, labels of units, and programs.
 
-A plane is a stage's ranks, TP innermost; a position in it is one TP group. Every round of a plane is a microbatch: each
-position has at most one pack, which its group shares by context parallelism.
+A plane is a stage's ranks; a position in it is one TP group. A round of a plane is a microbatch: each position has at
+most one pack, which its group shares by context parallelism.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from entrain_bench.balancing.options import TrialOptions
 from entrain_bench.balancing.planning import (
     average_layer_s,
     chain_starts,
+    checked_layout,
     partition_layers,
-    partitions,
     recompute_choices,
     recompute_factor,
     stage_sums,
@@ -35,7 +35,7 @@ from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program import Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, group_chunks
-from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Degrees, Job, LayoutRequest
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -60,11 +60,7 @@ def plane_layout(
     *,
     sharded: bool = False,
 ) -> Layout:
-    """Return a layout whose stages have planes of equally many ranks, each with groups of CP 1, 2, 4, ....
-
-    With ``leading`` encoders have stages before the LLM's, otherwise they are on its first; generators are on its last.
-    ``UserError`` if groups have no power of two ranks, or the model or cluster cannot take the layout.
-    """
+    """Return a layout of equally wide planes with groups of CP 1, 2, 4, ...; ``leading``: encoders come first."""
     llm = job.model.llm_index
     pp = len(layers[llm]) + (max(map(len, layers[:llm]), default=0) if leading else 0)
     firsts = chain_starts(job.model, pp, layers, leading)
@@ -84,41 +80,30 @@ def plane_layout(
         )
         for module, split, first, again in zip(job.model.modules, layers, firsts, recompute, strict=True)
     )
-    layout = Layout(modules, num_microbatches)
-    check_layout(layout, job.model, job.cluster)
-    return layout
+    return checked_layout(job, modules, num_microbatches)
 
 
 def even_layers(model: ModelSpec, layer_s: Sequence[FloatArray], pp: int) -> list[tuple[list[tuple[int, ...]], bool]]:
-    """Layers of each module's stages so that the slowest is fastest, and whether encoders have stages of their own.
-
-    One split for encoders on the LLM's first stage, and the best with leading ones; generators are on its last.
-    """
+    """Layers of each module's stages, the slowest fastest, and whether encoders lead: without and with leading ones."""
     llm = model.llm_index
     whole = [(len(seconds),) for seconds in layer_s]
     loaded = layer_s[llm].copy()
     loaded[-1] += sum(float(seconds.sum()) for seconds in layer_s[llm + 1 :])
-    alone = partitions(loaded)
-    first_s = sum(float(seconds.sum()) for seconds in layer_s[:llm])
-    loaded_first = loaded.copy()
-    loaded_first[0] += first_s
     splits = []
     if pp <= len(loaded):
+        loaded_first = loaded.copy()
+        loaded_first[0] += sum(float(seconds.sum()) for seconds in layer_s[:llm])
         splits.append(([*whole[:llm], partition_layers(loaded_first, pp), *whole[llm + 1 :]], False))
-    best: tuple[float, list[tuple[int, ...]]] | None = None
-    for ahead in range(1, min(pp, 1 + min((len(seconds) for seconds in layer_s[:llm]), default=0))):
-        if pp - ahead > len(loaded):
-            continue
-        encoder_splits = [partition_layers(seconds, ahead) for seconds in layer_s[:llm]]
-        encoders_s = np.sum(
-            [stage_sums(seconds, split) for seconds, split in zip(layer_s, encoder_splits, strict=False)], axis=0
-        )
-        rest = alone[pp - ahead - 1]
+    leading = []
+    most = min((len(seconds) for seconds in layer_s[:llm]), default=0)
+    for ahead in range(max(1, pp - len(loaded)), min(pp - 1, most) + 1):
+        split = [partition_layers(seconds, ahead) for seconds in layer_s[:llm]]
+        encoders_s = np.sum([stage_sums(*pair) for pair in zip(layer_s, split, strict=False)], axis=0)
+        rest = partition_layers(loaded, pp - ahead)
         slowest_s = decisive(max(float(encoders_s.max()), float(stage_sums(loaded, rest).max())))
-        if best is None or slowest_s < best[0]:
-            best = slowest_s, [*encoder_splits, rest, *whole[llm + 1 :]]
-    if best is not None:
-        splits.append((best[1], True))
+        leading.append((slowest_s, [*split, rest, *whole[llm + 1 :]]))
+    if leading:
+        splits.append((min(leading, key=lambda entry: entry[0])[1], True))
     return splits
 
 
@@ -130,10 +115,7 @@ def mean_tokens(profile: Profile, layout: Layout) -> int:
 
 
 def round_labels(model: ModelSpec, shapes: SampleShapes, layout: Layout, rounds: Rounds, *, spread: bool) -> Assignment:
-    """Return group and microbatch of every unit, which are those of its sample.
-
-    With ``spread`` items go, most FLOPs first, each to the position of its group with the least so far.
-    """
+    """Return group and round of every unit, those of its sample; ``spread`` items go to its least-loaded position."""
     modules = []
     for module, placed in zip(model.modules, layout.modules, strict=True):
         units = module.units(shapes)
@@ -170,16 +152,7 @@ def group_numbers(placed: ModuleLayout, first: IntArray, width: IntArray) -> Int
 
 
 def rounds_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
-    """1F1B over the stages; rounds are microbatches, which all groups of a stage run in order.
-
-    ``IncompatibleError`` if a module has no widths, or if a sample comes before its items.
-    """
-    plain = next((placed.module for placed in layout.modules if not placed.widths), None)
-    if plain:
-        raise IncompatibleError(
-            f"schedule: rounds need groups of several widths, which {plain} does not have. Use the planner of the "
-            "scheduler's strategy"
-        )
+    """1F1B over the stages; rounds are microbatches. ``IncompatibleError`` if a sample comes before its items."""
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
     consumer = assignment.modules[model.llm_index].microbatch
     for module, labels in zip(model.encoders, assignment.modules, strict=False):
@@ -205,18 +178,16 @@ TENSOR_PARALLEL = (1, 2, 4, 8)
 
 
 def layouts_with_widths(job: Job) -> Iterator[Layout]:
-    """Layouts on all ranks with groups of any width that the request allows (``plane_degrees``).
-
-    Only the LLM's weights may be split, over TP 2, 4, ...; a requested TP is that of all its groups. Layouts with
-    sharded weights (``plane_layout``) come last, in one round.
-    """
+    """Layouts on all ranks with groups of any width that the request allows; those with sharded weights come last."""
     job = without_stages(job)
     num_ranks = job.cluster.num_ranks
     node = job.cluster.gpus_per_node
     asked = job.request.tp
+    recomputed = [module.name in (job.request.recompute or ()) for module in job.model.modules]
+    whole = [(len(module.layers),) for module in job.model.modules]
     for least in plane_degrees(job, TENSOR_PARALLEL):
         modules = []
-        for module in job.model.modules:
+        for module, again, split in zip(job.model.modules, recomputed, whole, strict=True):
             is_llm = module is job.model.llm
             base = least if is_llm else 1
             widths = [
@@ -228,19 +199,13 @@ def layouts_with_widths(job: Job) -> Iterator[Layout]:
             if not widths or widths[0][0] * widths[0][1] > least:
                 break
             ranks = np.arange(num_ranks).reshape(-1, 1, base)
-            again = module.name in (job.request.recompute or ())
-            modules.append(
-                ModuleLayout(module.name, base, 1, (len(module.layers),), ranks, again, widths=tuple(widths))
-            )
+            modules.append(ModuleLayout(module.name, base, 1, split, ranks, again, widths=tuple(widths)))
         else:
             yield Layout(tuple(modules), 1)
-    whole = [(len(module.layers),) for module in job.model.modules]
     for tp in plane_degrees(job, TENSOR_PARALLEL) if job.framework.encoder_optimizers == 1 else ():
         positions = num_ranks // tp
-        if positions & (positions - 1) or not all(splits(module, tp) for module in job.model.modules):
-            continue
-        recomputed = [module.name in (job.request.recompute or ()) for module in job.model.modules]
-        yield plane_layout(job, tp, whole, False, recomputed, 1, sharded=True)
+        if not positions & (positions - 1) and all(splits(module, tp) for module in job.model.modules):
+            yield plane_layout(job, tp, whole, False, recomputed, 1, sharded=True)
 
 
 def without_stages(job: Job) -> Job:
@@ -255,11 +220,7 @@ def is_plane_fixed(request: LayoutRequest) -> bool:
 
 
 def plane_degrees(job: Job, degrees: Sequence[int]) -> list[int]:
-    """TP of the layouts without stages that a request allows, of some degrees; none if it asks for stages.
-
-    One rule for all strategies without stages: a requested TP and PP hold for every group. A requested CP and DP are
-    together the positions of a stage, which form CP groups of any width. One of them alone divides the positions.
-    """
+    """TP of the layouts of one stage that a request allows, of some; CP x DP are the positions, or divide them."""
     asked = job.request
     num_ranks = job.cluster.num_ranks
     copies = (asked.dp or 1) * (asked.cp or 1)
@@ -295,9 +256,8 @@ def packed_program(shapes: SampleShapes, layout: Layout, assignment: Assignment,
         depth = 0 if module.is_encoder else 1 if module is model.llm else 2
         slots.append(Slots(base + depth, base + 5 - depth))
     program = build_program(model, layout, shapes, chunks, slots)
-    if profile.job.request.recompute is not None:
-        return program
-    if float(profile.memory.peak_bytes(program).max()) <= profile.job.planning_budget_bytes:
+    fits = profile.memory.peak_bytes(program).max() <= profile.job.planning_budget_bytes
+    if fits or profile.job.request.recompute is not None:
         return program
     return recompute_by_chunk(recompute_all(program), profile)
 
@@ -305,8 +265,6 @@ def packed_program(shapes: SampleShapes, layout: Layout, assignment: Assignment,
 @dataclass(frozen=True, slots=True)
 class PlanePlanner(TrialOptions):
     """Plans TP and PP as in a static layout, DP x CP as one plane of groups, and one round per static microbatch.
-
-    So CP and microbatch size of the static layout are what walks the tokens that a rank may hold in a round.
 
     Attributes:
         sharded: whether weights are sharded over all ranks, in one stage.
@@ -334,7 +292,7 @@ class PlanePlanner(TrialOptions):
 
     def _offered(self, profile: Profile, known: PlaneEstimates, *, chosen_later: bool) -> Iterator[Candidate]:
         job = profile.job
-        problem = None
+        problems = []
         is_any = False
         for tp, pp, rounds in dict.fromkeys(self._planes(job)):
             for layers, leading in even_layers(job.model, known.layers(profile, tp), pp):
@@ -343,12 +301,12 @@ class PlanePlanner(TrialOptions):
                         layout = plane_layout(job, tp, layers, leading, recompute, rounds, sharded=self.sharded)
                         candidate = known.estimated(profile, layout, own_rounds=self.rounds)
                     except UserError as error:
-                        problem = problem or error.with_traceback(None)
-                        continue
-                    is_any = True
-                    yield candidate
-        if problem is not None and not is_any:
-            raise problem
+                        problems.append(error.with_traceback(None))
+                    else:
+                        is_any = True
+                        yield candidate
+        if problems and not is_any:
+            raise problems[0]
 
     def _planes(self, job: Job) -> Iterator[tuple[int, int, int]]:
         """Yield TP, PP and rounds of the static layouts that a request allows."""
@@ -380,11 +338,7 @@ class PlaneEstimates:
         return self._layer_s[tp]
 
     def estimated(self, profile: Profile, layout: Layout, *, own_rounds: bool) -> Candidate:
-        """The layout with the believed seconds of the batch's program, whose rounds it has unless it has its own.
-
-        Recomputation lengthens the program of stages by its share of an average sample; with sharded weights, where
-        memory decides on widths and rounds, each choice has a program of its own. ``UserError`` if there is no program.
-        """
+        """The layout with the believed seconds of the batch's program; ``UserError`` if there is none."""
         again = [placed.recompute for placed in layout.modules]
         if any(again) and not layout.modules[0].sharded:
             plain = replace(layout, modules=tuple(replace(placed, recompute=False) for placed in layout.modules))
@@ -418,10 +372,8 @@ def sharded_job(job: Job) -> Job:
     if is_plane_fixed(asked := job.request) and not plane_degrees(job, TENSOR_PARALLEL):
         tps = [asked.tp] if asked.tp else [tp for tp in TENSOR_PARALLEL if job.cluster.gpus_per_node % tp == 0]
         allowed = " or ".join(str(job.cluster.num_ranks // (tp * (asked.cp or 1))) for tp in tps)
-        raise IncompatibleError(
-            f"layout.dp={asked.dp}: must be null or {allowed} with layout.cp={asked.cp} and sharded weights, "
-            "which have no stages"
-        )
+        why = f"with layout.cp={asked.cp} and sharded weights, which have no stages"
+        raise IncompatibleError(f"layout.dp={asked.dp}: must be null or {allowed} {why}")
     return job
 
 

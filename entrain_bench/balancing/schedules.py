@@ -1,7 +1,5 @@
 """Schedules as slots: from microbatch order to the order on a lane; 1F1B; checks of what may follow whom."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -24,8 +22,7 @@ from entrain_bench.specs.shapes import SampleShapes
 def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArray) -> tuple[IntArray, IntArray]:
     """Slots of forwards and backwards under 1F1B (PipeDream-Flush, arXiv:2006.09503) with a given warm-up (broadcasts).
 
-    A lane runs ``warmup`` forwards, then one forward and one backward in turn, then the remaining backwards, in slots
-    0..2K-1. ``microbatch`` is the position in the order of a replica that has ``num_microbatches``.
+    ``microbatch`` is the position in the order of a replica that has ``num_microbatches``; slots are 0..2K-1.
     """
     warmup = np.minimum(warmup, num_microbatches)
     forward = np.where(microbatch <= warmup, microbatch, 2 * microbatch - warmup)
@@ -35,17 +32,11 @@ def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArr
 
 
 def stages_behind(layout: Layout, llm: int = -1) -> list[IntArray]:
-    """Lanes of a replica's chain that come after each stage, one array a module ``[stages]``.
-
-    The chain runs through the stages of encoders, those of the LLM, at position ``llm`` of the modules, and the
-    generators'. ``IncompatibleError`` if the stages form no chain: modules share lanes but not their DP, or begin
-    before the last stage of those ahead; or if stages are virtual.
-    """
+    """Lanes of a replica's chain after each stage, by module ``[stages]``; ``IncompatibleError`` if there is none."""
     _refuse_virtual_stages(layout)
-    for one, other in combinations(range(len(layout.modules)), 2):
-        shared = np.intersect1d(layout.blocks[one].lanes, layout.blocks[other].lanes).size
-        if shared and layout.modules[one].dp != layout.modules[other].dp:
-            names = f"{layout.modules[one].module} and {layout.modules[other].module}"
+    for (one, lanes), (other, others) in combinations(zip(layout.modules, layout.blocks, strict=True), 2):
+        if one.dp != other.dp and np.intersect1d(lanes.lanes, others.lanes).size:
+            names = f"{one.module} and {other.module}"
             raise IncompatibleError(f"schedule: {names} share ranks, so they need the same DP in a chain of stages")
     first = [blocks.first_lane()[0] for blocks in layout.blocks]
     lanes = np.concatenate(first)
@@ -55,28 +46,23 @@ def stages_behind(layout: Layout, llm: int = -1) -> list[IntArray]:
     llm = llm % len(behind)
     for index, later in [*((i, llm) for i in range(llm)), *((llm, j) for j in range(llm + 1, len(behind)))]:
         if behind[index].min() < behind[later].max():
-            begins = layout.modules[later].module
-            ends = layout.modules[index].module
-            raise IncompatibleError(
-                f"schedule: stages of {begins} start before the last of {ends}, so they form no chain"
-            )
+            names = f"{layout.modules[later].module} start before the last of {layout.modules[index].module}"
+            raise IncompatibleError(f"schedule: stages of {names}, so they form no chain")
     return behind
 
 
 def _refuse_virtual_stages(layout: Layout) -> None:
     for placed in layout.modules:
         if placed.stages_per_rank > 1:
-            raise IncompatibleError(
-                f"schedule: a rank holds {placed.stages_per_rank} stages of {placed.module}, but this schedule "
-                "supports one"
-            )
+            held = f"a rank holds {placed.stages_per_rank} stages of {placed.module}"
+            raise IncompatibleError(f"schedule: {held}, but this schedule supports one")
 
 
 def find_places(model: ModelSpec, layout: Layout, apart: bool = False) -> tuple[IntArray, tuple[IntArray, ...]] | None:
     """Lowest rank of each place of the chain of all stages in replica 0 ``[places]``, and each module's places.
 
-    Encoders begin at the first place; the LLM on the place where the longest encoder ends, if its first stage is there,
-    otherwise, or if ``apart``, on the next one; generators are on the last. None if modules contradict each other.
+    The LLM begins where the longest encoder ends, if its first stage is there and not ``apart``, otherwise on the next
+    place; generators are on the last. None if modules contradict each other.
     """
     llm = model.llm_index
     blocks = [placed.ranks[0].min(axis=1) for placed in layout.modules]
@@ -100,37 +86,28 @@ def find_places(model: ModelSpec, layout: Layout, apart: bool = False) -> tuple[
 def chain_chunks(
     model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment, split_backward: bool
 ) -> list[Chunks]:
-    """Chunks of every module; with split backward an encoder microbatch is cut by the LLM microbatch it feeds.
-
-    The part of an encoder chunk is then the LLM microbatch of its samples.
-    """
+    """Chunks of every module; with split backward encoder microbatches are cut by the LLM microbatches they feed."""
     check_assignment(assignment, model, layout, shapes)
     consumer = assignment.modules[model.llm_index].microbatch
-    chunks = []
-    for module, labels in zip(model.modules, assignment.modules, strict=True):
-        part = None
-        if module.is_encoder and split_backward:
-            part = consumer[shapes.item_sample[module.units(shapes)]]
-        chunks.append(group_chunks(module, shapes, labels, part))
-    return chunks
+    return [
+        group_chunks(module, shapes, labels, consumer[module.owners(shapes, module.units(shapes))])
+        if module.is_encoder and split_backward
+        else group_chunks(module, shapes, labels)
+        for module, labels in zip(model.modules, assignment.modules, strict=True)
+    ]
 
 
 def backward_microbatch(
     model: ModelSpec, shapes: SampleShapes, assignment: Assignment, chunks: Sequence[Chunks]
 ) -> list[IntArray]:
-    """Microbatch in whose backward slot each chunk runs backward, one array a module ``[chunks]``.
-
-    An encoder chunk waits for the last LLM microbatch that consumes it.
-    """
+    """Microbatch in whose slot each chunk runs backward, the last that consumes it; one array a module ``[chunks]``."""
     consumer = assignment.modules[model.llm_index].microbatch
-    result = []
-    for module, rows in zip(model.modules, chunks, strict=True):
-        last = rows.microbatch
-        if module.is_encoder and len(rows):
+    last = [rows.microbatch for rows in chunks]
+    for index, rows in enumerate(chunks[: model.llm_index]):
+        if len(rows):
             latest = np.maximum.reduceat(consumer[shapes.item_sample[rows.members]], rows.offsets[:-1])
-            last = np.maximum(latest, last)
-        result.append(last)
-    return result
+            last[index] = np.maximum(latest, last[index])
+    return last
 
 
 def chain_program(
@@ -144,11 +121,9 @@ def chain_program(
 ) -> Program:
     """1F1B over a chain of encoder, LLM and generator stages, whose modules may differ in DP.
 
-    The k-th microbatches of all modules share their slots; none of the LLM may come before those of encoders that it
-    needs. An encoder chunk runs backward in the slot of the LLM microbatch that consumes it, if that is later than its
-    own; with ``split_backward`` samples deferred to a later LLM microbatch form chunks of their own. ``warmup`` are the
-    forwards before the first backward, ``weight_delay`` the microbatches by which weight passes come after their
-    backwards, for every module ``[stages]``; without delays backwards are whole.
+    None of the LLM's microbatches may come before those of encoders that it needs. With ``split_backward`` samples of a
+    later LLM microbatch form chunks of their own. ``warmup`` are forwards before the first backward, ``weight_delay``
+    microbatches by which weight passes follow their backwards, for every module ``[stages]``.
     """
 
     def slots(index: int, chunks: Chunks, last: IntArray, count: IntArray) -> Slots:
@@ -172,11 +147,7 @@ def slotted_program(
     slots: Callable[[int, Chunks, IntArray, IntArray], Slots],
     split_backward: bool = False,
 ) -> Program:
-    """The program of a chain in an order that ``slots`` gives for every module.
-
-    It takes the module's index, its chunks, and ``[chunks]`` the microbatch in whose slot each runs backward, and the
-    places in the order of its replica; modules of one DP count together, for they may share lanes.
-    """
+    """The program of a chain in the order that ``slots(module, chunks, last microbatch, replica's places)`` gives."""
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward)
     freed = backward_microbatch(model, shapes, assignment, chunks)
     modules = zip(chunks, freed, microbatches_per_replica(layout, chunks, freed), strict=True)
@@ -188,7 +159,7 @@ def microbatches_per_replica(layout: Layout, chunks: Sequence[Chunks], freed: Se
     """Places in the order of every replica, one array a module; modules of one DP count together."""
     counts = {placed.dp: np.zeros(placed.dp, np.int64) for placed in layout.modules}
     for rows, last, placed in zip(chunks, freed, layout.modules, strict=True):
-        np.maximum.at(counts[placed.dp], rows.replica, np.maximum(rows.microbatch, last) + 1)
+        np.maximum.at(counts[placed.dp], rows.replica, last + 1)
     return [counts[placed.dp] for placed in layout.modules]
 
 
@@ -211,24 +182,22 @@ def learns(module: ModuleSpec) -> bool:
 
 
 def three_phase_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
-    """All encoder forwards, then 1F1B of the LLM, then all encoder backwards (arXiv:2605.27678, section 2).
-
-    For modules without generators that share their ranks. ``IncompatibleError`` if stages are virtual.
-    """
+    """All encoder forwards, then 1F1B of the LLM, then all encoder backwards (arXiv:2605.27678, section 2)."""
     _refuse_virtual_stages(layout)
-    chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
-    first_llm = 1 + max((int(rows.microbatch.max(initial=-1)) for rows in chunks[:-1]), default=-1)
-    llm = chunks[-1]
-    count = np.zeros(layout.modules[-1].dp, np.int64)
-    np.maximum.at(count, llm.replica, llm.microbatch + 1)
     behind = layout.modules[-1].pp - 1 - np.arange(layout.modules[-1].pp)
-    forward, backward = one_f_one_b(llm.microbatch[:, None], count[llm.replica][:, None], behind)
-    last_phase = first_llm + 2 * int(count.max())
-    slots = []
-    for rows, placed in zip(chunks[:-1], layout.modules, strict=False):
-        place = np.repeat(rows.microbatch[:, None], placed.pp, axis=1)
-        slots.append(Slots(place, last_phase + place))
-    return build_program(model, layout, shapes, chunks, [*slots, Slots(first_llm + forward, first_llm + backward)])
+    labels = [labelled.microbatch for labelled in assignment.modules]
+    first_llm = 1 + max((int(microbatch.max(initial=-1)) for microbatch in labels[:-1]), default=-1)
+    last_phase = first_llm + 2 * (1 + max(int(microbatch.max(initial=-1)) for microbatch in labels))
+
+    def slots(index: int, chunks: Chunks, _: IntArray, count: IntArray) -> Slots:
+        place = chunks.microbatch[:, None]
+        if index == model.llm_index:
+            forward, backward = one_f_one_b(place, count[:, None], behind)
+            return Slots(first_llm + forward, first_llm + backward)
+        place = np.repeat(place, layout.modules[index].pp, axis=1)
+        return Slots(place, last_phase + place)
+
+    return slotted_program(model, shapes, layout, assignment, slots)
 
 
 def check_colocated(layout: Layout) -> None:
@@ -244,10 +213,7 @@ def check_colocated(layout: Layout) -> None:
 def check_routes(
     model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment, *, in_order: bool
 ) -> None:
-    """Raise ``IncompatibleError`` for a sample of which an item is encoded in another group than the LLM's.
-
-    With ``in_order`` no LLM microbatch may come before an encoder microbatch that it needs.
-    """
+    """Raise ``IncompatibleError`` for an item in another group than its sample's LLM, or later (``in_order``)."""
     check_assignment(assignment, model, layout, shapes)
     *encoders, llm = layout.modules
     consumer = assignment.modules[-1]
@@ -309,9 +275,8 @@ def eager_warmup(
 ) -> list[IntArray]:
     """Return the longest warm-up of each stage that fits the memory budget, for every module ``[stages]``.
 
-    Never less than 1F1B's, and falling by at least one from stage to stage. ``freed`` is the microbatch in whose slot
-    each chunk of a 1F1B program runs backward, by module ``[chunks]``. With ``only_encoders`` stages of the LLM and of
-    generators, and what shares their lanes, keep 1F1B's; ``max_extra`` limits the forwards beyond it.
+    ``freed`` is the microbatch in whose slot each chunk of a 1F1B program runs backward ``[chunks]``. With
+    ``only_encoders`` the LLM and generators keep 1F1B's; ``max_extra`` limits the forwards beyond it.
     """
     job = profile.job
     memory = profile.memory
@@ -349,18 +314,11 @@ def eager_warmup(
 def held_tokens(
     rows: Chunks, tokens: FloatArray, num_replicas: int, num_microbatches: int, freed: IntArray
 ) -> FloatArray:
-    """Return the most tokens a stage of any replica holds after a warm-up of w forwards ``[w]``, w = 0..K-1.
-
-    When forward i runs, microbatches up to i have arrived and backwards up to i - w - 1 are done.
-    """
-    arrived = np.zeros((num_replicas, num_microbatches + 1))
-    gone = np.zeros((num_replicas, num_microbatches + 1))
+    """Return the most tokens a stage of any replica holds after a warm-up of w = 0..K-1 forwards ``[w]``."""
+    arrived, gone = np.zeros((2, num_replicas, num_microbatches + 1))
     np.add.at(arrived, (rows.replica, rows.microbatch + 1), tokens)
     np.add.at(gone, (rows.replica, freed + 1), tokens)
-    arrived = arrived.cumsum(axis=1)
+    arrived = arrived.cumsum(axis=1)[:, 1:]
     gone = gone.cumsum(axis=1)
-    held = np.empty(num_microbatches)
-    for warmup in range(num_microbatches):
-        done = np.maximum(np.arange(1, num_microbatches + 1) - warmup - 1, 0)
-        held[warmup] = (arrived[:, 1:] - gone[:, done]).max()
-    return held
+    forward = np.arange(num_microbatches)
+    return np.array([(arrived - gone[:, np.maximum(forward - warmup, 0)]).max() for warmup in forward])

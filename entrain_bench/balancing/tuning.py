@@ -1,21 +1,14 @@
-"""One tuner for every strategy: it simulates the most promising candidates of the knobs that a job leaves free.
-
-A planner answers for fixed knobs with its best estimates. The tuner keeps the best estimates of every value of every
-knob, because estimates that err between values would drop some, and halves the candidates successively on batches that
-are the same for all strategies. Its budget counts simulated batches, not seconds.
-"""
-
-from __future__ import annotations
+"""One tuner for every strategy: it simulates the most promising candidates of the knobs that a job leaves free."""
 
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache
 from itertools import chain, islice, product
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import ENOUGH, Candidate, Remembered, check_memory, fastest_in_trials, heaviest
+from entrain_bench.balancing.candidates import ENOUGH, Candidate, check_memory, fastest_in_trials, heaviest
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.planning import average_layer_s, recompute_choices
 from entrain_bench.balancing.profile import Profile
@@ -32,25 +25,13 @@ ROUNDS = 6
 PRIOR = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Offer[What]:
-    """A candidate with its estimated time and the values of its knobs."""
-
-    estimated_s: float
-    knobs: tuple[object, ...]
-    what: What
-
-
-def by_turns[What](offers: Sequence[Offer[What]], runs: Callable[[Offer[What]], bool] = bool) -> Iterator[Offer[What]]:
-    """Offers that run, each once: by turns the best that is left of all and of every value of every knob.
-
-    Values take their turns by rising best estimate; equal estimates go by index. An offer that does not run costs its
-    value no turn. ``runs`` is asked once of each offer until the caller stops.
-    """
-    rising = sorted(range(len(offers)), key=lambda index: decisive(offers[index].estimated_s))
+def by_turns(
+    estimated_s: FloatArray, knobs: Sequence[tuple[object, ...]], runs: Callable[[int], bool] = lambda _: True
+) -> Iterator[int]:
+    """Candidates that run, each once: by turns the best left of all and of every value of every knob."""
     values: dict[object, list[int]] = {}
-    for index in rising:
-        for value in (None, *enumerate(offers[index].knobs)):
+    for index in np.argsort(decisive(estimated_s), kind="stable").tolist():
+        for value in (None, *enumerate(knobs[index])):
             values.setdefault(value, []).append(index)
     waiting = [iter(indices) for indices in values.values()]
     taken: set[int] = set()
@@ -60,29 +41,28 @@ def by_turns[What](offers: Sequence[Offer[What]], runs: Callable[[Offer[What]], 
             for index in indices:
                 if index not in taken:
                     taken.add(index)
-                    if runs(offers[index]):
+                    if runs(index):
                         left.append(indices)
-                        yield offers[index]
+                        yield index
                         break
         waiting = left
 
 
-def knob_values(offers: Sequence[Offer[object]]) -> IntArray:
-    """Number of the value of each knob, the same for equal values ``[knobs, offers]``."""
+def knob_values(knobs: Sequence[tuple[object, ...]]) -> IntArray:
+    """Number of the value of each knob, the same for equal values ``[knobs, candidates]``."""
     columns = []
-    for knob in zip(*(offer.knobs for offer in offers), strict=True):
+    for knob in zip(*knobs, strict=True):
         numbers: dict[object, int] = {}
         columns.append([numbers.setdefault(value, len(numbers)) for value in knob])
-    return np.array(columns, np.int64).reshape(len(columns), len(offers))
+    return np.array(columns, np.int64).reshape(len(columns), len(knobs))
 
 
 def corrected_octaves(
     octaves: FloatArray, knobs: IntArray, simulated: Sequence[int], seconds: Sequence[float]
 ) -> FloatArray:
-    """Binary logarithms of estimates, to compare only, if each value of each knob errs by a factor ``[offers]``.
+    """Binary logarithms of estimates, to compare only, if each value of each knob errs by a factor ``[candidates]``.
 
-    A ridge regression of the logarithms on the ``seconds`` of the offers that were simulated, one at least. ``knobs``
-    are numbers of values (``knob_values``).
+    A ridge regression on the ``seconds`` of those ``simulated``. ``knobs`` are numbers of values (``knob_values``).
     """
     left = log2(np.array(seconds)) - octaves[[*simulated]]
     left -= np.median(left)
@@ -164,84 +144,67 @@ class Trials:
     """Simulations of candidates on the tuning batches; each is made once."""
 
     profile: Profile  # what the strategy knows, for the job as it was given
-    make_program: Remembered
+    make_program: MakeProgram
     batches: TuningBatches
     refused: list[UserError] = field(default_factory=list)  # why candidates cannot run
-    _known: dict[tuple[object, ...], float | None] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], float] = field(default_factory=dict)
 
-    @cached_property
-    def weight(self) -> int:
-        """Simulated batches that one batch of the job counts as."""
-        return -(-self.profile.job.global_batch // COUNTED_SAMPLES)
-
-    def seconds(self, layout: Layout, index: int) -> float | None:
-        """Measured seconds of a candidate on a batch, by quick programs if the scheduler has some; None if it fails."""
+    def seconds(self, layout: Layout, index: int) -> float:
+        """Measured seconds of a candidate on a batch, by quick programs if the scheduler has some; inf if it fails."""
         key = (*candidate_key(layout), index)
         if key not in self._known:
             shapes = self.batches.drawn[index]
-            try:
+
+            def run() -> float:
                 check_memory(self.profile, layout, self.make_program, [shapes])
-                self._known[key] = decisive(self.profile.trial_s(self.make_program.draft(shapes, layout)))
-            except UserError as error:
-                # Its frames would keep a program each.
-                self.refused.append(error.with_traceback(None))
-                self._known[key] = None
+                return self.profile.trial_s(self.make_program.draft(shapes, layout))
+
+            self._known[key] = self._tried(run)
         return self._known[key]
 
-    def mean_s(self, layout: Layout, indices: Sequence[int]) -> float | None:
-        """Mean of ``seconds`` over batches; None if one of them is."""
-        timed = []
+    def _tried(self, run: Callable[[], float]) -> float:
+        try:
+            return decisive(run())
+        except UserError as error:
+            # Its frames would keep a program each.
+            self.refused.append(error.with_traceback(None))
+            return np.inf
+
+    def mean_s(self, layout: Layout, indices: Sequence[int]) -> float:
+        """Mean of ``seconds`` over batches, up to the first that fails."""
+        total_s = 0.0
         for index in indices:
-            seconds = self.seconds(layout, index)
-            if seconds is None:
-                return None
-            timed.append(seconds)
-        return decisive(sum(timed) / len(timed))
+            total_s += self.seconds(layout, index)
+            if total_s == np.inf:
+                break
+        return decisive(total_s / len(indices))
 
     def gains(self, layout: Layout, over: Layout, indices: Sequence[int]) -> bool:
-        """Whether a candidate is faster than another by more than a standard error on batches where both have run.
-
-        Where schedulers have quick programs, by full programs on the batches for drafts as well, for quick searches may
-        fail some layouts more than others.
-        """
-        ahead = np.array([self.seconds(over, index) for index in indices], np.float64)
-        ahead -= [self.seconds(layout, index) or np.inf for index in indices]
+        """Whether a layout is faster than another by more than a standard error; with drafts also by full programs."""
+        ahead = np.array([self.seconds(over, index) - self.seconds(layout, index) for index in indices])
         error = float(np.std(ahead, ddof=1)) / len(ahead) ** 0.5 if len(ahead) > 1 else 0.0
         if decisive(float(ahead.mean())) <= decisive(error):
             return False
-        if self.make_program.draft is self.make_program:
-            return True
-        return self._full_s(layout) < self._full_s(over)
+        return self.make_program.draft is self.make_program or self._full_s(layout) < self._full_s(over)
 
     def _full_s(self, layout: Layout) -> float:
-        """Seconds of full programs on the batches for drafts together; infinite if one fails."""
-        total_s = 0.0
-        for shapes in (self.batches.drawn[index] for index in self.batches.drafts):
-            try:
-                total_s += self.profile.trial_s(self.make_program(shapes, layout))
-            except UserError as error:
-                self.refused.append(error.with_traceback(None))
-                return np.inf
-        return decisive(total_s)
+        drafts = [self.batches.drawn[index] for index in self.batches.drafts]
+        return self._tried(lambda: sum(self.profile.trial_s(self.make_program(shapes, layout)) for shapes in drafts))
 
     def fits(self, layout: Layout) -> bool:
-        """Whether a candidate fits memory on the heaviest batches, and on the others if these leave little.
-
-        Schedulers that choose what is recomputed leave little, but recompute more where a batch needs it.
-        """
+        """Whether a layout fits memory on the heaviest batches, and on the others if these leave little."""
         job = self.profile.under(layout).job
         drawn = self.batches.drawn
-        try:
-            chosen = heaviest(drawn, job)
+        chosen = heaviest(drawn, job)
+
+        def run() -> float:
             need = check_memory(self.profile, layout, self.make_program, [drawn[index] for index in chosen])
-            later = self.make_program.chooses_recomputation
-            if need > ENOUGH * job.planning_budget_bytes and not later:
-                others = (batch for index, batch in enumerate(drawn) if index not in chosen)
-                check_memory(self.profile, layout, self.make_program, others)
-        except UserError as error:
-            self.refused.append(error.with_traceback(None))
-            return False
-        return True
+            if need <= ENOUGH * job.planning_budget_bytes or self.make_program.chooses_recomputation:
+                return need
+            others = (batch for index, batch in enumerate(drawn) if index not in chosen)
+            return check_memory(self.profile, layout, self.make_program, others)
+
+        return self._tried(run) < np.inf
 
 
 def candidate_key(layout: Layout) -> tuple[object, ...]:
@@ -250,74 +213,64 @@ def candidate_key(layout: Layout) -> tuple[object, ...]:
 
 
 def _drafted(
-    trials: Trials, offers: Sequence[Offer[Layout]], num_drafts: int
+    trials: Trials, offers: Sequence[Candidate], num_drafts: int
 ) -> tuple[list[tuple[float, Layout]], list[Layout]]:
-    """Drafts that run, the fastest first, and what was not tried.
-
-    A share of them is taken by turns; each of the others is the fastest by what those before it say of the estimates.
-    """
+    """Drafts that run, the fastest first, and what was not tried: a share by turns, then the fastest expected."""
+    estimated_s = np.array([offer.estimated_s for offer in offers])
+    knobs = [offer.knobs for offer in offers]
     drafted: list[tuple[float, int]] = []
-    tried: set[int] = set()
-    numbered = [Offer(offer.estimated_s, offer.knobs, index) for index, offer in enumerate(offers)]
     left = np.ones(len(offers), bool)
 
-    def is_near(offer: Offer[int]) -> bool:
+    def is_near(index: int) -> bool:
         # Estimates of candidates that cannot run say nothing.
-        least_s = min((offers[index].estimated_s for _, index in drafted), default=np.inf)
-        return decisive(offer.estimated_s) <= decisive(FAR * least_s)
+        least_s = min((float(estimated_s[other]) for _, other in drafted), default=np.inf)
+        return decisive(float(estimated_s[index])) <= decisive(FAR * least_s)
 
-    def runs(offer: Offer[int]) -> bool:
-        left[offer.what] = False
-        tried.add(offer.what)
-        seconds = trials.seconds(offers[offer.what].what, trials.batches.drafts[0])
-        if seconds is not None:
-            insort(drafted, (seconds, offer.what), key=lambda entry: entry[0])
-        return seconds is not None or is_over()
+    def runs(index: int) -> bool:
+        left[index] = False
+        seconds = trials.seconds(offers[index].layout, trials.batches.drafts[0])
+        if seconds < np.inf:
+            insort(drafted, (seconds, index), key=lambda entry: entry[0])
+        return seconds < np.inf or is_over()
 
     def is_over() -> bool:
-        return bool(drafted) and (len(drafted) >= most or len(tried) >= MAX_REFUSED * most)
+        return bool(drafted) and (len(drafted) >= most or int(np.sum(~left)) >= MAX_REFUSED * most)
 
     most = max(1, int(num_drafts * BY_TURNS))
-    next((None for _ in by_turns(numbered, lambda offer: is_near(offer) and runs(offer)) if is_over()), None)
+    turns = by_turns(estimated_s, knobs, lambda index: is_near(index) and runs(index))
+    next((None for _ in turns if is_over()), None)
     most = num_drafts
-    octaves = log2(np.maximum([offer.estimated_s for offer in offers], 1e-12))
-    knobs = knob_values(offers)
+    octaves = log2(np.maximum(estimated_s, 1e-12))
+    numbers = knob_values(knobs)
     while left.any() and not is_over():
-        expected = corrected_octaves(
-            octaves, knobs, [index for _, index in drafted], [seconds for seconds, _ in drafted]
-        )
-        runs(numbered[int(np.where(left, expected, np.inf).argmin())])
-    untried = [offer for offer in numbered if offer.what not in tried]
-    in_order = [(seconds, offers[index].what) for seconds, index in drafted]
-    return in_order, [offers[offer.what].what for offer in by_turns(untried)]
+        seconds, simulated = zip(*drafted, strict=True)
+        expected = corrected_octaves(octaves, numbers, simulated, seconds)
+        runs(int(np.where(left, expected, np.inf).argmin()))
+    rest = np.flatnonzero(left)
+    untried = rest[[*by_turns(estimated_s[rest], [knobs[index] for index in rest])]]
+    return [(seconds, offers[index].layout) for seconds, index in drafted], [offers[index].layout for index in untried]
 
 
-def halved(
-    trials: Trials, offers: Sequence[Offer[Layout]], budget: int, entered: Sequence[Layout] = ()
-) -> list[Layout]:
-    """The finalists of successive halving, the fastest first; the budget counts simulated batches.
-
-    ``entered`` layouts are in the last round in any case; the first stays ahead unless one ``gains`` over it.
-    """
-    count = max(1, budget // trials.weight)
+def halved(trials: Trials, offers: Sequence[Candidate], budget: int, entered: Sequence[Layout] = ()) -> list[Layout]:
+    """Finalists of successive halving, the fastest first; the first of ``entered`` is ahead unless one ``gains``."""
+    count = max(1, budget // -(-trials.profile.job.global_batch // COUNTED_SAMPLES))
     batches = trials.batches
     drafted, untried = _drafted(trials, offers, max(1, int(count * DRAFTS)))
     if len(drafted) == 1 and not untried and not entered:
         return [drafted[0][1]] if trials.fits(drafted[0][1]) else []
     second = [layout for _, layout in drafted[: max(1, int(count * SECOND))]]
-    timed = [(trials.mean_s(layout, batches.drafts), layout) for layout in second]
-    ranked = sorted(((seconds, layout) for seconds, layout in timed if seconds is not None), key=lambda entry: entry[0])
+    ranked = sorted(second, key=lambda layout: trials.mean_s(layout, batches.drafts))
     last = batches.last(int(count * LAST) // FINALISTS)
 
     def finished(layouts: Iterable[Layout]) -> Iterator[tuple[float, Layout]]:
         for layout in layouts:
-            seconds = trials.mean_s(layout, last) if trials.fits(layout) else None
-            if seconds is not None:
+            if trials.fits(layout) and (seconds := trials.mean_s(layout, last)) < np.inf:
                 yield seconds, layout
 
     known = {candidate_key(layout) for layout in entered}
     finalists = [*finished(entered)]
-    finalists += islice(finished(layout for _, layout in ranked if candidate_key(layout) not in known), FINALISTS)
+    draft_runs = (layout for layout in ranked if trials.mean_s(layout, batches.drafts) < np.inf)
+    finalists += islice(finished(layout for layout in draft_runs if candidate_key(layout) not in known), FINALISTS)
     if len(finalists) <= len(entered):
         rest = chain((layout for _, layout in drafted[len(second) :]), () if finalists else untried)
         finalists += islice(finished(rest), 1)
@@ -351,12 +304,10 @@ def default_job(job: Job) -> Job | None:
 
 
 def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
-    """Return the most promising jobs with fixed TP, CP, DP and microbatch size, at most ``MAX_JOBS``.
-
-    They are rated, the same for all strategies, by the time of a 1F1B pipeline that is perfectly balanced, and of the
-    longest units besides. The best of every value are kept, then the best of all.
-    """
-    offers: list[Offer[Job]] = []
+    """Return jobs with fixed TP, CP, DP and microbatch size, rated by balanced 1F1B and the longest units' times."""
+    jobs: list[Job] = []
+    ratings_s: list[float] = []
+    knobs: list[tuple[object, ...]] = []
 
     @cache
     def longest_s(tp: int, cp: int) -> float:
@@ -380,14 +331,15 @@ def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
             count = sized.job.num_microbatches(one.dp)
             rating_s = (count + one.pp - 1) / one.pp * known[width] + longest_s(*width)
             request = replace(sized.job.request, tp=one.tp, cp=one.cp, dp=one.dp)
-            knobs = (one.tp, one.cp, one.pp, one.dp, sized.job.microbatch_size)
-            offers.append(Offer(rating_s, knobs, replace(sized.job, request=request)))
-    if not offers:
+            jobs.append(replace(sized.job, request=request))
+            ratings_s.append(rating_s)
+            knobs.append((one.tp, one.cp, one.pp, one.dp, sized.job.microbatch_size))
+    if not jobs:
         # No homogeneous degrees: what planners with others know to do with the job as it is.
-        return [sized.job for sized in profile.each_microbatch_size()]
-    limit_s = decisive(FAR * min(offer.estimated_s for offer in offers))
-    near = [offer for offer in offers if decisive(offer.estimated_s) <= limit_s]
-    return [offer.what for offer in islice(by_turns(near), MAX_JOBS)]
+        return profile.job.each_microbatch_size()
+    near = decisive(np.array(ratings_s)) <= decisive(FAR * min(ratings_s))
+    turns = by_turns(np.array(ratings_s), knobs, lambda index: bool(near[index]))
+    return [jobs[index] for index in islice(turns, MAX_JOBS)]
 
 
 def recomputing(job: Job, *, chosen_later: bool) -> list[Job]:
@@ -420,14 +372,14 @@ def list_knobs(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
 
 def asked(
     profile: Profile, jobs: Sequence[Job], sets: Sequence[Candidates], each_most: int, refused: list[UserError]
-) -> list[Offer[Layout]]:
+) -> list[Candidate]:
     """Return a planner's offers for fixed jobs: the ``each_most`` best layouts of each set and job, each once."""
-    offers: dict[tuple[object, ...], Offer[Layout]] = {}
+    offers: dict[tuple[object, ...], Candidate] = {}
     llm = profile.job.model.llm_index
     for (kind, candidates), job in product(enumerate(sets), jobs):
         try:
             for candidate in islice(candidates(profile.for_job(job)), each_most):
-                offer = Offer(candidate.estimated_s, list_knobs(candidate.layout, llm, kind), candidate.layout)
+                offer = replace(candidate, knobs=list_knobs(candidate.layout, llm, kind))
                 offers.setdefault(candidate_key(candidate.layout), offer)
         except UserError as error:
             refused.append(error.with_traceback(None))
@@ -437,11 +389,10 @@ def asked(
 def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgram, budget: int) -> Layout:
     """Return the layout that runs the tuning batches fastest, among a planner's offers for the free knobs of a job.
 
-    The job with default values for its free knobs is tuned first, with the whole budget of simulated batches; its
-    winner enters the last round of the job as given, which has the budget once more, so a free knob costs nothing on
-    these batches. Estimates of different ``sets`` need not compare. ``UserError`` says why nothing fits.
+    The job with default knobs is tuned first; its winner enters the last round of the job as given, so freedom costs
+    nothing on these batches. Estimates of different ``sets`` need not compare. ``UserError`` says why nothing fits.
     """
-    trials = Trials(profile, Remembered(make_program), tuning_batches(profile))
+    trials = Trials(profile, make_program, tuning_batches(profile))
     chosen_later = make_program.chooses_recomputation
     samples = trials.batches.drawn[trials.batches.drafts[0]]
     most = max(2, int(budget * DRAFTS))
@@ -468,11 +419,7 @@ def chosen_layout(
     others: Sequence[Candidates] = (),
     quick: Candidates | None = None,
 ) -> Layout:
-    """Return the layout of a planner: chosen by the tuner if there is a tuning budget, otherwise by own trials.
-
-    Arguments and errors are as for ``fastest_in_trials``; ``quick`` are candidates for the tuner, by estimates without
-    simulated batches, if not the same.
-    """
+    """Return the layout by the tuner (``quick`` candidates, if any) or, without a budget, by ``fastest_in_trials``."""
     if profile.tuning_budget is None:
         return fastest_in_trials(profile, candidates, make_program, num_trials, others)
     return tuned(profile, (quick or candidates, *others), make_program, profile.tuning_budget)

@@ -28,15 +28,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def matmul(a: ArrayLike, b: ArrayLike) -> FloatArray:
-    """Matrix product of floats, summed in the order of the inner dimension.
-
-    Args:
-        a: ``[..., n]``.
-        b: ``[n]`` or ``[n, m]``.
-
-    Returns:
-        ``[...]`` or ``[..., m]``.
-    """
+    """Matrix product ``[..., n]`` by ``[n]`` or ``[n, m]``, summed in the order of the inner dimension."""
     left = np.asarray(a, np.float64)
     right = np.asarray(b, np.float64)
     if not len(right):
@@ -59,10 +51,7 @@ def solve(matrix: FloatArray, right: FloatArray) -> FloatArray:
 
 
 def fit_polynomial(points: Iterable[int], values: FloatArray, degree: int) -> FloatArray:
-    """Coefficients of the polynomial of least squares, highest power first ``[degree + 1]``; rounded once.
-
-    The normal equations are solved in rational numbers; there are more than ``degree`` different points.
-    """
+    """Coefficients of the polynomial of least squares, highest power first ``[degree + 1]``; rounded once."""
     powers = [[Fraction(int(x)) ** power for power in range(degree, -1, -1)] for x in points]
     rows = [
         [sum((p[i] * p[j] for p in powers), Fraction()) for j in range(degree + 1)]

@@ -25,11 +25,7 @@ def rows_of(offsets: IntArray) -> NDArray[np.int64]:
 
 
 def take_rows(offsets: IntArray, rows: IntArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Entries of the chosen rows, in their order.
-
-    Returns:
-        The new offsets ``[len(rows) + 1]`` and the positions of the entries in the old structure.
-    """
+    """New offsets of the chosen rows ``[len(rows) + 1]``, and the positions of their entries in the old structure."""
     first = offsets[rows]
     counts = offsets[rows + 1] - first
     new_offsets = offsets_from_counts(counts)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,16 +14,9 @@ from typing import Any
 import numba
 from numba import config
 
-# Versions of packages whose compiled loops are kept: those made last.
-MAX_VERSIONS = 8
-
 
 def njit[**P, Result](**options: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
-    """As ``numba.njit(cache=True)``, whose cache forgets a loop only when the loop's own file changes.
-
-    A loop holds the machine code of what it calls in other files as well. So every version of the files with compiled
-    loops has a cache of its own.
-    """
+    """As ``numba.njit(cache=True)``, with a cache for each version of all loops: a loop holds what it calls."""
 
     def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
         outer = config.CACHE_DIR  # type: ignore[attr-defined]
@@ -54,22 +45,11 @@ def _cache_of(package: str) -> Path:
             for file in sorted(Path(folder).rglob("*.py")):
                 if b"njit" in (text := file.read_bytes()):
                     content.update(text)
-    kept = Path(__file__).parent / "__pycache__"
-    folder = kept / f"compiled-{content.hexdigest()[:16]}"
-    if not folder.exists():
-        with suppress(FileNotFoundError):  # Another process removes them, too.
-            known = sorted(kept.glob("compiled-*"), key=lambda path: path.stat().st_mtime)
-            for old in known[: 1 - MAX_VERSIONS]:
-                shutil.rmtree(old, ignore_errors=True)
-    return folder
+    return Path(__file__).parent / "__pycache__" / f"compiled-{content.hexdigest()[:16]}"
 
 
 def in_threads(call: Callable[[int], object], count: int) -> None:
-    """Call a function with 0, 1, ... ``count - 1``, in as many threads as numba may use (``NUMBA_NUM_THREADS``).
-
-    Calls must not depend on each other, so that threads change no result; what they compute gains from threads as far
-    as it is compiled with ``nogil``.
-    """
+    """Call a function with 0 to ``count - 1``, independent of each other, in numba's number of threads."""
     num_threads = min(config.NUMBA_NUM_THREADS, count)  # type: ignore[attr-defined]
     if num_threads < 2:
         for index in range(count):

@@ -6,13 +6,10 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from traceback import walk_tb
 
-# Characters of a value that an error shows.
 MAX_SHOWN = 60
 # Set to anything, errors come with their traceback.
 TRACEBACK_VARIABLE = "ENTRAIN_BENCH_TRACEBACK"
-# All modules of this suite are in these.
 OWN_PACKAGES = frozenset({"entrain_bench", "entrain_bench_strategies", "entrain_bench_workloads"})
-# Python's own modules.
 BASE_FOLDER = sysconfig.get_paths()["stdlib"]
 # What a disk or a folder says that takes no files.
 UNWRITABLE = frozenset({errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPERM, errno.EROFS})
@@ -49,7 +46,6 @@ def require(condition: bool, field: str, value: object, allowed: str) -> None:
 
 
 def _shown(value: object) -> str:
-    """A value as a line has room for it."""
     text = str(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}... ({len(text)} characters)"
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 from typing import IO
 
-# What the name of a file ends with that is being written.
 PARTIAL = ".partial"
 # Reads paths until whoever writes them is gone, then removes them; again and again, for processes that have yet to
 # notice may still write there.
@@ -77,10 +76,7 @@ def remove_partial(folder: Path) -> None:
 
 @contextmanager
 def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """A folder in ``parent``, or the system's, that is removed afterwards, or as soon as this process is killed.
-
-    A process of ``sh`` in a session of its own, which no Ctrl-C reaches, waits until the pipe from this one closes.
-    """
+    """A folder that is removed afterwards, or by a process of its own as soon as this process is killed."""
     folder = (parent or Path(tempfile.gettempdir())) / f"{prefix}{secrets.token_hex(8)}"
     command = ["/bin/sh", "-c", GUARD]
     guard = Popen(command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, cwd="/", start_new_session=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 from entrain_bench.base.files import remove_partial, write_atomically
 
-# Versions of a store that are kept: those used last.
 MAX_VERSIONS = 8
 
 

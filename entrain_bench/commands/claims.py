@@ -13,18 +13,14 @@ from entrain_bench.config.tree import config_tree
 # The committed findings: shown if a folder of results has none.
 REFERENCE = config_tree().parent / "results" / "reference"
 
-
-VERB = Verb(Folder, words="claims; without any, all", examples=["", "entrain_end_to_end"])
+VERB = Verb(Folder, options=(), words="claims; without any, all", examples=["", "entrain_end_to_end"])
 
 
 def main(request: Request[Folder]) -> int:
-    """Print a line per claim and counts, or all details of the named claims; a group's name stands for its claims.
-
-    Returns 0; ``UserError`` for an unknown name.
-    """
+    """Print a line per claim and counts, or details of the named claims and groups; ``UserError`` for another name."""
     measured_here = Path(request.keys.results_dir) / FINDINGS
     path = measured_here if measured_here.exists() else REFERENCE / FINDINGS
-    judged = read_claims(load_claims(request.config_dir), path)
+    judged = read_claims(load_claims(), path)
     texts = []
     for name in request.words:
         named = [one for one in judged if name in (one.claim.name, one.claim.group)]

@@ -36,10 +36,7 @@ def has_sweeper(overrides: Sequence[str]) -> bool:
 
 
 def run_hydra(request: Request[NoKeys]) -> int:
-    """Let Hydra answer its options, or run a sweep whose launcher or sweeper is not ours; returns its exit code.
-
-    ``UserError`` for what is wrong with the overrides that all runs share.
-    """
+    """Let Hydra answer its options, or run a sweep; returns its exit code. ``UserError`` for wrong overrides."""
     overrides = with_plan(request.overrides)
     for text in overrides:
         check_hydra_key(parse(text))

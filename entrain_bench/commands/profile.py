@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import Request, Verb
-from entrain_bench.costs.profiled.file import DeviceProfile
-from entrain_bench.costs.profiled.layers import GroupKey, Residual, residuals
-from entrain_bench.costs.profiled.times import fitted_link
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.profiling.settings import ProfileSettings
 from entrain_bench.train.settings import quiet, refuse_generators
@@ -58,32 +52,8 @@ def main(request: Request[ProfileSettings]) -> int:
         def advance(what: str) -> None:
             progress.update(task, advance=1, description=what)
 
-        profile = session.run(advance)
+        session.run(advance)
     for what in session.left_out:
         say(f"left out: {what}: longer than half of point_s={settings.point_s:g} s, or more than the memory")
-    print_summary(profile, model)
     print(f"{path}: cluster/device=profiled cluster.device.path={path}")
     return 0
-
-
-def print_summary(profile: DeviceProfile, model: ModelSpec) -> None:
-    """A row for every kind of layer and degree: what was measured, and how far its curve is from it."""
-    groups: dict[GroupKey, list[Residual]] = defaultdict(list)
-    for residual in residuals(profile, model.modules):
-        point = residual.point
-        groups[point.module, point.kind, point.tp, point.cp].append(residual)
-    table = Table("module", "layer", "tp", "cp", "tokens", "packs", "median error", "largest error")
-    for (module, kind, tp, cp), members in groups.items():
-        errors = np.abs([residual.relative for residual in members])
-        packs = {residual.point.lengths for residual in members}
-        tokens = [sum(lengths) for lengths in packs]
-        span = f"{min(tokens)}..{max(tokens)}"
-        shares = (f"{100 * float(error):.1f}%" for error in (np.median(errors), errors.max()))
-        table.add_row(module, kind, str(tp), str(cp), span, str(len(packs)), *shares)
-    console = Console(soft_wrap=True)
-    console.print(table)
-    if profile.collectives:
-        link = fitted_link(profile.collectives, "collectives")
-        latency_us = 1e6 * link["latency_s"]
-        rate = link["bandwidth_bytes_per_s"] / 1e9
-        console.print(f"links: {rate:.3g} GB/s, {latency_us:.3g} us")

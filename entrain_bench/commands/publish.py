@@ -17,9 +17,7 @@ from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.commands.watch import say
 from entrain_bench.records import tables
 from entrain_bench.records.code import metrics_version
-from entrain_bench.records.records import Record, Results
-from entrain_bench.records.sweeps import PlannedSweep
-from entrain_bench.run.cells import lacking
+from entrain_bench.records.records import PlannedSweep, Record, Results
 
 # A server's answer may be a page.
 MAX_REASON = 300
@@ -51,13 +49,8 @@ def publish(
     return records
 
 
-def say_lacking(records: Sequence[Record], config_dir: str | None) -> None:
-    """Say how many runs must run again for a metric that is newer than they are."""
-    for name, number in lacking(records, config_dir or "").items():
-        say(
-            f"{name}: {number} of {len(records)} runs have no value, and no kept timeline has it. To compute it, run "
-            "them with another results_dir"
-        )
+def say_outdated(records: Sequence[Record]) -> None:
+    """Say how many runs have metrics of older code."""
     if older := sum(record.status == "ok" and record.metrics_version != metrics_version() for record in records):
         say(f"{older} of {len(records)} runs have metrics of older code. To compute them, use another results_dir")
 

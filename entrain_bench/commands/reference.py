@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrain_bench.answers.compare import drifts, read_file
-from entrain_bench.answers.documents.results import BELIEFS, BELIEFS_PAGE, beliefs_markdown
-from entrain_bench.answers.documents.tables import WAY_UP, pages_with_tables, splice
+from entrain_bench.answers.documents.results import BELIEFS, beliefs_markdown
+from entrain_bench.answers.documents.tables import TABLES, WAY_UP, splice
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.outputs import make, outputs, reference_outputs
@@ -21,7 +21,7 @@ from entrain_bench.run.study import Output, Study
 EXIT_FAILED = 1
 TABLE = "table.parquet"
 # Text by hand, tables by the suite: pages from the folder of documents, and the way from there to the top.
-PAGES = {"strategies/*.md": WAY_UP, "tuning.md": "../", "../README.md": ""}
+PAGES = {"costs.md": "../", "strategies/*.md": WAY_UP, "tuning.md": "../", "../README.md": ""}
 # Wall times, which are others every time: a figure is committed, no row of the table.
 MEASURED = "measured_gantt"
 # Other machines may draw other pixels; the data of a figure decide.
@@ -83,18 +83,17 @@ def generated(committed: Committed, wanted: Sequence[Output], study: Study) -> I
     apart = (MEASURED, "calibration")
     cells = study.cells_by_key(sweep for output in wanted if output.name not in apart for sweep in output.needed(study))
     records = sorted_records(record for key in cells if (record := study.results.read(key)))
+    tables = {path.stem: path.read_text() for path in (study.results.root / TABLES).glob("*.md")}
     if records:
         runs = table_of(records)
-        page = documents / BELIEFS_PAGE
+        tables[BELIEFS] = beliefs_markdown(runs)
         yield results / TABLE, parquet_of(runs)
-        if page.exists():
-            yield page, splice(page.read_text(), {BELIEFS: beliefs_markdown(runs)}).encode()
     for output in wanted:
         for file in map(Path, output.committed):
             yield (documents if file.suffix == ".md" else results) / file, (study.results.root / file).read_bytes()
-    pages = {page: way_up for pattern, way_up in PAGES.items() for page in sorted(documents.glob(pattern))}
-    for page, text in pages_with_tables(pages, study.results.root):
-        yield page, text.encode()
+    for pattern, way_up in PAGES.items():
+        for page in sorted(documents.glob(pattern)):
+            yield page, splice(page.read_text(), tables, way_up).encode()
 
 
 def changes(committed: Committed, wanted: Sequence[Output], study: Study) -> list[str]:

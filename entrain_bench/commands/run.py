@@ -16,7 +16,7 @@ from entrain_bench.config.line import CONFIG_DIR, MULTIRUN
 from entrain_bench.config.overrides import parse
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.run.cells import Done, is_beside, run_cells, run_one, with_added_metrics
+from entrain_bench.run.cells import Done, is_beside, lacks_metrics, run_cells, run_one
 
 EXIT_FAILED = 1
 # Choices of ``hydra/launcher`` whose cells we run ourselves, so that cells are composed once and cannot take each other
@@ -50,8 +50,7 @@ def main(request: Request[NoKeys]) -> int:
     cell = Cell.of(request.overrides, config, request.config_dir or "")
     results = Results(Path(config.results_dir))
     record = results.kept(cell)
-    if record and record.status == "ok":
-        record = with_added_metrics(cell, record, results)
+    if record and record.status == "ok" and not lacks_metrics(cell, record):
         say(f"finished earlier: {results.record_path(cell.key)}")
     else:
         results.prepare()
@@ -67,10 +66,10 @@ def main(request: Request[NoKeys]) -> int:
     composer.save()
     # A run starts before the words on it are imported.
     from entrain_bench.answers.tracking.log import sweep_name
-    from entrain_bench.commands.publish import publish, say_lacking
+    from entrain_bench.commands.publish import publish, say_outdated
 
     records = publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
-    say_lacking(records, request.config_dir)
+    say_outdated(records)
     return 0
 
 
@@ -78,7 +77,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     """Run the cells of a sweep and publish their records; returns 0, or 1 if a cell failed."""
     from entrain_bench.answers.tracking.log import sweep_name
     from entrain_bench.commands.hydra_app import has_sweeper, run_hydra
-    from entrain_bench.commands.publish import publish, say_lacking
+    from entrain_bench.commands.publish import publish, say_outdated
 
     if has_sweeper(request.overrides):
         return _sweep_by_plugin(composer, request)
@@ -119,7 +118,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
         raise
     composer.save()
     records = publish(results, keys, name, first.mlflow, first.mlflow_uri)
-    say_lacking(records, request.config_dir)
+    say_outdated(records)
     if lost := len(keys) - len(records):
         raise UserError(f"results_dir={results.root}: {lost} of {len(keys)} runs have no record. Run the sweep again")
     return EXIT_FAILED if any(record.status == "failed" for record in records) else 0

@@ -29,10 +29,7 @@ VERB = Verb(
 
 
 def main(request: Request[TraceKeys]) -> int:
-    """Scan a data set, or go on with a scan that was interrupted; returns 0.
-
-    ``UserError`` for bad options, missing data or none that is good; ``ExecutionError`` for unreadable shards.
-    """
+    """Scan a data set, or resume a scan; returns 0. ``UserError`` for bad input, ``ExecutionError`` for bad shards."""
     command = compose_trace(request.keys, request.overrides, request.config_dir)
     if command.output.suffix != ".parquet":
         raise UserError(f"output={command.output}: must end with .parquet")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pyarrow.parquet as pq
 
 from entrain_bench.answers.analysis import encoder_shares
@@ -89,11 +87,6 @@ def _summary_lines(profile: Profile, shapes: SampleShapes) -> Iterator[str]:
             columns[modality] = shapes.sum_items(items, shapes.item_llm_tokens[items].astype(np.float64))
     yield from _quantile_table({**columns, "LLM, all": shapes.llm_tokens.astype(np.float64)})
     yield ""
-    # Sizes that are all the same correlate with nothing.
-    varied = {name: pd.Series(values) for name, values in columns.items() if np.ptp(values)}
-    pairs = [f"{a} and {b} {varied[a].corr(varied[b], 'spearman'):.2f}" for a, b in combinations(varied, 2)]
-    if pairs:
-        yield f"Rank correlation (Spearman, LLM tokens of all samples): {', '.join(pairs)}."
     if not any(shapes.items_of(module.config.modalities).size for module in model.encoders):
         return
     degrees = next(profile.job.degrees())

@@ -7,23 +7,18 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 from entrain_bench.answers.tracking.log import links
-from entrain_bench.base.errors import ExecutionError, UserError, require
+from entrain_bench.base.errors import UserError, require
+from entrain_bench.commands.watch import say
 from entrain_bench.config.grammar import Folder, Request, Verb, own
 from entrain_bench.records.records import Results
 
 HOST = "127.0.0.1"
 PORT = 5000
-# The server imports for about 15 s, longer on a busy machine.
-START_S = 120.0
-POLL_S = 0.5
 # Experiments whose links are printed.
 MAX_LINKS = 10
 # Only links go to standard output.
@@ -47,10 +42,7 @@ VERB = Verb(Keys, options=())
 
 
 def main(request: Request[Keys]) -> int:
-    """Serve the runs until interrupted; returns the server's exit code.
-
-    ``UserError`` if nothing is logged or the port is taken; ``ExecutionError`` if the server does not start.
-    """
+    """Serve the runs until interrupted; returns the server's exit code; ``UserError`` if the port is taken."""
     port = request.keys.port
     results = Results(Path(request.keys.results_dir))
     lines = links(results, f"http://{HOST}:{port}", MAX_LINKS)
@@ -68,7 +60,7 @@ def main(request: Request[Keys]) -> int:
     # A session of its own, so that it can be ended with what it starts.
     with subprocess.Popen(command, env=os.environ | QUIET, start_new_session=True, stdout=STDERR) as server:
         try:
-            _wait_for(server, port)
+            say("MLflow starts in about 15 s; then open")
             print("\n".join(lines), flush=True)
             return server.wait()
         except KeyboardInterrupt:
@@ -87,14 +79,3 @@ def server_command(results: Results, port: int) -> list[str]:
         *("--backend-store-uri", store_uri(results)),
         *("--artifacts-destination", (results.root / ARTIFACTS).resolve().as_uri()),
     ]
-
-
-def _wait_for(server: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            with urlopen(f"http://{HOST}:{port}/health", timeout=POLL_S):
-                return
-        except (URLError, OSError):
-            time.sleep(POLL_S)
-    raise ExecutionError("MLflow's server did not start")

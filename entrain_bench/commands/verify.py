@@ -19,9 +19,8 @@ from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import Request, Verb, own
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.code import current_commit, versions
-from entrain_bench.records.records import MEASURED, Record, Results, sorted_records
+from entrain_bench.records.records import MEASURED, Record, Results, read_sweeps, sorted_records
 from entrain_bench.records.sealed import CachedLayouts
-from entrain_bench.records.sweeps import read_sweeps
 from entrain_bench.records.tables import table_csv
 from entrain_bench.run.cells import is_simulated, run_cells
 from entrain_bench.run.parallel import num_processes

@@ -38,7 +38,6 @@ class Key:
 @cache
 def documented_keys() -> tuple[Key, ...]:
     """Return every key with its comment: the groups, then the others in the order of the file."""
-    # Each top-level key with those inside of it.
     listed: dict[str, list[Key]] = {}
     above = ""
     top = ""

@@ -31,7 +31,6 @@ from entrain_bench.config.tree import choices, folders
 
 FIGURE = "figure"
 HYDRA = "hydra"
-# Keys of a figure's YAML that do not change its runs.
 SWEEP_KEYS = frozenset({HYDRA, FIGURE})
 # Which strategies ``glob(*)`` finds for a figure: those whose YAML says one of these of ``in_figures``.
 SHOWN = "figure.strategies"
@@ -46,44 +45,28 @@ INTERPOLATED = re.compile(r"\$\{\W*(\w+)")
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The runs of a sweep and its launcher.
+    """The runs of a sweep and its launcher."""
 
-    Attributes:
-        cells: the overrides of every run; the last key varies first.
-        launcher: the choice of ``hydra/launcher``.
-        num_processes: how many it uses; -1 for all there is.
-        address: where Ray's cluster is; None for this machine.
-    """
-
-    cells: tuple[tuple[str, ...], ...]
+    cells: tuple[tuple[str, ...], ...]  # overrides of every run; the last key varies first
     launcher: str
-    num_processes: int
-    address: str | None
+    num_processes: int  # that the launcher uses; -1 for all there is
+    address: str | None  # of Ray's cluster; None for this machine
 
 
 class Composer:
-    """Composes runs, and caches them for later processes until a YAML changes.
-
-    Args:
-        config_dir: a folder of the user's, whose YAMLs and Python files are found beside ours; None for none.
-    """
+    """Composes runs with the choices of a folder ``config_dir``, if any; results are stored until a YAML changes."""
 
     def __init__(self, config_dir: str | None = None) -> None:
         add_config_dir(config_dir)
         self.config_dir = config_dir
-        # Hash of all that compositions depend on, besides their overrides.
         self.version = _tree_hash(folders(config_dir))
         self._store = Store("compositions", self.version)
-        # Fingerprints of the files behind groups, read once.
         self.fingerprints: dict[str, list[str]] = {}
         # Values by their choices, of this process alone.
         self._combined: dict[tuple[str, ...], Mapping[str, Any]] = {}
 
     def run(self, overrides: Sequence[str]) -> RunConfig:
-        """Return the run that the overrides describe. ``~key`` is the key's default; keys of Hydra change no run.
-
-        ``UserError`` for unknown keys, unknown choices, wrong types and values out of range.
-        """
+        """Return the run of overrides, ``~key`` the key's default; ``UserError`` for whatever is wrong with one."""
         plain: dict[str, Any] = {}
         chosen: list[str] = []
         inside: list[Override] = []
@@ -125,12 +108,7 @@ class Composer:
         return config
 
     def sweep(self, overrides: Sequence[str]) -> Sweep:
-        """Return the runs of a sweep, including those of a figure's ``hydra.sweeper.params``, and its launcher.
-
-        An override takes the place of a figure's value for the same key; ``~key`` takes the figure's value away.
-
-        ``UserError`` for unknown choices, invalid overrides, and a sweep without runs.
-        """
+        """Return a sweep, with a figure's values for keys not given; ``UserError`` for bad overrides or no runs."""
         parsed = [parse(text) for text in overrides]
         fixed = [one for one in parsed if top_of(one) in SWEEP_KEYS and not one.is_sweep_override()]
         for one in fixed:
@@ -147,7 +125,6 @@ class Composer:
             why = "the sweep is empty, because a glob(...) matches no choice of its group"
             raise UserError(f"{' '.join(overrides)}: {why}. To list the choices, run entrain-bench --help=GROUP")
         launcher = own["launcher"]
-        # Keys of joblib's launcher and of Ray's.
         count = launcher.get("n_jobs", launcher.get("num_cpus", 1))
         fits = isinstance(count, int) and (count >= 1 or count == -1)
         require(fits, "hydra.launcher: number of processes", count, "an integer of at least 1, or -1 for all CPUs")
@@ -168,7 +145,6 @@ class Composer:
         self._store.save()
 
     def _check_group(self, override: Override) -> None:
-        """Raise ``UserError`` for the name of a group that no tree has."""
         group = override.key_or_group
         trees = folders(self.config_dir)
         if "/" in group and not any((tree / group).is_dir() for tree in trees):
@@ -176,10 +152,7 @@ class Composer:
             raise unknown_key(str(override.input_line), {"/".join(path.parts[-2:]) for path in inside})
 
     def _choose(self, choices: tuple[str, ...]) -> Mapping[str, Any]:
-        """Return the values of overrides that choose.
-
-        The choices of a group are composed without those of the others, unless they reach into others.
-        """
+        """Return the values of overrides that choose: each group is composed alone, unless it reaches into others."""
         if choices not in self._combined:
             by_group: dict[str, list[str]] = {}
             for text in choices:
@@ -195,8 +168,6 @@ class Composer:
         return self._combined[choices]
 
     def _changes(self, choices: tuple[str, ...]) -> Mapping[str, Any]:
-        """Return the top-level values that differ from the default run's, as Hydra composes them."""
-
         def changed() -> dict[str, Any]:
             values = compose_values(choices, self.config_dir)
             return {name: value for name, value in values.items() if value != self._default.get(name)}
@@ -207,7 +178,6 @@ class Composer:
 
     @cached_property
     def _default(self) -> Mapping[str, Any]:
-        """The values of a run without overrides."""
         return self._stored(lambda: compose_values((), self.config_dir), "default")
 
     def _hydra(self, choices: tuple[str, ...]) -> Mapping[str, Any]:
@@ -223,7 +193,6 @@ class Composer:
         return self._stored(settings, HYDRA, *choices)
 
     def _stored(self, make: Callable[[], dict[str, Any]], *key: str) -> Mapping[str, Any]:
-        """Return what an earlier process made for a key, or make it."""
         values: dict[str, Any] | None = self._store.get(key)
         if values is None:
             values = make()
@@ -248,7 +217,6 @@ class Composer:
         return [f"{key}={text}" for text in override.sweep_string_iterator()]
 
     def _in_figures(self, strategy: str) -> str:
-        """Return the value of ``in_figures`` in a strategy's YAML; ``UserError`` for an unknown one."""
         places = (folder / "strategy" / f"{strategy}.yaml" for folder in folders(self.config_dir))
         word = str(_yaml_values(next(file for file in places if file.is_file())).get("in_figures", IN_FIGURES[0]))
         if word not in IN_FIGURES:
@@ -257,10 +225,7 @@ class Composer:
 
 
 def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
-    """Return the run of overrides, as on the command line, with the choices of a user's folder.
-
-    ``UserError`` for unknown keys, unknown choices, wrong types and values out of range.
-    """
+    """Return the run of overrides, as on the command line; ``UserError`` for whatever is wrong with one."""
     composer = Composer(config_dir)
     config = composer.run(overrides)
     composer.save()
@@ -281,7 +246,6 @@ def check_hydra_key(override: Override) -> None:
 
 
 def _check_file(workload: Mapping[str, Any], inside: Sequence[Override]) -> None:
-    """Raise ``UserError`` for another file under the name of a workload with its own file."""
     changed = {override.key_or_group: override.value() for override in inside}
     path = changed.get("workload.path")
     if path is None or "workload.name" in changed or not isinstance(workload, Mapping) or not workload.get("name"):
@@ -296,7 +260,6 @@ def _check_file(workload: Mapping[str, Any], inside: Sequence[Override]) -> None
 
 @cache
 def _plain_value(text: str) -> Any:
-    """Return the value of a plain override, converted to the type of its key."""
     override = parse(text)
     typed = OmegaConf.structured(ConfigSchema)
     try:

@@ -1,13 +1,8 @@
-"""The key ``constants``: draws of the posterior of a device's constants (``experiments/posterior.csv``).
-
-The file has the columns ``device`` (``DeviceSpec.name``), ``draw`` (from 1) and the fields of ``Speed``: factors on the
-constants of the device and of its links. ``entrain-bench ledger posterior=FILE`` writes one.
-"""
+"""The key ``constants``: draws of the posterior of a device's constants, factors as in ``Speed``, from a CSV file."""
 
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
@@ -20,16 +15,12 @@ from entrain_bench.specs.cluster import Speed
 
 FILE = "posterior.csv"
 COLUMNS = ("device", "draw", *(each.name for each in fields(Speed)))
-# Significant digits of a factor.
 DIGITS = 4
 Draws = Mapping[str, Mapping[int, Speed]]
 
 
 def speed_of(config: RunConfig) -> Speed:
-    """All factors on the constants of a run's cluster: those of ``speed`` times those of the draw.
-
-    ``UserError`` if the cluster's device has no such draw, or the file of draws is wrong.
-    """
+    """All factors on the constants of a run's cluster: ``speed`` times its draw; ``UserError`` if there is none."""
     if not config.constants:
         return config.speed
     device = config.cluster["device"]
@@ -63,10 +54,8 @@ def read_draws(path: Path) -> Draws:
 
 def draws_text(draws: Draws) -> str:
     """Draws as the text of a file that ``read_draws`` reads, factors rounded so that all machines write the same."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    rows = [COLUMNS]
     for device, of_device in sorted(draws.items()):
         for draw, speed in sorted(of_device.items()):
-            writer.writerow([device, draw, *(f"{getattr(speed, name):.{DIGITS}g}" for name in COLUMNS[2:])])
-    return text.getvalue()
+            rows.append((device, str(draw), *(f"{getattr(speed, name):.{DIGITS}g}" for name in COLUMNS[2:])))
+    return "".join(",".join(row) + "\n" for row in rows)

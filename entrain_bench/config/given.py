@@ -1,7 +1,4 @@
-"""Choices that no YAML states: clusters by number of GPUs (``cluster=16xh100``), ``data=FILE``, and ``plan=FILE``.
-
-A plan is data: it names registered choices and gives values to their keys, and that is all it can do.
-"""
+"""Choices that no YAML states: clusters by number of GPUs (``cluster=16xh100``), ``data=FILE``, and ``plan=FILE``."""
 
 from __future__ import annotations
 
@@ -22,18 +19,12 @@ from entrain_bench.program.plan_file import TrainingPlan, plan_overrides, read_p
 
 MODEL = "model"
 CLUSTER = "cluster"
-# The workload of a shape trace, in one word.
 DATA = "data"
 TRACE = "trace"
-# 16xh100 or 8xa100-80g, and the same as the choices of a cluster are called: h100x16.
-COUNTED = re.compile(r"(?P<count>\d+)x(?P<device>[a-z]+\d+)(?P<words>(?:-\w+)*)")
-NAMED = re.compile(r"(?P<device>[a-z]+\d+)(?P<words>(?:-\w+)*)x(?P<count>\d+)")
-# Choices that others of a device are made of: one node of eight GPUs.
+# 16xh100, and the same as the choices of a cluster are called: h100x16.
+COUNTED = re.compile(r"(?P<count>\d+)x(?P<device>[a-z]+\d+)")
+NAMED = re.compile(r"(?P<device>[a-z]+\d+)x(?P<count>\d+)")
 NODE = "x8"
-# Words behind a device's name, of which its memory must be right.
-WORDS = frozenset({"sxm", "sxm4", "sxm5"})
-MEMORY = re.compile(r"(\d+)gb?")
-MEMORY_GB = {"a100": 80, "a40": 48, "h100": 80, "h20": 96, "h200": 141, "h800": 80}
 
 PLAN = "plan"
 # What a layout was planned for: another value would leave the layout as it is.
@@ -45,17 +36,11 @@ REFERENCE = re.compile(r"(hf:)?[\w.@/~+-]+")
 JOB_KEYS = PLAIN_KEYS - {*ASIDE}
 INSIDE_JOB = re.compile(r"(model|workload|cluster)([./][^\W_]\w*)+")
 INSIDE_STRATEGY = re.compile(r"strategy([./][^\W_]\w*)+")
-# Keys inside of values.
 PLAIN_NAME = re.compile(r"[^\W_]\w*")
 
 
 def cluster_values(name: str, tree: Path) -> dict[str, Any] | None:
-    """Return the YAML of a cluster that is named by its device and its number of GPUs, such as ``16xh100``.
-
-    None if the tree has a YAML of this name, or none of this device.
-
-    ``UserError`` for an unknown variant of a device, and a number of GPUs that makes no whole nodes.
-    """
+    """Return the YAML of ``16xh100``; None if there is one, or no such device; ``UserError`` for a wrong number."""
     match = COUNTED.fullmatch(name) or NAMED.fullmatch(name)
     if not match or (tree / CLUSTER / f"{name}.yaml").is_file():
         return None
@@ -64,11 +49,6 @@ def cluster_values(name: str, tree: Path) -> dict[str, Any] | None:
     same, node = (tree / CLUSTER / f"{device}{size}.yaml" for size in (f"x{count}", NODE))
     if not same.is_file() and not node.is_file():
         return None
-    for word in filter(None, match["words"].split("-")):
-        memory = MEMORY.fullmatch(word)
-        if not (int(memory[1]) == MEMORY_GB.get(device) if memory else word in WORDS):
-            where = f"{CLUSTER}={name}: {device} has no variant {word}"
-            raise UserError(f"{where}. Leave it out, or use --config-dir with a YAML")
     if same.is_file():
         return {"defaults": [same.stem]}
     return {"defaults": [node.stem, "_self_"], **resized(_node_values(node), count)}
@@ -112,7 +92,6 @@ def with_data(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def _node_values(file: Path) -> dict[str, Any]:
-    """Return the values of a cluster's YAML, and those of the kind of node that it names."""
     values: dict[str, Any] = yaml.safe_load(file.read_text())
     for entry in values.get("defaults", ()):
         for folder in (file.parents[1], config_tree()) if isinstance(entry, dict) and "node" in entry else ():
@@ -123,10 +102,7 @@ def _node_values(file: Path) -> dict[str, Any]:
 
 
 def with_plan(overrides: Sequence[str]) -> tuple[str, ...]:
-    """The overrides with those of a plan in the place of ``plan=FILE``; other values of the same keys replace its own.
-
-    ``UserError`` for a file that is no plan, for two of them, and for overrides of what the plan decides.
-    """
+    """The overrides with those of ``plan=FILE``; ``UserError`` for none, two, and keys that a plan decides."""
     files = [text for text in overrides if text.partition("=")[0] == PLAN]
     if not files:
         return tuple(overrides)
@@ -201,6 +177,5 @@ def _is_plain(value: Any) -> bool:
 
 
 def _replaced(text: str, keys: Sequence[str]) -> bool:
-    """Whether an override is of one of some keys, or inside of what one of them chooses."""
     key = parse(text).key_or_group
     return any(key == other or key.startswith((f"{other}.", f"{other}/")) for other in keys)

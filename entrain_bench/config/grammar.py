@@ -49,29 +49,19 @@ class Storage(Folder):
     retry: str | None = own(None)
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         check_storage(self.mlflow_uri, self.retry)
 
 
 @dataclass(frozen=True, slots=True)
 class Verb[K]:
-    """The keys, words and options of a verb.
+    """The keys, words and options of a verb."""
 
-    Attributes:
-        keys: a frozen dataclass of its own keys (``own``).
-        passed: top-level keys of a configuration, whose overrides it composes itself.
-        words: what words without ``=`` name, for its help; empty if it takes none.
-        options: those it takes, besides ``--help``.
-        examples: command lines without ``entrain-bench``.
-        more: further text of its help, with what a folder of the user's adds; nothing: none.
-    """
-
-    keys: type[K]
-    passed: Collection[str] = ()
-    words: str = ""
+    keys: type[K]  # a frozen dataclass of its own keys (``own``)
+    passed: Collection[str] = ()  # top-level keys of a configuration, whose overrides it composes itself
+    words: str = ""  # what words without ``=`` name, for its help; empty if it takes none
     options: Collection[str] = (CONFIG_DIR,)
-    examples: Sequence[str] = ()
-    more: Callable[[str | None], str] | None = None
+    examples: Sequence[str] = ()  # command lines without ``entrain-bench``
+    more: Callable[[str | None], str] | None = None  # further text of its help, given the user's folder
 
     @property
     def fields(self) -> tuple[Field[Any], ...]:
@@ -106,11 +96,7 @@ class Request[K]:
 
 
 def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
-    """Parse a command line of a verb.
-
-    ``UserError`` for unknown options and keys, each with the nearest; for words that it does not take, and for values
-    of its own keys and of ``data`` that do not fit.
-    """
+    """Parse a command line of a verb; ``UserError`` for unknown options, keys and words, and values that do not fit."""
     for text in line.unknown:
         raise UserError(_no_option(text, verb))
     for option in (*line.options, *(line.hydra[:1] if name != RUN else ())):
@@ -134,7 +120,6 @@ def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
 
 
 def _values[K](verb: str, keys: type[K], texts: Sequence[str]) -> K:
-    """A verb's own keys, defaults where nothing is given."""
     node = OmegaConf.structured(keys)
     # Of a frozen dataclass it would take no value.
     OmegaConf.set_readonly(node, False)
@@ -159,7 +144,6 @@ def _values[K](verb: str, keys: type[K], texts: Sequence[str]) -> K:
 
 
 def _no_option(text: str, verb: Verb[Any]) -> str:
-    """Return the error for an unknown option: the key that it is, or the nearest option."""
     option, _, value = text.partition("=")
     name = option.lstrip("-").replace("-", "_")
     if name in verb.known:

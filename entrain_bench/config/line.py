@@ -38,21 +38,13 @@ HYDRA_OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A command line, its words sorted by kind.
+    """A command line, its words sorted by kind."""
 
-    Attributes:
-        words: without ``=``.
-        overrides: ``key=value``.
-        options: values of options by name; nothing for a flag, and for ``--help`` without a topic.
-        unknown: what looks like an option and is none.
-        hydra: options that Hydra answers, with their values.
-    """
-
-    words: tuple[str, ...]
-    overrides: tuple[str, ...]
-    options: Mapping[str, str]
-    unknown: tuple[str, ...]
-    hydra: tuple[str, ...]
+    words: tuple[str, ...]  # without ``=``
+    overrides: tuple[str, ...]  # ``key=value``
+    options: Mapping[str, str]  # by name; empty values for flags, and for ``--help`` without a topic
+    unknown: tuple[str, ...]  # options that do not exist
+    hydra: tuple[str, ...]  # options that Hydra answers, with their values
 
 
 class _Parser(ArgumentParser):

@@ -46,10 +46,7 @@ def top_of(override: Override) -> str:
 
 
 def with_value(node: Any, override: Override, done: int = 0) -> Any:
-    """Return a copy of nested values with the one exchanged that an override names, ``done`` keys inside of its path.
-
-    ``UserError`` for a key that is not there, with those that are.
-    """
+    """Return a copy of nested values with an override's; ``UserError`` names the keys if there is no such one."""
     path = override.key_or_group.split(".")
     if done == len(path):
         return override.value()
@@ -86,7 +83,6 @@ def error_line(error: Exception, text: str = "") -> str:
 
 
 def _check_names(text: str, group: str, value: Any) -> None:
-    """Raise ``UserError`` unless a group is given the name of a choice, several in a sweep, or a list of names."""
     several = value.list if isinstance(value, ChoiceSweep) else value
     names = several if isinstance(several, list) else [several]
     listed = isinstance(value, list) and value and all(isinstance(name, str) for name in value)

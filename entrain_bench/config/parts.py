@@ -16,9 +16,6 @@ import yaml
 from entrain_bench.config.targets import TARGET, class_of, is_trusted
 
 PART = re.compile(r"/?strategy/(planner|assigner|scheduler)/[^/]+")
-# In a docstring: the section on fields, and an entry of it, whose further lines are indented.
-SECTION = re.compile(r"^Attributes:\n((?:[ ]+.*\n|\n)*)", re.MULTILINE)
-ENTRY = re.compile(r"^(\w+(?:, \w+)*): (.*(?:\n[ ]+.*)*)", re.MULTILINE)
 
 
 def options_of(target: str) -> dict[str, Any]:
@@ -26,21 +23,8 @@ def options_of(target: str) -> dict[str, Any]:
     return dict(_defaults(class_of(target)))
 
 
-def meanings_of(target: str) -> dict[str, str]:
-    """Return the meanings of a class's fields from docstrings, including those of its bases."""
-    found: dict[str, str] = {}
-    for cls in reversed(class_of(target).__mro__):
-        section = SECTION.search(inspect.cleandoc(cls.__doc__ or "") + "\n")
-        for names, text in ENTRY.findall(textwrap.dedent(section[1])) if section else ():
-            found |= dict.fromkeys(names.split(", "), _plain(text))
-    return found
-
-
 def with_options(group_and_name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A choice's YAML, with the options of the class that it names if it is a part and names nothing else.
-
-    A class that cannot be found, or must not be named, has none: the run that builds the part says what is wrong.
-    """
+    """A choice's YAML, with the options of the class that it names if it is a part and names nothing else."""
     target = values.get(TARGET)
     if not PART.fullmatch(group_and_name) or {*values} - {"defaults"} != {TARGET} or not is_trusted(target):
         return dict(values)
@@ -51,12 +35,13 @@ def with_options(group_and_name: str, values: Mapping[str, Any]) -> dict[str, An
 
 
 def option_lines(group_and_name: str, values: Mapping[str, Any]) -> Iterator[str]:
-    """The lines that ``with_options`` adds to a YAML, each with what its docstring says."""
+    """The lines that ``with_options`` adds to a YAML, and docstrings of the class and its bases that explain them."""
     added = {key: value for key, value in with_options(group_and_name, values).items() if key not in values}
-    meanings = meanings_of(str(values[TARGET])) if added else {}
     for name, default in added.items():
         text = yaml.safe_dump(default, default_flow_style=True).removesuffix("...\n").strip()
-        yield f"{name}: {text}" + (f"  # {meanings[name]}" if name in meanings else "")
+        yield f"{name}: {text}"
+    for cls in filter(is_dataclass, class_of(str(values[TARGET])).__mro__ if added else ()):
+        yield from textwrap.indent(inspect.cleandoc(cls.__doc__ or ""), "# ", lambda _: True).splitlines()
 
 
 def sources_stamp(text: str) -> str:
@@ -71,11 +56,6 @@ def sources_stamp(text: str) -> str:
         for file in ([Path(place)] if place.endswith(".py") else sorted(Path(place).rglob("*.py")))
     )
     return "\n".join(f"{file} {(stat := file.stat()).st_mtime_ns} {stat.st_size}" for file in files)
-
-
-def _plain(text: str) -> str:
-    """A docstring's entry as a comment of a YAML, which writes None as null."""
-    return " ".join(text.replace("``", "").replace("None", "null").split()).rstrip(".")
 
 
 def _defaults(cls: type) -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,6 @@ from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench.specs.parse import Allowed, Share, between
 
-# Keys that each group's choice must have.
 GROUP_KEYS = {
     "strategy": ("name", "planner", "assigner", "scheduler"),
     "workload": ("name", "_target_"),
@@ -25,11 +24,9 @@ GROUP_KEYS = {
     "cluster": ("name", "device", "tiers"),
     "harness": ("label", "_target_"),
 }
-# The name of the schema in experiments/config.yaml.
 SCHEMA = "schema"
 # Who chooses layouts: one tuner for all strategies, or each planner by its own trials.
 TUNING = ("equal", "own")
-# Draws of a device's posterior.
 NUM_DRAWS = 50
 TEXT_KEYS = ("name", "label", "_target_")
 # Keys that say where results go and what is run anew: no part of a run.
@@ -40,11 +37,7 @@ Error = Annotated[float, between(0, nextafter(1, 0), "in [0, 1)")]
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """One fully resolved run.
-
-    Attributes:
-        strategy, workload, model, cluster, harness: the chosen groups as plain mappings.
-    """
+    """One fully resolved run, with the chosen groups as plain mappings."""
 
     strategy: Mapping[str, Any]
     workload: Mapping[str, Any]
@@ -124,7 +117,6 @@ def _typed(hint: Any) -> tuple[Any, Any]:
 
 
 def _hints() -> dict[str, Any]:
-    """The types of a run's top-level keys; groups are checked later."""
     found: dict[str, Any] = {}
     for key, hint in get_type_hints(RunConfig).items():
         found |= get_type_hints(FrameworkOptions) if key == "framework" else {key: Any if key in GROUP_KEYS else hint}
@@ -134,7 +126,6 @@ def _hints() -> dict[str, Any]:
 # Top-level keys and their types; values are in experiments/config.yaml. Hydra rejects others and wrong types.
 # A figure's key says how to sweep.
 ConfigSchema = _schema("ConfigSchema", _hints(), ("figure", Any, None))
-# Mappings of plain keys.
 NESTED: Mapping[str, type[LayoutRequest | Speed]] = {"layout": LayoutRequest, "speed": Speed}
 # Keys that take one value, which no choice of a group depends on.
 PLAIN_KEYS = ({*ConfigSchema.__dataclass_fields__} - {*GROUP_KEYS, *NESTED, "figure"}) | {
@@ -162,7 +153,6 @@ def _ranges() -> dict[str, Allowed]:
 
 
 def _missing(node: Any, prefix: str = "") -> Iterator[str]:
-    """Paths of values that must still be given."""
     if isinstance(node, Mapping):
         for key, value in sorted(node.items()):
             yield from _missing(value, f"{prefix}.{key}" if prefix else str(key))

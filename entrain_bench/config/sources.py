@@ -85,7 +85,6 @@ class MadeChoices(ConfigSource):
         return None
 
     def _reference(self, config_path: str) -> str:
-        """Return the published model that a path names; empty for the path of a YAML."""
         group, _, name = config_path.lstrip("/").partition("/")
         if group != MODEL or not is_reference(name):
             return ""
@@ -132,10 +131,7 @@ def in_tree(config_dir: str | None = None) -> Iterator[None]:
 def compose_values(
     overrides: Sequence[str], config_dir: str | None, config_name: str = CONFIG_NAME, with_hydra: bool = False
 ) -> dict[str, Any]:
-    """Return what Hydra composes, with or without its own configuration; interpolations are unresolved.
-
-    ``UserError`` if Hydra cannot compose them.
-    """
+    """Return what Hydra composes, interpolations unresolved; ``UserError`` if it cannot compose the overrides."""
     given = " ".join(overrides)
     try:
         with _COMPOSING, in_tree(config_dir), hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
@@ -153,7 +149,6 @@ def compose_values(
 
 
 def _missing_choice(error: MissingConfigException) -> UserError:
-    """Return the error for a choice that no tree has."""
     group, _, name = str(error.missing_cfg_file).partition("/")
     if group in GROUP_KEYS and (Path(name).suffix or name.startswith(("/", "."))):
         named = f"use --config-dir FOLDER {group}=NAME, with NAME.yaml in FOLDER/{group}"

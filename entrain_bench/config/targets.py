@@ -45,10 +45,7 @@ def is_trusted(target: object) -> bool:
 
 
 def check_targets(node: Any, where: str = "") -> None:
-    """Refuse what would build anything but trusted classes, nested as deep as it may be; nothing is imported.
-
-    ``UserError`` for such a target, and for keys that Hydra would act on (``_args_``, ``_partial_``, ...).
-    """
+    """Raise ``UserError`` for targets that are not trusted, and for keys that Hydra would act on (``_args_``, ...)."""
     if isinstance(node, list):
         node = {str(index): value for index, value in enumerate(node)}
     for key, value in node.items() if isinstance(node, Mapping) else ():
@@ -62,10 +59,7 @@ def check_targets(node: Any, where: str = "") -> None:
 
 
 def import_file(file: Path, name: str) -> ModuleType:
-    """The module of a user's file under a name of its own, for something that is installed may be called like the file.
-
-    ``UserError`` if it cannot be imported.
-    """
+    """The module of a user's file under a name of its own; ``UserError`` if it cannot be imported."""
     spec = spec_from_file_location(name, file)
     assert spec
     assert spec.loader
@@ -80,10 +74,7 @@ def import_file(file: Path, name: str) -> ModuleType:
 
 
 def class_of(target: str) -> type:
-    """The class that a target names, ``module.Class``; of the suite's modules one that the suite defines.
-
-    ``ImportError`` if there is no such class.
-    """
+    """The class that ``module.Class`` names; ``ImportError`` if there is none, or the suite only imports it."""
     module, _, name = target.rpartition(".")
     found = getattr(importlib.import_module(module), name, None)
     if not isinstance(found, type):
@@ -95,27 +86,19 @@ def class_of(target: str) -> type:
 
 @cache
 def _is_module(folder: str, *inner: str) -> bool:
-    """Whether a package's folder has a module."""
     path = Path(folder, *inner)
     return (path / "__init__.py").is_file() or path.with_suffix(".py").is_file()
 
 
 def _place(spec: ModuleSpec | None) -> list[str]:
-    """Where a module is: its file, or the folders of a package."""
     return [str(spec.origin), *(spec.submodule_search_locations or ())] if spec else []
 
 
 def instantiate(node: Any, where: str, method: str | tuple[str, ...], **arguments: Any) -> Any:
     """The object of ``node``, whose keys besides ``_target_`` and ``label`` are constructor arguments.
 
-    Args:
-        node: a mapping with ``_target_``.
-        where: path of the node, for errors.
-        method: what the object must be able to do; of several methods, one.
-        **arguments: further constructor arguments, passed as they are.
-
-    Raises:
-        UserError: for a missing or unknown target, unknown arguments, wrong types, or what the constructor rejects.
+    It has one of the methods, and takes further arguments unmodified. ``UserError``, which begins with ``where``, for a
+    target or arguments that are missing, unknown or rejected.
     """
     if not isinstance(node, Mapping) or not isinstance(node.get(TARGET), str):
         raise UserError(f"{where}.{TARGET}: missing; it names the class to build")
@@ -135,7 +118,6 @@ def _class(node: Mapping[str, Any], where: str) -> type:
 
 
 def _built(value: Any, where: str, **arguments: Any) -> Any:
-    """A copy of a value in which objects are built of nodes with a target."""
     if isinstance(value, list | tuple):
         return [_built(each, f"{where}.{index}") for index, each in enumerate(value)]
     if not isinstance(value, Mapping):

@@ -16,7 +16,6 @@ from entrain_bench.config.sources import add_config_dir, compose_values
 from entrain_bench.config.targets import TARGET, check_targets, instantiate
 
 CONFIG_NAME = "trace"
-# Keys of its YAML, and keys of a run that change a summary.
 CHOSEN = ("source", "limits", "scan")
 RUN_KEYS = ("model", "cluster", "layout", "workload", "global_batch", "microbatch_size")
 
@@ -46,15 +45,7 @@ type Scanned = Any
 
 @dataclass(frozen=True, slots=True)
 class TraceCommand:
-    """The options of ``entrain-bench trace``.
-
-    Attributes:
-        scan: writes the trace to a path; its second argument is told of every shard: shards in all, its samples, those
-            left out.
-        output: the trace.
-        source: of the data, as configured.
-        run: overrides of the run that the summary is of.
-    """
+    """A scan, which tells a function of shards in all, a shard's samples and those left out; and what it is of."""
 
     scan: Callable[[Path, Callable[[int, int, int], None]], Scanned]
     output: Path
@@ -63,10 +54,7 @@ class TraceCommand:
 
 
 def compose_trace(keys: TraceKeys, overrides: Sequence[str], config_dir: str | None) -> TraceCommand:
-    """The scan that keys and overrides describe; overrides of other keys are of the run that its summary is of.
-
-    ``UserError`` for unknown keys, unknown sources, wrong types and values out of range.
-    """
+    """The scan that keys and overrides describe; ``UserError`` for whatever is wrong with one."""
     add_config_dir(config_dir)
     mine = [text for text in overrides if top_of(parse(text)) in CHOSEN]
     parsed = [parse(text) for text in mine]

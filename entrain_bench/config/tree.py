@@ -6,7 +6,6 @@ import importlib
 from pathlib import Path
 
 CONFIG_MODULE = "entrain_bench_experiments"
-# The YAML of a run.
 CONFIG_NAME = "config"
 # Groups of choices that a run or a sweep is made of; other folders of the tree hold none.
 GROUPS = ("strategy", "workload", "model", "cluster", "harness", "figure")

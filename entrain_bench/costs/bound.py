@@ -1,8 +1,4 @@
-"""A lower bound on the iteration time that no assignment and no order of actions can beat under a given layout.
-
-All of a stage's work in its best packing, divided by its replicas, bounds the busiest lane from below, and a sample
-alone bounds every chunk that holds it, as layer times rise with what they are given (``LayerTimes``).
-"""
+"""A lower bound on the iteration time that no assignment and no order of actions can beat under a given layout."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from math import inf
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, rows_of
-from entrain_bench.costs.layer_times import PassTimes, Stages, chunk_loads, placed_stages
+from entrain_bench.costs.layer_times import PassTimes, Stages, placed_stages
 from entrain_bench.costs.steps import ExposedStep
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -52,8 +48,6 @@ def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes, split:
        share of the total work, and what must follow on the way back (drain) and at the step.
     2. Critical path: the gather of a first stage's weights; the heaviest sample alone, forward and backward through all
        stages and, between them, its slowest item through its generator; and the step.
-
-    With split backwards (``split``) gradients of weights may come after those of inputs on every stage.
     """
     steps = []
     alone = []
@@ -82,11 +76,7 @@ def _ends(truth: CostTruth, module: ModuleSpec, placed: ModuleLayout) -> Exposed
 
 
 def _sample_paths(truth: CostTruth, shapes: SampleShapes, alone: Sequence[PassTimes]) -> tuple[FloatArray, FloatArray]:
-    """Seconds from a sample's first action until it leaves each LLM stage, and back ``[llm stages + 1, samples]``.
-
-    Row 0 is the slowest of its items through their encoders. ``alone`` has times of every module's units as chunks of
-    their own, each ``[units, stages]``.
-    """
+    """Seconds from a sample's first action until it leaves each LLM stage, and back ``[llm stages + 1, samples]``."""
     times = alone[truth.model.llm_index]
     num_stages = times.forward_s.shape[1]
     forward = np.zeros((num_stages + 1, len(shapes)))
@@ -136,7 +126,6 @@ def _work_bound(
     split: bool,
     paths: Sequence[tuple[FloatArray, FloatArray]],
 ) -> float:
-    """The work bound over all classes of lanes; a class is the lanes that hold the same stages."""
     held = stages_held(layout)
     heavy = []
     work = []
@@ -184,11 +173,7 @@ def stages_held(layout: Layout) -> BoolArray:
 def _busiest_replica_s(
     truth: CostTruth, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Least work of the busiest replica: an even share of all ``[stages]``, and its heaviest units ``[sets, stages]``.
-
-    Of the k x DP + 1 longest units some replica has k + 1, which are at least as long as the k + 1 shortest of them; a
-    set for every k that is a power of 2.
-    """
+    """Least work of the busiest replica: an even share ``[stages]``, and its heaviest units ``[sets, stages]``."""
     nothing = np.zeros((0, placed.pp))
     if not len(lengths):
         return np.zeros(placed.pp), nothing
@@ -216,18 +201,14 @@ def least_gpu_s(truth: CostTruth, shapes: SampleShapes) -> float:
     for module in truth.model.modules:
         units = module.units(shapes)
         if len(units):
-            loads = chunk_loads(truth.layer_times, module, shapes, units, np.array([0, len(units)]))
+            loads = truth.layer_times.loads(module, module.lengths(shapes, units), np.array([0, len(units)]))
             counts = module.kind_counts([len(module.layers)])
             work += float(truth.layer_times.gpu_s(module, loads, counts)[0, 0])
     return work
 
 
 def cluster_bound_s(truth: CostTruth, shapes: SampleShapes, work: float) -> float:
-    """A bound on the iteration time under any layout: all work over all GPUs, or the longest sample at its widest.
-
-    A sample passes an item's encoder, the LLM and an item's generator one after the other, each at its best tensor and
-    context parallelism. ``work`` is the GPU time of all samples (``least_gpu_s``).
-    """
+    """A bound on the iteration time under any layout: ``work`` over all GPUs, or the longest sample at its widest."""
     modules = truth.model.modules
     ranks = truth.cluster.num_ranks
     longest = int(np.argmax(shapes.llm_tokens))
@@ -244,13 +225,12 @@ def cluster_bound_s(truth: CostTruth, shapes: SampleShapes, work: float) -> floa
 def _widest_s(
     truth: CostTruth, module: ModuleSpec, shapes: SampleShapes, sample: int, widths: Sequence[tuple[int, int]]
 ) -> float:
-    """Least time of the longest unit that a sample has in a module, over blocks of the given TP and CP."""
     units = module.units(shapes)
     mine = units[module.owners(shapes, units) == sample]
     if not len(mine):
         return 0.0
     longest = mine[[int(np.argmax(module.lengths(shapes, mine)))]]
-    loads = chunk_loads(truth.layer_times, module, shapes, longest)
+    loads = truth.layer_times.loads(module, module.lengths(shapes, longest))
     counts = module.kind_counts([len(module.layers)])
     known = [Stages(counts, tp, cp) for tp, cp in widths if truth.layer_times.knows(module, tp)]
     return min((float(truth.layer_times.work_s(module, loads, stages).sum()) for stages in known), default=inf)

@@ -65,11 +65,7 @@ def token_parts(program: Program, framework: FrameworkOptions) -> IntArray:
 
 
 def held_s(program: Program, sends: FloatArray, receives: FloatArray) -> FloatArray:
-    """How long lanes are held after each action by what it sends and what their next one receives ``[actions]``.
-
-    Both move at the same time, in one batch, and the lane goes on when both are through (megatron-core 0.19.2,
-    p2p_communication.py: ``send_forward_recv_backward`` and its likes wait for the batch).
-    """
+    """How long lanes are held after actions by sends and the next one's receives, which overlap ``[actions]``."""
     following = np.append(program.lane_actions[1:], -1)
     following[program.lane_offsets[1:] - 1] = -1
     received = np.where(following >= 0, receives[following], 0.0)
@@ -79,10 +75,7 @@ def held_s(program: Program, sends: FloatArray, receives: FloatArray) -> FloatAr
 
 
 def moved_s(program: Program, link_s: FloatArray, fixed_s: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """How long each action sends its results, and receives its data, if nothing else does ``[actions]``.
-
-    Links are busy for ``link_s``, 0 for what takes no time of its ends; ``fixed_s`` pass besides ``[dependencies]``.
-    """
+    """How long each action sends its results, and receives its data, if nothing else does ``[actions]``."""
     held = np.flatnonzero(link_s > 0)
     sends = np.zeros(program.num_actions)
     receives = np.zeros(program.num_actions)
@@ -96,9 +89,8 @@ def moved_s(program: Program, link_s: FloatArray, fixed_s: FloatArray) -> tuple[
 def colocated_transforms(program: Program, cluster: ClusterSpec) -> tuple[IntArray, FloatArray]:
     """Dependencies that collectives between two grids on the same ranks serve, and the delay of each (seconds).
 
-    Forward, an LLM replica fed by k encoder replicas all-gathers over groups of k ranks, one of each; k LLM replicas
-    fed by one encoder replica slice what they hold. Backward is the inverse (arXiv:2605.27678, section 1), after a
-    broadcast of gradients from the LLM's first stage. One collective carries an encoder microbatch of a group.
+    An LLM replica all-gathers over the k encoder replicas that feed it; k LLM replicas fed by one slice what they hold.
+    Backward is the inverse (arXiv:2605.27678, section 1), after a broadcast of gradients from the LLM's first stage.
     """
     source = program.dep_actions
     target = rows_of(program.dep_offsets)
@@ -138,10 +130,7 @@ def colocated_transforms(program: Program, cluster: ClusterSpec) -> tuple[IntArr
 
 @dataclass(frozen=True, slots=True)
 class LinkTransfers:
-    """Transfers, each of which occupies all its links at once; a link serves them in the order they become ready.
-
-    A transfer becomes ready when the last source of what it carries is done, or the transfer that it follows.
-    """
+    """Transfers, each of which occupies all its links at once; a link serves them in the order they become ready."""
 
     first: IntArray  # transfer that takes up the data of each dependency, -1: none [dependencies]
     last: IntArray  # transfer that delivers them [dependencies]
@@ -173,11 +162,7 @@ def both(one: LinkTransfers, other: LinkTransfers) -> LinkTransfers:
 
 
 def relay_between_modules(program: Program, travels: BoolArray, tier: LinkTier) -> LinkTransfers:
-    """Return transfers through one rank, which gathers an LLM microbatch of all replicas, then scatters it (DFLOP).
-
-    arXiv:2603.25120, section 4. One transfer in and one out for each LLM microbatch and direction, numbered by
-    microbatch, forward before backward; the rank receives one and sends one at a time.
-    """
+    """Return transfers through one rank for each LLM microbatch and direction (arXiv:2603.25120, section 4)."""
     source = program.dep_actions
     target = rows_of(program.dep_offsets)
     carried = np.flatnonzero(travels & (program.module[source] != program.module[target]))
@@ -207,10 +192,7 @@ def relay_between_modules(program: Program, travels: BoolArray, tier: LinkTier) 
 def transfers_between_blocks(
     layout: Layout, source: IntArray, target: IntArray, tier: IntArray, link_s: FloatArray
 ) -> LinkTransfers:
-    """One transfer for each dependency that travels; it takes the sending links of one block, the receiving of another.
-
-    A rank has links of its own in every tier, one in each direction. Arguments are as in ``Edges`` ``[dependencies]``.
-    """
+    """One transfer for each dependency that travels, on the sending links of a block and the receiving of another."""
     travels = np.flatnonzero(link_s > 0)
     number = np.full(len(link_s), -1)
     number[travels] = np.arange(len(travels))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from entrain_bench.costs.loads import Loads
 from entrain_bench.program.columns import remade_kinds
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.specs.shapes import SampleShapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,42 +83,6 @@ def placed_stages(module: ModuleSpec, placed: ModuleLayout, remade: IntArray | N
     split = placed.layers_per_stage
     chosen = None if remade is None or placed.recompute else remade_kinds(module, split, remade)
     return Stages(module.kind_counts(split), placed.tp, placed.cp, placed.recompute if chosen is None else chosen)
-
-
-class LayerTimes(Protocol):
-    """Seconds that layers take on one cluster; a longer or further sequence never makes a chunk faster."""
-
-    @property
-    def beyond(self) -> LayerTimes:
-        """The same times, also for what they are only known for by going on as they end."""
-
-    def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
-        """Return the loads of chunks of sequences with the given lengths; without offsets, each sequence is a chunk."""
-
-    def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
-        """Times of one layer of each kind, read-only ``[chunks]``; ``split``: weights have a pass of their own."""
-
-    def stages_s(self, module: ModuleSpec, loads: Loads, stages: Stages, split: bool = False) -> PassTimes:
-        """Times of each chunk on each stage ``[chunks, stages]``."""
-
-    def work_s(self, module: ModuleSpec, loads: Loads, stages: Stages) -> FloatArray:
-        """Least time in which each stage is through with a chunk's sequences, however packed ``[chunks, stages]``."""
-
-    def knows(self, module: ModuleSpec, tp: int) -> bool:
-        """Whether that tensor-parallel degree splits a module, and its times are known."""
-
-    def gpu_s(self, module: ModuleSpec, loads: Loads, counts: FloatArray) -> FloatArray:
-        """Least GPU time of each stage for a chunk's sequences, at any degrees ``[chunks, stages]``."""
-
-    def optimizer_s(self, parameters: FloatArray) -> FloatArray:
-        """Time of the optimizer step over parameters whose states a rank holds, of the shape given."""
-
-
-def chunk_loads(
-    times: LayerTimes, module: ModuleSpec, shapes: SampleShapes, units: IntArray, offsets: IntArray | None = None
-) -> Loads:
-    """Return the loads of a module's units, packed into chunks; without offsets, each unit is a chunk."""
-    return times.loads(module, module.lengths(shapes, units), offsets)
 
 
 # Layout of some chunks as if all had their width, what they carry, and which they are.

@@ -10,7 +10,7 @@ from entrain_bench.specs.cluster import LinkTier
 def all_gather_s(num_bytes: ArrayLike, num_ranks: int, tier: LinkTier) -> FloatArray:
     """Ring all-gather of ``num_bytes`` in total over ``num_ranks``; a reduce-scatter takes the same time.
 
-    Each rank passes on (n - 1) / n of the bytes in n - 1 steps (Thakur et al., IJHPCA 2005, section 4).
+    n - 1 steps, each of 1 / n of the bytes (Thakur et al., IJHPCA 2005, section 4).
     """
     steps = num_ranks - 1
     latency_s = steps * tier.latency_s + (steps > 0) * tier.collective_start_s

@@ -1,8 +1,4 @@
-"""Loads of chunks of packed sequences: the sizes that times of layers depend on, and how uneven they are over ranks.
-
-If context parallelism cuts each sample, as Megatron-Core does, every rank has the same share of its attention. If it
-cuts the pack as one sequence, how many keys a rank's queries see depends on its samples (WLB-LLM, arXiv:2503.17924).
-"""
+"""Loads of chunks of packed sequences: the sizes that times of layers depend on, and how uneven they are over ranks."""
 
 from __future__ import annotations
 
@@ -32,10 +28,7 @@ class Packs:
         return Packs(self.lengths[entries], offsets)
 
     def slowest_share(self, attention: Attention, cp: int) -> FloatArray:
-        """Score elements of the busiest of ``cp`` ranks over those of an even share, at least 1 ``[chunks]``.
-
-        Windows and fixed contexts make the work of a token the same everywhere, so they are even.
-        """
+        """Score elements of the busiest of ``cp`` ranks over those of an even share, at least 1 ``[chunks]``."""
         even = cp == 1 or attention.window_tokens or attention.context_tokens
         if even or not len(self.lengths):
             return np.ones(len(self.offsets) - 1)
@@ -60,9 +53,7 @@ class Packs:
 def split_pieces(tokens: IntArray, cp: int) -> IntArray:
     """Bounds of the pieces into which sequences are cut, from 0 ``[sequences, 2 * cp + 1]``; training reads them, too.
 
-    A rank takes the r-th piece from the front and from the end: under a causal mask pairs see as many keys for every r
-    (Megatron-LM's ``get_batch_on_this_cp_rank``). Megatron-Core pads each packed sample to a multiple of 2 c tokens
-    (Transformer Engine's ``thd``); here pieces differ by a token, and the rows of the ranks are padded at their end.
+    A rank takes the r-th piece from the front and from the end (Megatron-LM's ``get_batch_on_this_cp_rank``).
     """
     return np.asarray(tokens)[:, None] * np.arange(2 * cp + 1) // (2 * cp)
 

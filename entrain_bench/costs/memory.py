@@ -22,16 +22,11 @@ from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
-# Layouts whose states, and splits of a module whose bytes of a token are remembered.
-MAX_STATES = 16
 MAX_TOKENS = 4096
-# Both Adam moments.
 MOMENT_BYTES = 2 * FP32_BYTES
 
 
 class _OffloadWindow(NamedTuple):
-    """Entries of ``lane_actions`` between which states are away, one a lane, and the parameters of a rank there."""
-
     last_forward: IntArray
     first_backward: IntArray
     parameters: FloatArray
@@ -54,11 +49,10 @@ class Memory:
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     element_bytes: int = BF16_BYTES  # of weights and activations; training on a CPU may be fp32
     device: DeviceSpec | None = None  # its allocator and attention kernels; None: tensors alone, and no scores
-    # Bytes of a token by what decides them, and states of the layouts that were last asked for, by their identity.
+    # Bytes of a token by what decides them.
     _tokens: dict[tuple[object, ...], tuple[ModuleSpec, FloatArray, FloatArray]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
-    _states: dict[int, tuple[Layout, FloatArray]] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def parameter_bytes(self, copies: IntArray | int) -> FloatArray:
         """Weight, gradient and optimizer states of a parameter on a rank; ``copies`` ranks share out the latter."""
@@ -101,10 +95,7 @@ class Memory:
         return np.asarray(learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes)
 
     def optimizer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
-        """Return the bytes that a rank of each stage needs only during its optimizer step ``[stages]``.
-
-        It is an fp32 copy of each gradient in another type whose states the rank holds; gradients of shards are fp32.
-        """
+        """Bytes of fp32 copies of gradients, needed on a rank of each stage during its optimizer step ``[stages]``."""
         casts = self.gradient_bytes < FP32_BYTES and not placed.sharded
         shared = self.sharing(module, placed) if self.framework.distributed_optimizer or placed.sharded else 1
         learning = self.learning_parameters(module, placed) / module.weight_shards(placed.tp)
@@ -113,11 +104,7 @@ class Memory:
     def token_bytes(
         self, module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None
     ) -> tuple[FloatArray, FloatArray]:
-        """Bytes a token adds on one rank of each stage ``[stages]``: kept for backward, and at most while a pass runs.
-
-        ``remade`` are layers that chunks recompute ``[chunks, stages]``, for results of each; by default all that
-        recomputation covers, or none, as the layout says.
-        """
+        """Bytes a token adds on a rank of each stage, kept and while a pass runs; ``remade`` as chunks recompute."""
         counts = module.kind_counts(placed.layers_per_stage)
         if remade is not None and not placed.recompute:
             kept, working = self.layer_bytes(module, placed)
@@ -139,7 +126,6 @@ class Memory:
     def _chunk_token_bytes(
         self, module: ModuleSpec, placed: ModuleLayout, replica: IntArray, remade: IntArray | None
     ) -> tuple[FloatArray, FloatArray]:
-        """As ``token_bytes``, for chunks on their groups ``[chunks, stages]``, or for all alike ``[stages]``."""
         if not placed.widths:
             return self.token_bytes(module, placed, remade)
         degree = placed.degree_of_copy[replica]
@@ -152,11 +138,7 @@ class Memory:
         return kept, extra
 
     def layer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
-        """Bytes a token adds on a rank by a layer of each kind ``[kinds]``: kept, and while a pass runs.
-
-        The latter is what recomputation brings back, what a layer needs besides, and with sequence parallelism the
-        buffer into which megatron-core gathers hidden states.
-        """
+        """Bytes a token adds on a rank by a layer of each kind ``[kinds]``: kept, and at most while a pass runs."""
         tp = placed.tp
         split = self.framework.splits_tokens(module, placed.tp)
         size = self.element_bytes
@@ -176,15 +158,9 @@ class Memory:
         return matmul(module.kind_counts(placed.layers_per_stage), bytes_per_kind * reserved)
 
     def lane_state_bytes(self, layout: Layout) -> FloatArray:
-        """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``; read-only."""
-
-        def made() -> tuple[Layout, FloatArray]:
-            modules = zip(self.model.modules, layout.modules, strict=True)
-            states = layout.lane_sums([self.stage_state_bytes(module, placed) for module, placed in modules])
-            freeze(states)
-            return layout, states
-
-        return remembered(self._states, id(layout), made, MAX_STATES)[1]
+        """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``."""
+        modules = zip(self.model.modules, layout.modules, strict=True)
+        return layout.lane_sums([self.stage_state_bytes(module, placed) for module, placed in modules])
 
     def offload_bytes(self, program: Program) -> FloatArray:
         """Bytes each action moves over a rank's host link ``[actions]``: bf16 weights out, and back."""
@@ -218,10 +194,7 @@ class Memory:
             yield _OffloadWindow(last[lanes], first[lanes], *held)
 
     def transfers(self, program: Program) -> HandedTensors:
-        """Tensors that the program's actions hand each other.
-
-        Inside a module a rank has the hidden states of its own tokens; at a module's border it has all rows.
-        """
+        """Tensors that the program's actions hand each other; at a module's border a rank has all rows."""
         source = program.dep_actions
         target = rows_of(program.dep_offsets)
         layout = program.layout
@@ -293,10 +266,7 @@ class Memory:
         return change, working
 
     def _score_bytes(self, program: Program, index: int) -> tuple[FloatArray, FloatArray]:
-        """Scores of unfused attention on a rank: kept, and while a pass runs ``[chunks, stages]``; else zeros.
-
-        Each layer keeps its probabilities; the softmax has the scores besides, its backward two gradients.
-        """
+        """Scores of unfused attention on a rank: kept, and while a pass runs ``[chunks, stages]``; else zeros."""
         module = program.model.modules[index]
         placed = program.layout.modules[index]
         chunks = program.chunks[index]
@@ -327,9 +297,8 @@ class Memory:
     def over_program(self, program: Program) -> FloatArray:
         """Memory of a rank during and after each entry of ``lane_actions``, its states included ``[2, entries]``.
 
-        A forward's activations count from its start, a backward's until its end; what a split backward leaves counts
-        while it runs if it is more than what it frees. Weights and gradients of an offloaded module are away between
-        its last forward and its first backward on the rank. Buffers of receives count as soon as they are posted.
+        A forward's activations count from its start, a backward's until its end; buffers of receives as soon as they
+        are posted.
         """
         handed = self.transfers(program)
         change, working = self.action_bytes(program, handed)

@@ -1,8 +1,7 @@
-"""The cost truth of a layer: a roofline whose efficiency depends on size.
+"""The cost truth of a layer: a roofline whose efficiency depends on size (docs/costs.md).
 
-Every operator takes the longest of its arithmetic, its memory traffic and its kernel launches. Small work is less
-efficient: tiles are padded, weights are read for any number of tokens, and n FLOPs take (n + half) / limit (Hockney and
-Jesshope, Parallel Computers, 1981, r-infinity and n-half). Time rises with size. See docs/costs.md.
+Every operator takes the longest of its arithmetic, its memory traffic and its kernel launches; n FLOPs take
+(n + half) / limit (Hockney and Jesshope, Parallel Computers, 1981, r-infinity and n-half).
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.model import ModuleSpec
 
-# Output tile of a matrix product.
 GEMM_TILE = 128
 # A backward multiplies twice per forward product (input and weight gradients); flash attention's recomputes the scores
 # as well: five products for the forward's two. Elementwise backward reads what forward kept and one gradient more.
@@ -41,7 +39,6 @@ UNFUSED_SCORE_BYTES = (4 * BF16_BYTES, 7 * BF16_BYTES)
 UNFUSED_BACKWARD = 2.0
 # Adam reads gradient, weight and moments, and writes the latter and a bf16 weight.
 OPTIMIZER_TRAFFIC_BYTES = FP32_BYTES * 7 + BF16_BYTES
-# Loads whose layer times are remembered, and chunks they may have.
 MAX_KNOWN = 512
 MAX_KNOWN_CHUNKS = 2048
 
@@ -72,7 +69,6 @@ class Roofline:
 
     @property
     def _elementwise_bytes_per_s(self) -> float:
-        """Bandwidth of kernels that compute as they move data."""
         device = self.cluster.device
         return device.memory_bandwidth_bytes_per_s * device.memory_efficiency * device.elementwise_efficiency
 
@@ -117,7 +113,6 @@ class Roofline:
     def _unfused_attention_s(
         self, attention: Attention, area: FloatArray, tp: int, cp: int
     ) -> tuple[FloatArray, FloatArray]:
-        """Attention of two products, as narrow as a head, and a softmax, which store the scores."""
         device = self.cluster.device
         rate = device.peak_bf16_flops * device.sustained_fraction * device.gemm_efficiency
         bandwidth = self._elementwise_bytes_per_s
@@ -127,16 +122,11 @@ class Roofline:
         for products, num_bytes in zip((1.0, UNFUSED_BACKWARD), UNFUSED_SCORE_BYTES, strict=True):
             arithmetic_s = area * (products * 4.0 * attention.query_width / (tp * cp * rate))
             traffic_s = area * (num_bytes * heads / (tp * cp * bandwidth))
-            # Two products and a softmax, one after the other.
             passes.append(np.maximum(arithmetic_s + traffic_s, 3 * products * device.kernel_launch_s))
         return passes[0], passes[1]
 
     def layer_s(self, layer: Layer, loads: Loads, tp: int, cp: int, split: bool = False) -> PassTimes:
-        """Times of one layer for each chunk ``[chunks]``.
-
-        The weight pass of a split backward has the FLOPs of the forward's products; attention, norms, the embedding's
-        gradient and communication stay in the backward. Less of the communication hides there.
-        """
+        """Times of a layer for each chunk ``[chunks]``; a weight pass has the FLOPs of the forward's products."""
         tokens = loads.tokens
         if not layer.tensor_parallel:
             # Whole sequences on every rank: rows are shared as under context parallelism, and nothing is gathered.
@@ -234,7 +224,6 @@ class Roofline:
         return replace(self, framework=self.framework.of(module))
 
     def _elementwise_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
-        """Forward and backward time of norms, residuals, rotary positions and activations."""
         device = self.cluster.device
         bandwidth = self._elementwise_bytes_per_s
         replicated = layer.replicated_elementwise_bytes_per_token
@@ -255,11 +244,8 @@ class Roofline:
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Tensor-parallel communication of a layer: of forward, of backward, and what of the latter products hide.
 
-        With sequence parallelism forward gathers inputs of column-parallel products and scatters sums of row-parallel
-        ones; backward does the reverse and gathers the inputs again. Without, sums are all-reduced in forward, inputs'
-        gradients in backward. megatron-core 0.19 (``LinearWithGradAccumulationAndAsyncCommunication``) overlaps an
-        input's gather with the product for its gradient, and that gradient's transfer with the weight's product, unless
-        another pass makes that. ``columns`` are forward times of column-parallel products.
+        megatron-core 0.19 (``LinearWithGradAccumulationAndAsyncCommunication``) overlaps an input's gather with the
+        product for its gradient, and that gradient's transfer with the weight's product.
         """
         states = (BF16_BYTES * layer.hidden_size / cp) * tokens
         tier = self.cluster.group_tier(np.arange(tp))
@@ -278,15 +264,12 @@ class Roofline:
         return forward, backward, sum_in_order(hidden if overlaps else [], tokens)
 
     def _exposed_s(self, comm: FloatArray, hidden: FloatArray, compute: FloatArray) -> FloatArray:
-        """Seconds that communication adds to compute: its place hides a part, ``tp_overlap`` a share of the rest.
-
-        Each second that hides costs computation ``overlap_cost`` seconds. No more hides than there is compute.
-        """
+        """Seconds that communication adds to compute: its place hides a part, ``tp_overlap`` a share of the rest."""
         exposed = (1.0 - self.framework.tp_overlap) * (comm - hidden)
         return np.maximum(exposed + self.cluster.device.overlap_cost * (comm - exposed), comm - compute)
 
     def stages_s(self, module: ModuleSpec, loads: Loads, stages: Stages, split: bool = False) -> PassTimes:
-        """Times of each chunk on each stage ``[chunks, stages]``; see ``LayerTimes``."""
+        """Times of each chunk on each stage ``[chunks, stages]``; ``split``: weights have a pass of their own."""
         totals = np.zeros((4 + split, len(loads.tokens), len(stages.counts)))
         again = stages.remade(module)
         layers_s = self.layers_s(module, loads, stages.tp, stages.cp, split)

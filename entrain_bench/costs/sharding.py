@@ -1,10 +1,8 @@
 """Fully sharded weights (FSDP, ZeRO-3): the time and memory that gathering weights layer by layer adds.
 
-Every rank holds a part of every layer. A layer's weights are gathered before its forward and before its backward, its
-gradients reduce-scattered after its backward. While a layer computes, the next layer's gather and the previous layer's
-scatter run (torch 2.13, ``_fsdp_param_group.py``): it takes the longer of both, and ``overlap_cost`` seconds for each
-second of communication. Nothing hides the first gather and the last scatter of a micro-step through all modules. The
-collectives need all replicas, so a pass starts on all of them at the same time (``collective_passes``).
+While a layer computes, the next layer's gather and the previous layer's scatter run (torch 2.13,
+``_fsdp_param_group.py``): it takes the longer of both, and ``overlap_cost`` seconds for each second of communication.
+Nothing hides the first gather and the last scatter of a micro-step through all modules.
 """
 
 from __future__ import annotations
@@ -15,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.costs.layer_times import LayerTimes, PassTimes, priced_by_width
+from entrain_bench.costs.layer_times import PassTimes, priced_by_width
 from entrain_bench.costs.links import all_gather_s
 from entrain_bench.costs.loads import Loads
+from entrain_bench.costs.profiled.times import LayerTimes
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.columns import covered_layers
 from entrain_bench.program.layout import ModuleLayout
@@ -31,10 +30,7 @@ LAYERS_GATHERED = 2
 
 
 def layer_parameters(module: ModuleSpec, *, learning: bool = False, closed: bool = True) -> FloatArray:
-    """Return the parameters of each layer before tensor parallelism ``[layers]``; with ``learning`` only trainable.
-
-    A tied embedding counts with the first layer alone if the pipeline is closed: its ends are on the same ranks.
-    """
+    """Parameters (that learn) of each layer ``[layers]``; if closed, a tied embedding counts with the first one."""
     parameters = np.array([float(layer.parameters * (layer.learns or not learning)) for layer in module.layers])
     if module.config.tied_embeddings and closed:
         parameters[-1] -= parameters[0]
@@ -44,11 +40,7 @@ def layer_parameters(module: ModuleSpec, *, learning: bool = False, closed: bool
 def gathered_bytes(
     module: ModuleSpec, placed: ModuleLayout, element_bytes: int, gradient_bytes: int = FP32_BYTES
 ) -> tuple[float, float]:
-    """Return the bytes of gathered weights and gradients on a rank during a forward, and during a backward.
-
-    Weights: the two consecutive layers with most parameters, plus a tied embedding. In a backward also the
-    gradients of one layer, in the type in which they are reduced.
-    """
+    """Bytes of gathered weights (two layers, a tied embedding), and with a layer's gradients, on a rank."""
     shards = module.weight_shards(placed.tp)
     inner = layer_parameters(module) / shards
     kept = 0.0
@@ -113,10 +105,7 @@ def exposed_s(
     cluster: ClusterSpec,
     framework: FrameworkOptions,
 ) -> FloatArray:
-    """Return the seconds that gathers and scatters add to every pass ``[actions]``; 0 for modules that do not shard.
-
-    ``layers_s`` are seconds of the layers of each of ``sharded_modules`` (``price_layers``).
-    """
+    """Return the seconds that gathers and scatters add to passes ``[actions]``, given ``price_layers`` by module."""
     added, first_ready, last_left = np.zeros((3, program.num_actions))
     gradient_bytes = framework.gradient_bytes(BF16_BYTES)
     sets = list[Passes]()
@@ -149,16 +138,12 @@ def exposed_s(
         seconds = (np.maximum(slowed, beside) - compute_s + alone).sum(axis=1)
         # The ends of a micro-step have nothing to hide behind.
         seconds += np.where(previous < 0, pass_set.ready_s[0], 0.0) + np.where(following < 0, pass_set.left_s[-1], 0.0)
-        # Lanes of an action work together, so the slowest decides.
         np.maximum.at(added, pass_set.actions[rows], seconds)
     return added
 
 
 def collective_passes(program: Program) -> IntArray:
-    """Return the group of each pass ``[actions]``, -1 for none; a group starts together on all replicas.
-
-    It is one pass of one microbatch (and part) of a sharded module. Ranks without units take part while they wait.
-    """
+    """Return groups of passes that start on all replicas together, by microbatch and part ``[actions]``; -1: none."""
     group = np.full(program.num_actions, -1)
     count = 0
     for index, (placed, chunks) in enumerate(zip(program.layout.modules, program.chunks, strict=True)):
@@ -172,10 +157,7 @@ def collective_passes(program: Program) -> IntArray:
 
 
 def price_layers(program: Program, index: int, layer_times: LayerTimes, loads: Loads) -> tuple[FloatArray, FloatArray]:
-    """Return the seconds of each layer in forward, and in backward with recomputation ``[chunks, layers]``.
-
-    Of a split backward, in its weight pass, for which all that is recomputed is there.
-    """
+    """Return seconds of each layer in forward, and in backward (or weight pass) ``[chunks, layers]``."""
     module = program.model.modules[index]
     split = program.splits_backward(index)
 
@@ -227,10 +209,7 @@ def remade_layers(program: Program, index: int) -> BoolArray:
 
 
 def _neighbours(program: Program, sharded: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the previous and next sharded pass of the same micro-step on each lane ``[entries]``; -1 if none.
-
-    A micro-step ends when a forward follows a backward, where the root's backward ends.
-    """
+    """Return the previous and next sharded pass of the same micro-step on each lane ``[entries]``; -1 if none."""
     counts = np.zeros(program.num_actions, bool)
     counts[sharded] = True
     order = program.lane_actions

@@ -1,23 +1,17 @@
-"""The end of an iteration, and what of it reaches into the next: gradients, optimizer, weights.
-
-Gradients and weights travel in buckets, which parameters fill in the order of a backward; inside a layer they are
-spread evenly over its time. A bucket's reduce-scatter starts when its last gradient is there and the bucket before is
-through (megatron-core 0.19.2, param_and_grad_buffer.py).
-"""
+"""The end of an iteration, and what of it reaches into the next: gradients, optimizer and weights, in buckets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, digest_of, freeze, rows_of
 from entrain_bench.base.remembered import remembered
-from entrain_bench.costs.layer_times import LayerTimes
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.profiled.times import LayerTimes
 from entrain_bench.costs.sharding import layer_parameters
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
@@ -33,12 +27,7 @@ BUCKET_PARAMETERS_PER_COPY = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Times of the step, for every stage of every module in their order ``[stages]``.
-
-    Attributes:
-        tied: pairs of stages that hold one embedding, and the seconds that reducing it between them takes after both
-            are synchronised.
-    """
+    """Times of the step, for every stage of every module in their order ``[stages]``."""
 
     overlapped: bool  # gradients are synchronised beside what else ranks do, rather than after it
     sync_s: FloatArray  # how long the gradients of a stage occupy the links
@@ -85,7 +74,6 @@ class PassEnds:
     backward_s: list[FloatArray]  # likewise in the latter
 
 
-# Layouts of a module whose traffic is remembered.
 MAX_KNOWN = 512
 
 
@@ -109,11 +97,11 @@ class StepCosts:
 
     def sync_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """How long the gradients of each stage occupy the links, in their buckets ``[stages]``."""
-        return np.array([stage.sync_s.sum() for stage in self.traffic(module, placed)])
+        return np.array([stage.sync_s.sum() for stage in self._of(module, placed)[1]])
 
     def gather_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """All-gather of the bf16 weights of each stage, in their buckets ``[stages]``; none if they are not sharded."""
-        return np.array([stage.gather_s.sum() for stage in self.traffic(module, placed)])
+        return np.array([stage.gather_s.sum() for stage in self._of(module, placed)[1]])
 
     def tied_s(self, module: ModuleSpec, placed: ModuleLayout) -> float:
         """All-reduce of a tied embedding between the two blocks that hold it, after all other gradients are reduced."""
@@ -140,7 +128,6 @@ class StepCosts:
         tied_s[[0, -1]] += self.tied_s(module, placed)
         for stage, (stage_traffic, forward, backward) in enumerate(zip(traffic, *layers, strict=True)):
             if len(stage_traffic.parameters) < 2:
-                # A single bucket hides nowhere.
                 continue
             if framework.overlap_grad_reduce and stage_traffic.sync_s.any():
                 sync_s[stage] = self._lag_s(backward[None], stage_traffic)[0] + tied_s[stage]
@@ -162,10 +149,6 @@ class StepCosts:
     def _slowed_s(self, exposed_s: FloatArray, bucket_s: FloatArray) -> FloatArray:
         """Seconds that buckets add to a pass: ``exposed_s`` do not fit beside it, the rest slows it ``[passes]``."""
         return exposed_s + self.cluster.device.overlap_cost * (bucket_s.sum() - exposed_s)
-
-    def traffic(self, module: ModuleSpec, placed: ModuleLayout) -> list[Traffic]:
-        """Return each stage's traffic of gradients and weights; none if weights are sharded."""
-        return self._of(module, placed)[1]
 
     def _of(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[ModuleSpec, list[Traffic], ExposedStep]:
 
@@ -234,10 +217,7 @@ class StepCosts:
         layer_s: tuple[FloatArray, FloatArray],
         duration_s: FloatArray | None = None,
     ) -> PassEnds:
-        """Where the passes of one of a program's modules begin and end, given its layers' times (``price_layers``).
-
-        Given seconds of whole passes ``[actions]``, layers share them in proportion to ``layer_s`` ``[layers]``.
-        """
+        """Where a module's passes begin and end, by its layers' times, scaled to those of passes ``[actions]``."""
         _, traffic, exposed = self._of(program.model.modules[index], program.layout.modules[index])
         passes = first_of_stages(program, index), last_of_stages(program, index)
         bounds = np.cumsum(program.layout.modules[index].layers_per_stage[:-1])
@@ -297,7 +277,6 @@ class StepCosts:
         return release, stall
 
     def _parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
-        """Parameters that learn on a rank of each stage ``[stages]``."""
         return self.memory.learning_parameters(module, placed) / module.weight_shards(placed.tp)
 
 
@@ -337,24 +316,13 @@ def bucket_parameters(parameters: float, copies: int, overlapped: bool) -> Float
 def _reached_s(
     layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, begins: bool = False
 ) -> FloatArray:
-    """When a pass is through with the given ascending numbers of parameters ``[passes, points]``.
-
-    With ``begins``, when the next parameter begins instead, which layers without any (frozen ones) may precede.
-    """
-    layer, inside = _points(layer_parameters.tobytes(), parameters.tobytes(), begins)
+    """When a pass is through with the given numbers of parameters, or begins the next ``[passes, points]``."""
+    ends = np.cumsum(layer_parameters)
+    layer = np.minimum(np.searchsorted(ends, parameters, side="right" if begins else "left"), len(ends) - 1)
+    held = layer_parameters[layer]
+    inside = (parameters - (ends[layer] - held)) / np.maximum(held, 1.0)
     before = np.cumsum(layer_s, axis=1) - layer_s
     return np.asarray(before[:, layer] + inside * layer_s[:, layer])
-
-
-# Every price of a program asks for the points of each of its stages.
-@lru_cache(maxsize=1024)
-def _points(layer_parameters: bytes, parameters: bytes, begins: bool) -> tuple[IntArray, FloatArray]:
-    """The layer in which each number of parameters is reached, and the share of it that is through by then."""
-    held = np.frombuffer(layer_parameters)
-    wanted = np.frombuffer(parameters)
-    ends = np.cumsum(held)
-    layer = np.minimum(np.searchsorted(ends, wanted, side="right" if begins else "left"), len(ends) - 1)
-    return layer, (wanted - (ends[layer] - held[layer])) / np.maximum(held[layer], 1.0)
 
 
 def sync_lag_s(
@@ -373,11 +341,7 @@ def sync_lag_s(
 def gather_stall_s(
     layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, bucket_s: FloatArray
 ) -> FloatArray:
-    """How long a forward waits in all if each gather is launched when the one before is through ``[passes]``.
-
-    So does megatron-core without ``align_param_gather``. Arguments as for ``sync_lag_s``, of forwards and gathers;
-    buckets are in the order of a backward here as well.
-    """
+    """How long a forward waits if each gather follows the one before ``[passes]``; arguments as ``sync_lag_s``."""
     needed = _needed_s(layer_s, layer_parameters, parameters)
     bucket_s = bucket_s[::-1]
     stalls = np.maximum(bucket_s[1:] - np.diff(needed, axis=1), 0.0)
@@ -421,7 +385,7 @@ def trailing_s(
     """How long synchronisations go on after the last backward of each lane ``[lanes]``; as ``place_steps`` queues them.
 
     ``lag_s`` goes from the end of a stage's last backward (``backward_s``) to the end of its synchronisation, links
-    free; ``link_s`` of it occupies the links ``[stages]``. ``lanes`` as for ``delayed_s``.
+    free; ``link_s`` of it occupies the links ``[stages]``.
     """
     left = np.zeros(num_lanes)
     ends_s = []

@@ -21,15 +21,14 @@ from entrain_bench.costs.edges import (
     transfers_between_blocks,
 )
 from entrain_bench.costs.layer_times import (
-    LayerTimes,
     PassTimes,
-    chunk_loads,
     least_times,
     placed_stages,
     priced_by_width,
 )
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
+from entrain_bench.costs.profiled.times import LayerTimes, ProfiledTimes
 from entrain_bench.costs.roofline import Roofline
 from entrain_bench.costs.sharding import collective_passes, exposed_s, price_layers, sharded_modules
 from entrain_bench.costs.steps import StepCosts, Steps
@@ -102,7 +101,7 @@ class CostTruth:
     cluster: ClusterSpec
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     noise: ActionNoise = field(default_factory=ActionNoise)
-    measured: LayerTimes | None = None  # from a device profile; None: roofline
+    measured: ProfiledTimes | None = None  # from a device profile; None: roofline
     layer_times: LayerTimes = field(init=False, repr=False, compare=False)
     memory: Memory = field(init=False, repr=False, compare=False)
     step_costs: StepCosts = field(init=False, repr=False, compare=False)
@@ -132,11 +131,8 @@ class CostTruth:
         remade: IntArray | None = None,
         split: bool = False,
     ) -> PassTimes:
-        """Return the times of packed chunks ``[chunks, stages]``, of which ``remade`` layers of each are recomputed.
-
-        By default the layout decides (``placed_stages``). With ``split`` a separate pass computes weight gradients.
-        """
-        loads = chunk_loads(self.layer_times, module, shapes, chunks.members, chunks.offsets)
+        """Return the times of packed chunks ``[chunks, stages]``, of which ``remade`` layers of each are recomputed."""
+        loads = self.layer_times.loads(module, module.lengths(shapes, chunks.members), chunks.offsets)
         return self._times(module, placed, chunks.replica, loads, remade, split)
 
     def _times(
@@ -171,7 +167,8 @@ class CostTruth:
             remade = program.remade[index] if program.remade else None
             split = program.splits_backward(index)
             chunks = program.chunks[index]
-            loads.append(chunk_loads(self.layer_times, module, program.shapes, chunks.members, chunks.offsets))
+            lengths = module.lengths(program.shapes, chunks.members)
+            loads.append(self.layer_times.loads(module, lengths, chunks.offsets))
             times = self._times(module, placed, chunks.replica, loads[index], remade, split)
             forward, backward, weight = program.spans(index)
             comm[forward] = times.forward_comm_s.ravel()
@@ -202,10 +199,7 @@ class CostTruth:
         return Handovers(send, receive, delay + link)
 
     def _moved_s(self, program: Program, link: FloatArray, delay: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return how long sends and receives keep an action's lanes from computing ``[actions]``.
-
-        Overlapped transfers slow the computation beside them: they take ``overlap_cost`` of their time on the links.
-        """
+        """Return how long transfers keep lanes from computing; overlapped ones slow computation ``[actions]``."""
         if self.framework.p2p == "blocking":
             return moved_s(program, link, delay)
         return moved_s(program, self.cluster.device.overlap_cost * link, np.zeros_like(delay))

@@ -160,7 +160,8 @@ def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_di
     for key, several in given.items():
         _check(figure, key, several, compared)
     aside = [f"~{key}" for key in params if key.startswith(tuple(f"{other}." for other in given))]
-    own = (f"figure={experiment}", *overrides, *aside)
+    # The figure's name is not first: MLflow has the figure's own runs under it.
+    own = (*overrides, *aside, f"figure={experiment}")
     return {label: (*own, *row) for label, row in rows.items()} or {UNLABELLED: own}
 
 

@@ -19,14 +19,7 @@ MAX_MICROBATCHES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class ModuleAssignment:
-    """Labels of one module's units (items or samples), in ``ModuleSpec.units`` order.
-
-    Every unit has one replica and one place in that replica's order of microbatches, so each is processed once.
-
-    Attributes:
-        replica: data-parallel replica ``[units]``.
-        microbatch: position of its microbatch in the replica's order ``[units]``; gaps are allowed.
-    """
+    """Replica, and position in its order of microbatches (gaps allowed), of each unit of a module ``[units]``."""
 
     replica: IntArray
     microbatch: IntArray
@@ -44,10 +37,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Sets of units that share one autograd graph, ordered by replica, microbatch and part.
-
-    A chunk is a microbatch, or one part of it when its backward is split.
-    """
+    """Sets of units that share one autograd graph (a microbatch or a part of it), by replica, microbatch and part."""
 
     # Labels ``[chunks]``.
     replica: IntArray
@@ -74,10 +64,7 @@ def same_microbatches(
     encoder_replica: IntArray | None = None,
     generator_replica: IntArray | None = None,
 ) -> Assignment:
-    """Return an assignment of whole samples, whose items go where the sample goes; all labels are ``[samples]``.
-
-    Generators share the LLM's microbatches; encoders and generators with a DP of their own have replicas of their own.
-    """
+    """Return an assignment of samples with their items; generators share the LLM's microbatches ``[samples]``."""
     labels = {
         Role.ENCODER: (replica if encoder_replica is None else encoder_replica, encoder),
         Role.LLM: (replica, llm),

@@ -18,12 +18,11 @@ from entrain_bench.specs.shapes import SampleShapes
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """When a module's actions run on their lanes: each lane runs its actions by rising slot.
+    """When a module's actions run on their lanes: each lane runs its actions by rising slot ``[chunks, stages]``.
 
-    Forwards that share a slot run in the model's order of modules (encoders, LLM, generators), then by microbatch and
-    part. Backwards that share a slot follow its forwards, in the reverse order of modules, then by microbatch, the part
-    that waited longest first; weight passes follow its backwards, in the same order. Two stages of a module on the same
-    ranks never share a slot.
+    Forwards that share a slot run in the model's order of modules, then by microbatch and part; then backwards, in the
+    reverse order of modules, then by microbatch, the part that waited longest first; then weight passes in this order.
+    Two stages of a module on the same ranks never share a slot.
     """
 
     # Slots ``[chunks, stages]``, non-negative integers.
@@ -97,7 +96,6 @@ def _module_columns(index: int, num_passes: int, chunks: Chunks, pp: int) -> Int
 def _lane_order(
     layout: Layout, chunks: Sequence[Chunks], slots: Sequence[Slots], first_action: IntArray
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Lanes per action, and every lane's actions in order (CSR)."""
     num_groups = 3 * len(chunks)
     num_ties = max(1, *(max(len(rows), blocks.num_stages) for rows, blocks in zip(chunks, layout.blocks, strict=True)))
     last_slot = max(int(times.max(initial=0)) for module_slots in slots for times in module_slots.passes)
@@ -153,7 +151,6 @@ def _dependencies(
     first_action: IntArray,
     num_actions: int,
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Dependencies of each action as CSR, with the transferred bytes."""
     waits = []
     needs = []
     sizes = []
@@ -176,7 +173,6 @@ def _dependencies(
             needs.append(backward.ravel())
             sizes.append(np.zeros(llm_edges.size, np.int64))
         if not module.is_encoder:
-            # A loss of its own.
             waits.append(backward[:, -1])
             needs.append(forward[:, -1])
             sizes.append(np.zeros(len(rows), np.int64))

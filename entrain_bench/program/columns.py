@@ -17,11 +17,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 
 class Pass(IntEnum):
-    """Kind of an action: a pass of a chunk, or a stage's step at the end of the iteration.
-
-    Where a module's backward is split, ``BACKWARD`` makes the gradients of a stage's inputs, ``WEIGHT`` those of its
-    weights (arXiv:2401.10241, section 2); otherwise ``BACKWARD`` makes both.
-    """
+    """Kind of an action; ``WEIGHT`` makes weights' gradients of a split backward (arXiv:2401.10241, section 2)."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -62,37 +58,27 @@ class Program:
     chunk-major ``[C, S]``, then all backwards ``[C, S]``, then, if its backward is split, all weight passes ``[C, S]``;
     after the modules' actions come one gradient synchronisation and one optimizer step for each stage of each module,
     which occupy that stage's lanes of all replicas.
-
-    Attributes:
-        model, layout, shapes: what the program runs, where, on which samples.
-        chunks: chunks of each module.
-        first_action: first action of each module ``[modules + 1]``; the last entry is the first step action.
-        module, stage, replica, chunk, kind: labels of each action ``[actions]``; chunk and replica are -1 for steps.
-        num_lanes: lanes each action occupies ``[actions]``.
-        lane_offsets, lane_actions: order of actions on every lane, CSR.
-        dep_offsets, dep_actions: actions each action waits for, CSR.
-        dep_bytes: bytes that travel along each dependency ``[dependencies]``; 0 for mere order.
-        remade: for every module how many layers of a stage each chunk recomputes in its backward ``[chunks, stages]``
-            (``recomputation``); empty if none does, but for modules that the layout recomputes.
     """
 
     model: ModelSpec
     layout: Layout
     shapes: SampleShapes
     chunks: tuple[Chunks, ...]
-    first_action: IntArray
-    module: IntArray
+    first_action: IntArray  # of each module ``[modules + 1]``; the last entry is the first step action
+    module: IntArray  # of each action ``[actions]``, as all labels
     stage: IntArray
-    replica: IntArray
-    chunk: IntArray
+    replica: IntArray  # -1 for steps
+    chunk: IntArray  # -1 for steps
     kind: IntArray
-    num_lanes: IntArray
-    lane_offsets: IntArray
+    num_lanes: IntArray  # that each action occupies ``[actions]``
+    lane_offsets: IntArray  # order of actions on every lane, CSR
     lane_actions: IntArray
-    dep_offsets: IntArray
+    dep_offsets: IntArray  # actions that each action waits for, CSR
     dep_actions: IntArray
-    dep_bytes: IntArray
-    remade: tuple[IntArray, ...] = ()
+    dep_bytes: IntArray  # that travel along each dependency ``[dependencies]``; 0 for mere order
+    remade: tuple[
+        IntArray, ...
+    ] = ()  # of each module, layers that chunks recompute ``[chunks, stages]``; none if empty
 
     @property
     def num_actions(self) -> int:
@@ -181,10 +167,7 @@ def covered_per_stage(module: ModuleSpec, layers_per_stage: Sequence[int]) -> In
 
 
 def remade_kinds(module: ModuleSpec, layers_per_stage: Sequence[int], remade: IntArray) -> FloatArray:
-    """Layers of each kind that chunks recompute, of ``remade`` each on a stage ``[chunks, stages, kinds]``.
-
-    The first covered layers of a stage, as with megatron-core's ``recompute_method=block``.
-    """
+    """Layers of each kind that chunks recompute ``[chunks, stages, kinds]``: a stage's first covered ones."""
     covered = covered_layers(module)
     first = 0
     counts = np.zeros((*remade.shape, len(module.kinds)))
@@ -198,10 +181,7 @@ def remade_kinds(module: ModuleSpec, layers_per_stage: Sequence[int], remade: In
 
 
 def recompute_chunks(program: Program, remade: Sequence[IntArray]) -> Program:
-    """The program with chunks that recompute so many covered layers of each stage ``[chunks, stages]``, by module.
-
-    ``UserError`` for more than a stage has, and for a module that the layout recomputes as a whole.
-    """
+    """The program with chunks that recompute covered layers ``[chunks, stages]``; ``UserError`` for too many."""
     for module, placed, rows, layers in zip(
         program.model.modules, program.layout.modules, program.chunks, remade, strict=True
     ):

@@ -134,7 +134,6 @@ def _numbered(sets: Sequence[tuple[IntArray, IntArray]]) -> list[IntArray]:
 
 
 def _block_lanes(flat: IntArray, size: IntArray, lane_of_rank: IntArray, num_lanes: int) -> tuple[IntArray, IntArray]:
-    """Lanes of the ranks of each block, ascending, as CSR."""
     block = np.repeat(np.arange(len(size)), size)
     # Neighbours in a block mostly are neighbours among lanes, which a stable sort is quick with; a hash is not.
     entry = np.sort(block * num_lanes + lane_of_rank[flat], kind="stable")
@@ -244,29 +243,15 @@ class ModuleLayout:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Layout of all modules, in the model's order. Modules on the same ranks are colocated, otherwise disjoint.
-
-    A lane is a maximal set of ranks that always act together: two ranks share a lane if they share a block in every
-    module.
-
-    Attributes:
-        num_microbatches: LLM microbatches of a replica that the planner assumed.
-        split_backward: whether the planner assumed split backwards (input gradients and weight gradients), for
-            schedulers that follow the layout.
-        single_rank_boundary: whether all data between modules passes through one rank, instead of directly from each
-            source block to each destination block.
-        lane_width: ranks of each lane ``[lanes]``.
-        lane_first_rank: lowest rank of each lane ``[lanes]``.
-        blocks: lanes of each module's blocks.
-    """
+    """Layout of all modules, in the model's order; ranks that share a block in every module are one lane."""
 
     modules: tuple[ModuleLayout, ...]
-    num_microbatches: Count
-    single_rank_boundary: bool = False
-    split_backward: bool = False
-    lane_width: IntArray = field(init=False, compare=False)
-    lane_first_rank: IntArray = field(init=False, compare=False)
-    blocks: tuple[Blocks, ...] = field(init=False, compare=False)
+    num_microbatches: Count  # of a replica's LLM, as the planner assumed
+    single_rank_boundary: bool = False  # all data between modules passes through one rank
+    split_backward: bool = False  # the planner assumed input and weight gradients in passes of their own
+    lane_width: IntArray = field(init=False, compare=False)  # ranks of each lane ``[lanes]``
+    lane_first_rank: IntArray = field(init=False, compare=False)  # lowest rank of each lane ``[lanes]``
+    blocks: tuple[Blocks, ...] = field(init=False, compare=False)  # lanes of each module's blocks
 
     def __post_init__(self) -> None:
         for module in self.modules:
@@ -435,10 +420,7 @@ def layout_from_json(text: str) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How replicas meet at the boundary; at least one of the two is 1.
-
-    Encoder replica u and LLM replica v are of one group if ``u // fan_in == v // fan_out``.
-    """
+    """How replicas meet: encoder u and LLM v are of one group if ``u // fan_in == v // fan_out``; one of these is 1."""
 
     fan_in: int  # encoder replicas whose shards one LLM replica concatenates
     fan_out: int  # LLM replicas among which one encoder replica's shard is sliced
@@ -470,10 +452,7 @@ def is_disjoint(encoder: ModuleLayout, llm: ModuleLayout) -> bool:
 
 
 def are_grids(encoder: ModuleLayout, llm: ModuleLayout) -> bool:
-    """Whether both are grids over the same ranks whose groups hold the same ranks; the encoder in one stage.
-
-    Colocated collectives then stay inside a group (arXiv:2605.27678, section 1).
-    """
+    """Whether both are grids over the same ranks and groups, the encoder in one stage (arXiv:2605.27678, section 1)."""
     if encoder.widths or llm.widths:
         return False
     if encoder.pp > 1 or not is_integer_ratio(encoder.dp, llm.dp) or not is_colocated(encoder, llm):

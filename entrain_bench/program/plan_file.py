@@ -1,11 +1,8 @@
-"""Plans as files: a job, the strategy to run it with, its layout, and what to expect; YAML with a version.
-
-``entrain-bench recommend`` writes one, ``plan=FILE`` runs it with any harness, ``BalancedBatchSampler.from_plan`` feeds
-a training loop by it.
-"""
+"""Plans as files: a job, the strategy to run it with, its layout, and what to expect; YAML with a version."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +16,6 @@ from entrain_bench.program.layout import Layout, ModuleLayout, layout_values
 from entrain_bench.specs.parse import Count, Rate, between, check_keys, check_mapping, parse
 
 VERSION = 1
-# A plan of 200,000 ranks has less.
 MAX_BYTES = 4 * 2**20
 HEADER = (
     "# A plan of entrain-bench: entrain-bench plan=THIS_FILE runs it, with harness=train on real ranks.\n"
@@ -32,7 +28,6 @@ HEADER = (
 class PlannedJob:
     """The training job of a plan; names are choices of the configuration."""
 
-    # The choices.
     model: str
     workload: str
     cluster: str
@@ -73,37 +68,19 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-class _OneLine(list[Any]):
-    """A list that is written on one line."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Plain values without aliases, and lists on one line."""
-
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
-        return True
-
-
-_Dumper.add_representer(
-    _OneLine, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
-)
-
-
 def plan_text(plan: TrainingPlan) -> str:
     """A plan as the text of its file."""
-    layout = layout_values(plan.layout)
-    modules = layout.pop("modules")
-    lists = [{name: _OneLine(module[name]) for name in ("layers_per_stage", "ranks", "widths")} for module in modules]
     values = {
         "version": VERSION,
         "strategy": plan.strategy,
         "options": [*plan.options],
         "job": asdict(plan.job) | {"overrides": [*plan.job.overrides]},
         "expected": asdict(plan.expected),
-        "layout": layout
-        | {"modules": [module | rank_lists for module, rank_lists in zip(modules, lists, strict=True)]},
+        "layout": layout_values(plan.layout),
     }
-    return HEADER + yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
+    # By JSON, so that no part is there twice, which YAML would write as an alias.
+    plain = json.loads(json.dumps(values))
+    return HEADER + yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, allow_unicode=True, width=10**9)
 
 
 def read_plan(path: str | Path) -> TrainingPlan:
@@ -170,7 +147,6 @@ def _parsed(values: Any) -> TrainingPlan:
 
 
 def _module(values: Any, where: str) -> ModuleLayout:
-    """A module's layout, its ranks whole numbers of the shape that its degrees ask for."""
     module = parse(ModuleLayout, values, where)
     stages = module.layers_per_stage
     for degrees in module.widths:

@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 def timeline_frame(timeline: Timeline) -> pd.DataFrame:
-    """A timeline as a table, one row for each action and lane it occupies, for figures and files.
-
-    ``parent`` is the microbatch that an encoder's sub-microbatch is a part of, else ``microbatch``; ``group`` names
-    ranks and degrees of a pass if groups have several widths; memory is of a rank of the lane while an action runs and
-    after it, if the executor can tell.
-    """
+    """A timeline as a table, one row for each action and lane it occupies; memory is during and after an action."""
     # A run starts before pandas is imported.
     import pandas as pd
 
@@ -63,10 +58,7 @@ def timeline_frame(timeline: Timeline) -> pd.DataFrame:
 
 
 def chrome_trace(frame: pd.DataFrame) -> dict[str, object]:
-    """A timeline table in the Chrome trace format (chrome://tracing, Perfetto), times in microseconds.
-
-    Processes are replicas, or one for groups of several widths; threads are lanes named by their first rank.
-    """
+    """A timeline table in the Chrome trace format (microseconds); processes are replicas, threads are lanes."""
     lanes = frame[frame["replica"] >= 0].drop_duplicates("lane").set_index("lane")["replica"]
     if "group" in frame:
         lanes[:] = 0
@@ -94,10 +86,7 @@ def chrome_trace(frame: pd.DataFrame) -> dict[str, object]:
 
 
 def parent_microbatches(program: Program, module: int) -> IntArray:
-    """The microbatch that each chunk of a module counts as ``[chunks]``: its own, or its parent where it is a part.
-
-    An encoder's microbatches are parts of the LLM's (DIP, arXiv:2504.14145) where each feeds one of its own replica.
-    """
+    """The microbatch of each chunk ``[chunks]``: its own, or the LLM's that it is a part of (arXiv:2504.14145)."""
     model = program.model
     shapes = program.shapes
     chunks = program.chunks[module]

@@ -10,25 +10,15 @@ from entrain_bench.program import Program
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Start and end of every action of an executed iteration, in seconds from its start.
-
-    Attributes:
-        program: the executed program.
-        start_s, end_s: start and end of each action ``[actions]``.
-        comm_s: seconds of collective communication inside each action ``[actions]``.
-        transfer_wait_s: seconds that each action waited for the transfer of data already computed ``[actions]``.
-        peak_memory_bytes: highest device memory of a rank of each lane ``[lanes]``.
-        memory_bytes: memory of a rank while each entry of ``program.lane_actions`` runs and after it
-            ``[2, entries]``; None if the executor cannot tell.
-    """
+    """Start and end of every action of an executed iteration ``[actions]``, in seconds from its start."""
 
     program: Program
     start_s: FloatArray
     end_s: FloatArray
-    comm_s: FloatArray
-    transfer_wait_s: FloatArray
-    peak_memory_bytes: FloatArray
-    memory_bytes: FloatArray | None = None
+    comm_s: FloatArray  # of collective communication inside each action
+    transfer_wait_s: FloatArray  # that each action waited for the transfer of data already computed
+    peak_memory_bytes: FloatArray  # of a rank of each lane ``[lanes]``
+    memory_bytes: FloatArray | None = None  # of a rank during and after each entry of ``lane_actions`` ``[2, entries]``
 
     @property
     def iteration_time_s(self) -> float:

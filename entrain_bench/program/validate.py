@@ -10,11 +10,7 @@ from entrain_bench.program.columns import Program
 
 
 def check_program(program: Program) -> None:
-    """Check that every unit is processed exactly once and every lane runs exactly its own actions.
-
-    ``UserError`` names the sample, microbatch or rank; ``IncompatibleError`` a module of sharded weights whose backward
-    is split. Whether orders agree with the dependencies is found out by executing them (``DeadlockError``).
-    """
+    """Raise ``UserError`` unless every unit is processed exactly once and every lane runs exactly its own actions."""
     for index, placed in enumerate(program.layout.modules):
         if placed.sharded and program.splits_backward(index):
             raise IncompatibleError(
@@ -40,7 +36,6 @@ def check_program(program: Program) -> None:
 
 
 def _check_lanes(program: Program) -> None:
-    """Every action is listed once on each lane that holds its layers, and on no other."""
     layout = program.layout
     action = program.lane_actions
     lane = rows_of(program.lane_offsets)

@@ -16,10 +16,8 @@ class Cell:
     """One run of a sweep.
 
     Attributes:
-        overrides: what makes it, as given.
-        config: its configuration.
-        key: what it is known by: hash of configuration, data and code.
-        code_version: hash of the code alone.
+        overrides, config: what makes it, as given, and its configuration.
+        key: hash of configuration, data and code; ``code_version``: of the code alone.
         config_dir: the folder of the user's, as given, that overrides may choose from; empty for none.
         timeline: whether somebody wants its timeline.
     """

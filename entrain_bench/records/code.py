@@ -22,6 +22,7 @@ from functools import cache
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec, resolve_name
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -102,15 +103,10 @@ def planning_version(targets: frozenset[str]) -> str:
 def sources_of(
     modules: Collection[str], folder: str = "", counts: Callable[[str], bool] = lambda _: True
 ) -> dict[str, Source]:
-    """These modules, those that they import, and so on: of this suite, and of whoever wrote the first.
+    """These modules, those that they import, and so on, as far as they count: of this suite, and of a user's folder.
 
-    Args:
-        modules: names to begin with.
-        folder: searched before ``sys.path``, nothing of it is imported; empty for none.
-        counts: whether a module counts, and with it what it imports.
-
-    Raises:
-        UserError: for a module that does not exist, and a file that is not Python.
+    ``folder`` is searched before ``sys.path``; nothing of it is imported. ``UserError`` for a module that does not
+    exist, and a file that is not Python.
     """
     roots = {name: root for name in OWN_PACKAGES if (root := _root_of(name))}
     for top in sorted({module.partition(".")[0] for module in modules} - roots.keys()):
@@ -213,8 +209,7 @@ def absolute(name: str, package: str) -> str:
 
 def _with_parents(module: str) -> list[str]:
     """A module and the packages it is in, all of which an import runs."""
-    parts = module.split(".")
-    return [".".join(parts[: end + 1]) for end in range(len(parts))]
+    return [*accumulate(module.split("."), "{}.{}".format)]
 
 
 def _root_of(top: str, folder: str = "") -> Path | None:

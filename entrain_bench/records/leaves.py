@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from functools import lru_cache
@@ -18,9 +17,6 @@ MAX_TEXTS = 4096
 VARIANT = "variant"
 # Groups whose parameters have no column of their own.
 GROUPS = ("model", "cluster")
-# Changes that are shown; further ones are counted.
-MAX_SHOWN = 4
-DIGEST_LETTERS = 6
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
@@ -58,37 +54,23 @@ def variant_text(config: Mapping[str, Any]) -> str:
     """Paths inside of model and cluster whose values are not those of the YAML of that name, with what they are.
 
     Empty where nothing is changed, and where no YAML of the suite has the name: then it says so itself.
-
-    Args:
-        config: the resolved configuration of a run, as a record holds it.
     """
-    changes = [text for group in GROUPS for text in _changes(group, json.dumps(config.get(group, {}), sort_keys=True))]
-    if len(changes) <= MAX_SHOWN:
-        return " ".join(changes)
-    rest = changes[MAX_SHOWN:]
-    digest = hashlib.sha256("\n".join(rest).encode()).hexdigest()[:DIGEST_LETTERS]
-    return f"{' '.join(changes[:MAX_SHOWN])} and {len(rest)} more ({digest})"
+    groups = ((group, json.dumps(config.get(group, {}), sort_keys=True)) for group in GROUPS)
+    return " ".join(change for group, text in groups for change in _changes(group, text))
 
 
 @lru_cache(maxsize=1024)
 def _changes(group: str, text: str) -> tuple[str, ...]:
     """The changed paths of a group, in the order of the YAML, and their values."""
     values = json.loads(text)
-    name = str(values.get("name", "")) if isinstance(values, dict) else ""
+    name = values.get("name", "")
     if name not in choices(group):
         return ()
-    own = flatten(values)
-    chosen = _chosen(group, name)
-    paths = [path for path in dict.fromkeys((*chosen, *own)) if COSMETIC_KEYS.isdisjoint(path.split("."))]
+    changed = flatten(values)
+    # As JSON would give it back.
+    chosen = flatten(json.loads(json.dumps(getattr(compose(f"{group}={name}"), group))))
     return tuple(
-        f"{group}.{path}={json.dumps(own[path]) if path in own else 'absent'}"
-        for path in paths
-        if (path in own) != (path in chosen) or own[path] != chosen[path]
+        f"{group}.{path}={json.dumps(changed[path]) if path in changed else 'absent'}"
+        for path in dict.fromkeys((*chosen, *changed))
+        if COSMETIC_KEYS.isdisjoint(path.split(".")) and changed.get(path, ...) != chosen.get(path, ...)
     )
-
-
-@lru_cache(maxsize=256)
-def _chosen(group: str, name: str) -> dict[str, Any]:
-    """The leaves of a choice as its YAML states them, as JSON would give them back."""
-    leaves: dict[str, Any] = flatten(json.loads(json.dumps(getattr(compose(f"{group}={name}"), group))))
-    return leaves

@@ -1,4 +1,4 @@
-"""Metrics of an executed iteration; docs/metrics.md states each by formula.
+"""Metrics of an executed iteration, and the result of a run; docs/metrics.md states each metric by formula.
 
 A metric in ``SUITE`` is a column of ``table.csv``, a number of records and MLflow, and has a range. A folder of the
 user's adds metrics in ``metrics/*.py``. The key of a run does not cover the code of metrics.
@@ -7,10 +7,11 @@ user's adds metrics in ``metrics/*.py``. The key of a run does not cover the cod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from math import inf, isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,10 +22,14 @@ from entrain_bench.config.targets import import_file
 from entrain_bench.costs.bound import Need, find_need
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program
-from entrain_bench.program.layout import ModuleLayout
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.table import parent_microbatches
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.time_shares import TIME_SHARES, remade_share, time_shares
+from entrain_bench.specs.workload import Counts
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TIME = "iteration_time_s"
 # The strategy's estimate of the same program: not of the timeline, so ``measure`` does not return it.
@@ -40,13 +45,11 @@ class Metric:
     """A number that describes an iteration or a run.
 
     Attributes:
-        name: its column.
-        unit: its unit; ``1`` for a ratio.
+        name, unit: its column, and its unit; ``1`` for a ratio.
         better: ``low`` or ``high``; empty if neither.
         compute: its value for an iteration; None if the executor or the run states it.
         least: smallest possible value; -inf: any float, also infinite or not a number.
         wall_time: whether it is a time of this machine, different in every run.
-        per_iteration: whether every iteration has one.
     """
 
     name: str
@@ -55,7 +58,6 @@ class Metric:
     compute: Callable[[ExecutedIteration], float] | None = None
     least: float = 0.0
     wall_time: bool = False
-    per_iteration: bool = True
 
 
 def metric(
@@ -145,7 +147,7 @@ SUITE: tuple[Metric, ...] = (
     Metric("llm_forward_std_ms", "ms", "low", lambda run: forward_std_ms(run.timeline, [run.truth.model.llm_index])),
     Metric("peak_memory_bytes", "bytes", "low", lambda run: float(run.timeline.peak_memory_bytes.max())),
     Metric("exposed_comm_s", "s", "low", lambda run: run.waits_s / run.num_gpus),
-    Metric("planning_time_s", "s", "low", wall_time=True, per_iteration=False),
+    Metric("planning_time_s", "s", "low", wall_time=True),
     Metric("assignment_time_s", "s", "low", lambda run: run.host_time.total_s, wall_time=True),
     Metric("assignment_exposed_s", "s", "low", lambda run: run.host_time.exposed_s(run.seconds), wall_time=True),
     Metric("lower_bound_s", "s", compute=lambda run: run.bound_s),
@@ -219,6 +221,30 @@ def check_results(
         check_numbers(values, added)
     if not metrics.get(TIME):
         raise ValueError(f"{TIME}={metrics.get(TIME)!r} must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """The result of a run.
+
+    Attributes:
+        layout: the planned layout.
+        metrics: means over iterations by table column.
+        iterations: the metrics of each iteration.
+        timeline: the first iteration's timeline as a table; None if it is too large to keep.
+        samples: of a workload that lists its samples their number (``listed``), and how many the model's context
+            changed (``truncated``, ``dropped``); of a mixture the same by component, with its ``share``; else empty.
+        execution: of a training run, what it ran with by name: device, dtype, kernels, versions of packages.
+        remarks: what a reader of its metrics should know, a line each.
+    """
+
+    layout: Layout
+    metrics: Mapping[str, float]
+    iterations: tuple[Mapping[str, float], ...]
+    timeline: pd.DataFrame | None
+    samples: Counts = field(default_factory=dict)
+    execution: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
 
 def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> tuple[IntArray, FloatArray]:

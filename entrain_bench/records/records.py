@@ -1,10 +1,14 @@
-"""Run records: one file a run, written whole or not at all, named by what decides its content."""
+"""Run records: one file a run, written whole or not at all, named by what decides its content.
+
+Planned runs of sweeps are in ``sweeps/<key>.json``, so that a lost record is noticed.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -21,8 +25,7 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.records.code import made_by, metrics_version
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.leaves import parameters_text, setting_text
-from entrain_bench.records.metrics import KNOWN, SUITE, check_results
-from entrain_bench.records.run_result import RunResult
+from entrain_bench.records.metrics import KNOWN, SUITE, RunResult, check_results
 from entrain_bench.records.sealed import log_warning, say_nothing, sealed, unsealed
 from entrain_bench.specs.workload import Counts
 
@@ -36,13 +39,14 @@ SHARD = 2
 # Errors of reading a file that is no record, or that cannot be read.
 BAD = (AttributeError, ValueError, KeyError, TypeError, OSError, RecursionError)
 STATUSES = ("ok", "skipped", "failed")
+# Folder of planned sweeps, and letters of their keys.
+SWEEPS = "sweeps"
+SWEEP_LETTERS = 16
 LABELS = ("strategy", "workload", "model", "cluster", "harness", "seed")
 # Columns of metrics.
 METRICS = tuple(one.name for one in SUITE)
 # Wall times of the machine.
 MEASURED = tuple(one.name for one in SUITE if one.wall_time)
-# Metrics that each iteration has.
-PER_ITERATION = tuple(one.name for one in SUITE if one.per_iteration)
 # Plain keys of a run, in the order of the columns.
 SETTINGS = tuple(
     key for key in ConfigSchema.__dataclass_fields__ if key not in {*GROUP_KEYS, *ASIDE, "seed", "layout", "figure"}
@@ -59,11 +63,8 @@ class Record:
 
     Attributes:
         key: hash of configuration, data and code.
-        status: ``ok``, ``skipped`` or ``failed``.
-        reason: why a run has no result.
-        labels: what the run is called in tables.
-        config: the resolved configuration.
-        code_version: hash of the code that produced the result.
+        status: ``ok``, ``skipped`` or ``failed``; ``reason``: why a run has no result.
+        labels, config: what the run is called in tables, and its resolved configuration.
         host: the machine that planning and assignment times are of; empty for records older than it.
         layout, degrees: short text, and ``tp``, ``cp``, ``pp`` and ``dp``, of each module.
         metrics, iterations: means over iterations, and metrics of every one.
@@ -72,11 +73,8 @@ class Record:
         deaths: how many times in a row the process that ran it died.
         timeline: whether its timeline was kept; None if nobody asked for it, False if there was none to keep.
         timeline_sha256: hash of the timeline's file; empty if none was kept.
-        overrides: what made it, as given on the command line or by a sweep; with ``config_dir`` they make it again.
-        config_dir: the folder of the user's, as given, that they may choose from; empty for none.
-        versions: of Python and of the libraries that decide, by name.
-        commit: of the suite, with a mark if files differed from it; empty outside of its repository.
-        made_at: when, ISO 8601, UTC.
+        overrides, config_dir: what made it, as given; with the folder of the user's they make it again.
+        versions, commit, made_at: of Python and decisive libraries; of the suite (``+changes``: not as committed); UTC.
         metrics_version: hash of the code that computed the metrics, which is not in the key.
     """
 
@@ -124,11 +122,6 @@ class Record:
         return self.status, dict(self.layout), metrics
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Settings as a table shows them; None for one that the run is older than."""
-        return {name: setting_text(self.config.get(name)) for name in SETTINGS}
-
-    @property
     def added(self) -> list[str]:
         """Names of the metrics that the user's folder added, sorted."""
         return sorted(self.metrics.keys() - KNOWN)
@@ -143,7 +136,7 @@ class Record:
             "status": self.status,
             "reason": self.reason,
             **{name: self.metrics.get(name) for name in (*METRICS, *self.added)},
-            **self.settings,
+            **{name: setting_text(self.config.get(name)) for name in SETTINGS},
             **degrees,
             RECOMPUTE: None if recompute is None else "+".join(recompute) or "none",
             "layout": "; ".join(f"{name} {text}" for name, text in sorted(self.layout.items())),
@@ -356,3 +349,40 @@ def _record_of(values: dict[str, Any]) -> Record:
     # Whether all that a table shows is there.
     _ = record.row
     return record
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSweep:
+    """A sweep's name, overrides of each cell that it came to by key, and those of cells that it did not come to."""
+
+    name: str
+    cells: Mapping[str, str]
+    unbegun: Sequence[str] = ()
+
+    def lost(self, results: Results) -> list[str]:
+        """The cells without a record, by their overrides."""
+        return [text for key, text in self.cells.items() if results.read(key) is None] + [*self.unbegun]
+
+    def write(self, results: Results) -> None:
+        """Replace what an earlier attempt at the sweep left; where that cannot be, the cells are not known later."""
+        texts = sorted([*self.cells.values(), *self.unbegun])
+        key = sha256(json.dumps([self.name, texts]).encode()).hexdigest()[:SWEEP_LETTERS]
+        values = {"name": self.name, "cells": self.cells, "unbegun": [*self.unbegun], **made_by()}
+        with suppress(OSError):
+            write_atomically(results.root / SWEEPS / f"{key}.json", sealed(key, values))
+
+
+def read_sweeps(results: Results) -> Iterator[tuple[Path, PlannedSweep | None]]:
+    """The sweeps of a folder by their files; None for a file that may not be believed."""
+    for path in sorted((results.root / SWEEPS).glob("*.json")):
+        sweep = None
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            values = unsealed(path.read_bytes(), path.stem)
+            sweep = PlannedSweep(str(values["name"]), {**values["cells"]}, [*values["unbegun"]])
+        yield path, sweep
+
+
+def lost_runs(results: Results, shown: Collection[str]) -> list[str]:
+    """Runs without a record of the sweeps that runs with these keys are of, by their overrides."""
+    sweeps = [sweep for _, sweep in read_sweeps(results) if sweep and not sweep.cells.keys().isdisjoint(shown)]
+    return [*dict.fromkeys(text for sweep in sweeps for text in sweep.lost(results))]

@@ -1,18 +1,15 @@
-"""Records as tables, and tables as small Parquet files: equal tables give equal bytes, column by column."""
+"""Records as tables, and tables as small Parquet files: equal tables give equal bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from io import BytesIO
+from collections.abc import Sequence
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 from filelock import FileLock
 
 from entrain_bench.base.files import write_atomically
 from entrain_bench.records.leaves import VARIANT, variant_text
-from entrain_bench.records.records import DEGREES, METRICS, PER_ITERATION, Record, Results
+from entrain_bench.records.records import DEGREES, METRICS, Record, Results
 
 LOCK_TIMEOUT_S = 60.0
 # Compression level of zstd; higher ones save a thirtieth and take ten times as long.
@@ -20,29 +17,16 @@ LEVEL = 9
 
 
 def parquet_of(table: pd.DataFrame) -> bytes:
-    """A table as a file, floats to the last bit: bytes of the same place in them are stored side by side."""
-    arrow = pa.Table.from_pandas(table, preserve_index=False)
-    file = BytesIO()
-    floats = [field.name for field in arrow.schema if pa.types.is_floating(field.type)]
-    pq.write_table(
-        arrow,
-        file,
-        compression="zstd",
-        compression_level=LEVEL,
-        use_dictionary=[name for name in arrow.schema.names if name not in floats],
-        column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
-        write_statistics=False,
-    )
-    return file.getvalue()
+    """A table as a file, floats to the last bit."""
+    content = table.to_parquet(index=False, compression="zstd", compression_level=LEVEL, use_dictionary=False)
+    return bytes(content)
 
 
 def write_tables(results: Results) -> None:
-    """Write ``table.csv`` and ``iterations.parquet``, the tidy tables of all records and of their iterations."""
+    """Write ``table.csv``, the tidy table of all records."""
     results.root.mkdir(parents=True, exist_ok=True)
     with FileLock(str(results.root / "table.lock"), timeout=LOCK_TIMEOUT_S):
-        records = results.records()
-        write_atomically(results.root / "table.csv", table_csv(records).encode())
-        write_atomically(results.root / "iterations.parquet", iterations_parquet(records))
+        write_atomically(results.root / "table.csv", table_csv(results.records()).encode())
 
 
 def table_of(records: Sequence[Record]) -> pd.DataFrame:
@@ -64,15 +48,3 @@ def table_of(records: Sequence[Record]) -> pd.DataFrame:
 def table_csv(records: Sequence[Record]) -> str:
     """Records as the text of ``table.csv``; every number is the shortest text that stands for it alone."""
     return table_of(records).to_csv(index=False, lineterminator="\n")
-
-
-def iterations_parquet(records: Iterable[Record]) -> bytes:
-    """One row an iteration: ``key`` and ``seed`` of the run, ``iteration`` from 0, and ``PER_ITERATION``; a file."""
-    rows = [
-        {"key": record.key, "seed": record.labels["seed"], "iteration": index, **values}
-        for record in records
-        for index, values in enumerate(record.iterations)
-    ]
-    table = pd.DataFrame(rows, columns=["key", "seed", "iteration", *PER_ITERATION])
-    kinds = dict.fromkeys(("seed", "iteration"), "int64") | dict.fromkeys(PER_ITERATION, "float64")
-    return parquet_of(table.astype(kinds))

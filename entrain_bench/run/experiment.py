@@ -29,8 +29,7 @@ from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.keys import plan_key, workload_of
-from entrain_bench.records.metrics import BELIEVED, Metric, check_results, measure
-from entrain_bench.records.run_result import RunResult
+from entrain_bench.records.metrics import BELIEVED, Metric, RunResult, check_results, measure
 from entrain_bench.records.sealed import CachedLayout, CachedLayouts
 from entrain_bench.specs.framework import with_options
 from entrain_bench.specs.job import Job
@@ -42,7 +41,6 @@ from entrain_bench.specs.workload import ShapeSource, Workload, counts_of
 MAX_KEPT_ACTIONS = 200_000
 # Jobs that a process remembers: the last ones, for sweeps run the cells of a job one after the other.
 MAX_JOBS = 2
-# Batches that a job remembers: those of a usual run.
 MAX_BATCHES = 8
 # Keys of a configuration that are a strategy's, or say how a run is executed; the last three only planning sees.
 OWN = {"strategy", "harness", "iterations", "belief_error", "belief_bias", "tuning", "tuning_budget", "planning_seed"}
@@ -97,12 +95,7 @@ class SharedJob:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Everything a run needs, built from its configuration.
-
-    Attributes:
-        profile: what assigner and scheduler know.
-        planning: what the planner knows, the same at every seed of a job.
-    """
+    """Everything a run needs; ``planning`` is the planner's profile, the same at every seed of a job."""
 
     shared: SharedJob
     job: Job
@@ -115,18 +108,12 @@ class RunContext:
     planning: Profile
 
     def plan(self) -> Layout:
-        """The strategy's layout for the job, planned from the samples of ``planning_seed``.
-
-        ``UserError`` if no layout meets the request, fits the layers or fits memory; says what is missing.
-        """
+        """The strategy's layout; ``UserError`` if none meets the request, fits the layers or fits memory."""
         return self.strategy.plan(self.planning)
 
 
 def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
-    """Build the objects of a run; ``source``: samples to use instead of the configured workload's.
-
-    ``UserError`` if the configuration or the data is invalid; the error names the field.
-    """
+    """Build the objects of a run, maybe with other samples (``source``); ``UserError`` names a bad field."""
     shared = shared_job(config, source)
     truth = shared.truth
     budget = shared.job.memory_budget_bytes
@@ -173,7 +160,6 @@ def _made(config: RunConfig, source: ShapeSource | None) -> SharedJob:
         config.framework,
         free_microbatch_size=config.microbatch_size is None,
     )
-    # Checked by the job; what is frozen or recomputed is a property of the model from here on.
     model = with_options(model, config.framework)
     job = replace(job, model=model)
     truth = CostTruth(model, cluster, config.framework, ActionNoise(config.action_noise, config.seed), measured)
@@ -253,19 +239,11 @@ def run_experiment(
     keep_timeline: bool = True,
     added: Sequence[Metric] = (),
 ) -> RunResult:
-    """Plan once, then assign, schedule, execute and measure every iteration.
+    """Plan once, then assign, schedule, execute and measure every iteration, also by ``added`` metrics of the user's.
 
-    Args:
-        config: the run.
-        progress: called with the number of finished iterations.
-        source: samples to use instead of the configured workload's; only with harness=simulate.
-        plans: cache of plans of earlier runs; None: plan again.
-        keep_timeline: whether to return the first iteration's timeline; harness=train always does.
-        added: metrics of the user's (``metrics_in``); harness=train computes none.
-
-    Raises:
-        UserError: if the configuration, the data or a strategy's output is invalid; the error names the field.
-        ExecutionError: if the run failed with valid input.
+    ``source`` has samples to use instead of the workload's (harness=simulate), ``plans`` those of earlier runs.
+    Training always keeps the first timeline. ``UserError`` if configuration, data or a strategy's output is invalid,
+    ``ExecutionError`` if the run failed with valid input.
     """
     setting = prepare(config, source)
     if setting.executor.trains:
@@ -302,7 +280,6 @@ def run_experiment(
 
 
 def _believable(outcome: RunResult, added: Sequence[Metric]) -> RunResult:
-    """Return the result of a run; raises if its numbers are impossible, for such a record would count as no run."""
     try:
         check_results(outcome.metrics, outcome.iterations, added)
     except ValueError as error:

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 # Each process compiles or loads the timed loops and holds about half a GiB.
 MAX_PROCESSES = 8
-# Seconds after which a process without a task ends.
 IDLE_S = 60.0
-# How often a process looks whether the process that started it is alive.
 WATCH_S = 0.5
 
 # Executors with one process each, so that a process that dies costs only its task. They stay from one call to the next.
@@ -58,16 +56,10 @@ def num_processes() -> int:
 def run_parallel[Task, Result](
     function: Callable[[Task], Result], tasks: Iterable[Task], processes: int, cluster: RayCluster | None = None
 ) -> Iterator[tuple[Task, Result | Died]]:
-    """Call a function on every task, in several processes; yield tasks and results as they complete.
+    """Call a function on tasks in several processes (-1: all CPUs of Ray's cluster); yield each task once it is done.
 
-    Args:
-        function: called in the processes; function, tasks and results are pickled.
-        tasks: taken one by one, as processes become free.
-        processes: most tasks at a time; on Ray -1: as many as the cluster has CPUs.
-        cluster: run on Ray, where the first worker that dies ends the call; None: in processes of this machine.
-
-    Raises:
-        UserError: if Ray is not installed, no cluster answers, or one of its workers dies.
+    Function, tasks and results are pickled; tasks are taken one by one. On Ray the first worker to die ends the call.
+    ``UserError`` if Ray is not installed, no cluster answers, or one of its workers dies.
     """
     if cluster:
         yield from _on_ray(function, tasks, processes, cluster)
@@ -101,7 +93,6 @@ def run_parallel[Task, Result](
 
 
 def _packed(function: Callable[..., Any], task: object) -> tuple[bytes, tuple[str, ...], Path]:
-    """Return the arguments of ``_call_in_folder``, for a process that may have started in another folder."""
     return pickle.dumps((function, task)), tuple(sys.path), Path.cwd()
 
 

@@ -55,43 +55,27 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A figure or a document.
-
-    Attributes:
-        name: what it is called.
-        sweeps: those whose cells must have run.
-        write: brings its files up to date and returns what is missing from it, if anything.
-        committed: files that are kept with the code, by their paths in the folder of results.
-        timelines: the cells whose timelines it reads, in groups: of each group the first cell that has one.
-        files: other files; an output without any file is always written.
-        reads: further sweeps, of which it reads configurations alone.
-        further: sweeps that follow from results of ``sweeps``, as far as they are known.
-        needs_further: whether their cells must have run, too.
-        module: whose code writes it, besides that of ``write``.
-        details: whatever else its files depend on.
-    """
+    """A figure or a document."""
 
     name: str
-    sweeps: Sequence[SweepOverrides]
-    write: Callable[[Study], str]
-    committed: Sequence[str] = ()
+    sweeps: Sequence[SweepOverrides]  # those whose cells must have run
+    write: Callable[[Study], str]  # brings its files up to date and returns what is missing from it, if anything
+    committed: Sequence[str] = ()  # files that are kept with the code, by their paths in the folder of results
+    # Cells whose timelines it reads, in groups: of each group the first cell that has one.
     timelines: Callable[[Study], Iterable[Sequence[Cell]]] = lambda _: ()
-    files: Sequence[str] = ()
-    reads: Sequence[SweepOverrides] = ()
-    module: str = ""
-    details: Sequence[str] = ()
-    further: Callable[[Study], Sequence[SweepOverrides]] = lambda _: ()
-    needs_further: bool = False
+    files: Sequence[str] = ()  # other files; an output without any file is always written
+    reads: Sequence[SweepOverrides] = ()  # further sweeps, of which it reads configurations alone
+    module: str = ""  # whose code writes it, besides that of ``write``
+    details: Sequence[str] = ()  # whatever else its files depend on
+    further: Callable[[Study], Sequence[SweepOverrides]] = lambda _: ()  # sweeps that follow from results of ``sweeps``
+    needs_further: bool = False  # their cells must have run, too
 
     def needed(self, study: Study) -> list[SweepOverrides]:
         """The sweeps whose cells must have run, as far as they are known."""
         return [*self.sweeps, *(self.further(study) if self.needs_further else ())]
 
     def bring_up_to_date(self, study: Study) -> str:
-        """Write the files unless they are as they would be; returns what is missing from them, if anything.
-
-        ``stamps/<name>.json`` holds a hash of the inputs and of the files. What is incomplete is written again.
-        """
+        """Write the files unless ``stamps/<name>.json`` has the hashes of inputs and files; returns what is missing."""
         root = study.results.root
         path = root / "stamps" / f"{self.name}.json"
         files = [root / file for file in (*self.committed, *self.files)]
@@ -171,10 +155,7 @@ def bring_up_to_date(
     watch: Callable[[Done, int], None],
     retry_failed: bool = False,
 ) -> Iterator[tuple[Output, str]]:
-    """Run the cells that outputs lack, each once; yield every output once it is written, and what is missing from it.
-
-    ``watch`` is told of every cell that ran, and of the number of cells known so far; for the others see ``run_cells``.
-    """
+    """Run the cells that outputs lack, told to ``watch``; yield each output once written, and what it lacks."""
     waiting = [*outputs]
     tried = dict[str, bool]()
     while waiting:
@@ -209,9 +190,8 @@ def _union(groups: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:
 def _lacking(output: Output, study: Study, retry_failed: bool, tried: Mapping[str, bool]) -> dict[str, Cell]:
     """The cells that must run before an output can be written, by their keys.
 
-    A cell keeps its timeline if the output reads it, or if its ranks are worth a picture. If a group's first cell has
-    none, because it failed or is too large, the next one is asked. ``tried`` has the keys of cells that were run
-    already, and whether their timelines were asked for.
+    A cell keeps its timeline if the output reads it, or if its ranks are worth a picture; if a group's first cell has
+    none, the next one is asked. ``tried`` has the keys of cells that ran already, and whether timelines were asked for.
     """
     results = study.results
     cells = study.cells_by_key(output.needed(study))

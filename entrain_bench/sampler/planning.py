@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.planning import place_chain
 from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.config.compose import compose
-from entrain_bench.program.assignment import Assignment, ModuleAssignment, check_assignment
+from entrain_bench.program.assignment import ModuleAssignment, check_assignment
 from entrain_bench.program.layout import Layout, check_layout, layout_to_json
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.specs.job import Degrees, Job
-from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import ListedShapes
 
@@ -32,17 +30,6 @@ COUNTS = (FIXED, EQUAL, ASSIGNED)
 
 # Microbatches of a global batch: of every rank, the positions of each microbatch's samples, in order.
 type Dealt = tuple[tuple[tuple[int, ...], ...], ...]
-
-
-def as_assignment(dealt: Dealt, model: ModelSpec, shapes: SampleShapes) -> Assignment:
-    """Return the assignment for ranks that each hold the whole model: every module runs each microbatch's samples."""
-    replica, place = np.empty((2, len(shapes)), np.int64)
-    for rank, microbatches in enumerate(dealt):
-        for index, positions in enumerate(microbatches):
-            replica[list(positions)] = rank
-            place[list(positions)] = index
-    owners = [module.owners(shapes, module.units(shapes)) for module in model.modules]
-    return Assignment(tuple(ModuleAssignment(replica[owner], place[owner]) for owner in owners))
 
 
 def deal(labels: ModuleAssignment, num_ranks: int, counts: str = ASSIGNED, num_microbatches: int = 0) -> Dealt:
@@ -109,11 +96,11 @@ class BatchPlan:
     num_microbatches: int
     name: str
 
-    def deal(self, strategy: Strategy, samples: np.ndarray) -> Dealt:
+    def deal(self, samples: np.ndarray) -> Dealt:
         """Microbatches of all ranks, as positions among these samples; ``UserError`` for what is no assignment."""
         job = self.setting.job
         batch = self.shapes.take(samples)
-        assignment = strategy.assigner.assign(batch, self.layout, self.setting.profile.under(self.layout))
+        assignment = self.setting.strategy.assigner.assign(batch, self.layout, self.setting.profile.under(self.layout))
         check_assignment(assignment, job.model, self.layout, batch)
         llm = job.model.llm_index
         return deal(assignment.modules[llm], self.layout.modules[llm].dp, self.counts, self.num_microbatches)

@@ -11,17 +11,16 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Sampler
 
-from entrain_bench.balancing.interface import Observer
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import UserError, require
+from entrain_bench.base.remembered import remembered
 from entrain_bench.config.given import checked_plan
 from entrain_bench.program.layout import Layout
-from entrain_bench.sampler.learning import Lessons, Timings, executed
 from entrain_bench.sampler.planning import FIXED, BatchPlan, Dealt, fingerprint, plan_batches
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import stable_rng
 
-# Iterations whose microbatches are kept: those that loaders run ahead, and those that are observed.
+# Iterations whose microbatches are kept: those that loaders run ahead.
 KEPT = 64
 # What a state must have in common with the sampler that takes it: they decide which samples an iteration has.
 STREAM = ("samples", "seed", "shuffle", "global_batch")
@@ -59,7 +58,6 @@ class BalancedBatchSampler(Sampler[list[int]]):
         shuffle: bool = True,
         layout: Layout | str = "data_parallel",
         counts: str = FIXED,
-        learning_lag: int = 2,
         overrides: Sequence[str] = (),
         config_dir: str | None = None,
     ) -> None:
@@ -82,7 +80,6 @@ class BalancedBatchSampler(Sampler[list[int]]):
             counts: number of microbatches of an iteration. ``fixed``: ``global_batch / (world_size x
                 microbatch_size)`` on every rank. ``equal``: on every rank the assigner's maximum over ranks.
                 ``assigned``: what the assigner gave each rank. A rank that needs more splits its largest microbatches.
-            learning_lag: iterations after which an observation (``observe``) changes assignments.
             overrides: further configuration, ``key=value`` as on the command line.
             config_dir: your folder with further choices.
 
@@ -90,7 +87,6 @@ class BalancedBatchSampler(Sampler[list[int]]):
             UserError: naming the argument, the configuration or the data that is wrong.
         """
         self.rank, self.world_size = _place(rank, world_size)
-        require(learning_lag >= 1, "learning_lag", learning_lag, "at least 1")
         self._plan: BatchPlan = plan_batches(
             shapes,
             layout,
@@ -117,11 +113,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
             "shuffle": bool(shuffle),
             "global_batch": global_batch,
         }
-        self._lag = learning_lag
-        self._lessons = Lessons((0,), (self._plan.setting.strategy,))
-        self._dealt: dict[int, Dealt] = {}
+        self._dealt: dict[tuple[int, int], Dealt] = {}
         self._batches: tuple[int, IntArray] | None = None
-        self._furthest = -1
         self._move(0, 0, 0)
         self._resumed = False
 
@@ -130,7 +123,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         """Return a sampler with the job, strategy and layout of a plan that ``entrain-bench recommend`` wrote.
 
         A data-parallel rank is a replica of the plan's LLM. Options are the constructor's ``rank``, ``world_size``,
-        ``shuffle``, ``counts``, ``learning_lag`` and ``config_dir``.
+        ``shuffle``, ``counts`` and ``config_dir``.
 
         Raises:
             UserError: if the file, an argument or the data is invalid; the error names it.
@@ -214,43 +207,6 @@ class BalancedBatchSampler(Sampler[list[int]]):
         each_s = encoder_s + llm_s
         return np.array([sum(float(each_s[list(row)].sum()) for row in rows) for rows in ranks])
 
-    @property
-    def learns(self) -> bool:
-        """Whether the strategy's assigner learns from observed times."""
-        return isinstance(self._plan.setting.strategy.assigner, Observer)
-
-    def observe(self, iteration: int, timings: Timings) -> None:
-        """Give the assigner measured times of an iteration; an assigner that does not learn ignores them.
-
-        Call it on every rank with the same timings after the same iterations. Assignments change ``learning_lag``
-        iterations later.
-
-        Args:
-            iteration: number from 0 in the current epoch.
-            timings: for every module by name, seconds of forward and backward ``[ranks, microbatches, 2]``.
-
-        Raises:
-            UserError: if the timings do not fit the iteration's microbatches, or if a loader that prefetches already
-                took an iteration that would change.
-        """
-        if not self.learns:
-            return
-        first = self._count(self._epoch, iteration) + self._lag
-        ahead = self._furthest - first + 1
-        if ahead > 0:
-            raise UserError(
-                f"learning_lag={self._lag}: must be at least {self._lag + ahead}, because the loader already took "
-                f"{ahead} of the iterations that observing iteration {iteration} would change"
-            )
-        require(first > self._lessons.first[-1], "observe: iteration", iteration, "later than the last observed one")
-        setting = self._plan.setting
-        strategy = self._lessons.strategies[-1]
-        batch = self._plan.shapes.take(self._samples(self._epoch)[iteration])
-        dealt = self._deal(self._epoch, iteration)
-        timeline = executed(setting.job.model, batch, self.layout, dealt, timings)
-        learnt = strategy.observe(timeline, setting.profile)
-        self._lessons = Lessons((*self._lessons.first, first), (*self._lessons.strategies, learnt))
-
     def state_dict(self, iteration: int | None = None) -> dict[str, Any]:
         """Return the sampler's position as plain values; equal on all ranks after the same iterations.
 
@@ -263,45 +219,37 @@ class BalancedBatchSampler(Sampler[list[int]]):
         epoch = self._epoch + at // self.num_iterations
         at %= self.num_iterations
         position = {"epoch": epoch, "iteration": at, "microbatch": self._place if iteration is None else 0}
-        lessons = self._lessons.since(self._count(epoch, at)) if self.learns else []
-        return {**position, **self._stream, "plan": self._plan.name, "lessons": lessons}
+        return {**position, **self._stream, "plan": self._plan.name}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next ``iter()`` resume at a state.
 
         If the state is at the start of an iteration, strategy, layout and number of ranks may differ from those that
-        saved it: iterations keep their samples. Restoring what an assigner has learned needs the same assigner.
+        saved it: iterations keep their samples.
 
         Raises:
             UserError: if samples, seed, order or global batch differ, or if the state is within an iteration and the
                 plan differs.
         """
-        keys = {"epoch", "iteration", "microbatch", "plan", "lessons", *STREAM}
+        keys = {"epoch", "iteration", "microbatch", "plan", *STREAM}
         require(keys <= {*state}, "state", sorted(state), f"what state_dict returns: {sorted(keys)}")
         for name, value in self._stream.items():
             require(state[name] == value, f"state: {name}", state[name], f"{value}, as in this sampler")
         place = state["microbatch"]
         same = place == 0 or state["plan"] == self._plan.name
         require(same, "state: microbatch", place, "0 (the start of an iteration), because the plan differs")
-        if state["lessons"] and self.learns:
-            self._lessons = self._lessons.restored(state["lessons"])
-        else:
-            self._lessons = Lessons((0,), (self._plan.setting.strategy,))
         self._dealt = {}
-        self._furthest = -1
         self._move(state["epoch"], state["iteration"], place)
         self._resumed = True
 
     def _deal(self, epoch: int, iteration: int) -> Dealt:
         """Return the microbatches of all ranks in an iteration, cached."""
         require(0 <= iteration < self.num_iterations, "iteration", iteration, f"0..{self.num_iterations - 1}")
-        number = self._count(epoch, iteration)
-        if number not in self._dealt:
-            while len(self._dealt) >= KEPT:
-                del self._dealt[next(iter(self._dealt))]
-            self._dealt[number] = self._plan.deal(self._lessons.at(number), self._samples(epoch)[iteration])
-            self._furthest = max(self._furthest, number)
-        return self._dealt[number]
+
+        def deal() -> Dealt:
+            return self._plan.deal(self._samples(epoch)[iteration])
+
+        return remembered(self._dealt, (epoch, iteration), deal, KEPT)
 
     def _samples(self, epoch: int) -> IntArray:
         """Return the samples of every global batch of an epoch ``[iterations, global_batch]``."""
@@ -313,10 +261,6 @@ class BalancedBatchSampler(Sampler[list[int]]):
             whole = order[: self.num_iterations * self.global_batch]
             self._batches = epoch, whole.reshape(self.num_iterations, self.global_batch)
         return self._batches[1]
-
-    def _count(self, epoch: int, iteration: int) -> int:
-        """Return an iteration's number over all epochs."""
-        return epoch * self.num_iterations + iteration
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:

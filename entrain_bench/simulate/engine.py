@@ -26,9 +26,8 @@ def place_actions(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Earliest start and end of every action, and how long each waited for transfers alone ``[actions]``.
 
-    Arguments are as ``Prices`` has them; None for what takes no time or is not there. Actions of a group (``together``)
-    wait until the lanes of all are free, then for their inputs. ``DeadlockError`` names a cycle of lanes that wait for
-    each other.
+    Arguments are as in ``Prices``. Actions of a group (``together``) wait until the lanes of all are free, then for
+    their inputs. ``DeadlockError`` names a cycle of lanes that wait for each other.
     """
     dep_actions = program.dep_actions.astype(np.int32)
     nothing = np.zeros(program.num_actions)
@@ -117,7 +116,6 @@ class Actions(NamedTuple):
 
 
 AWAKE = -1  # Where lanes are parked that may go on.
-# Columns of times that each action has.
 TIMES = ("duration_s", "hold_s", "release_s", "stall_s")
 
 
@@ -173,11 +171,9 @@ def _with_transfers(columns: Columns, transfers: LinkTransfers) -> Columns:
 
 @njit()
 def _run_lanes(columns):  # type: ignore[no-untyped-def]
-    """Run lanes until all are done or stuck; O(actions + dependencies), and a heap of transfers.
+    """Run lanes until all are done or stuck, in O(actions + dependencies) and a heap of transfers.
 
-    A lane that cannot go on is parked: on the action it needs (which wakes it when it ends), or on its next action if
-    others of its lanes are still busy; the last lane to arrive runs it for all. Transfers queue for their links. When
-    no lane can go on, none can become ready before the earliest in the queue, so that is served.
+    A lane that cannot go on is parked; if none can go on, the earliest transfer in the queue is served.
     """
     lanes, actions = _nothing_run(columns)
     queue = [(0.0, 0) for _ in range(0)]
@@ -201,7 +197,6 @@ def _run_lanes(columns):  # type: ignore[no-untyped-def]
 
 @njit()
 def _nothing_run(columns):  # type: ignore[no-untyped-def]
-    """The state before the first action: every lane may go on."""
     num_lanes = len(columns.lane_offsets) - 1
     num_actions = len(columns.num_lanes)
     lanes = Lanes(
@@ -252,10 +247,7 @@ def _run_lane(lane, columns, lanes, actions):  # type: ignore[no-untyped-def]
 
 @inlined
 def _missing(lane, action, columns, lanes, actions):  # type: ignore[no-untyped-def]
-    """Return the action that a lane's next one waits for; itself while not all its lanes are here.
-
-    Returns -1 if nothing is missing. The search goes on where it ended the last time.
-    """
+    """Return the action that a lane's next one waits for, itself while not all its lanes are here; -1 for none."""
     if lanes.reached[lane] != action:
         lanes.reached[lane] = action
         lanes.checked[lane] = columns.dep_offsets[action]
@@ -300,14 +292,12 @@ def _occupy(transfer, ready_s, columns, link_free_s):  # type: ignore[no-untyped
 
 @inlined
 def _park(lane, action, lanes, actions):  # type: ignore[no-untyped-def]
-    """Put a lane in front of those that are parked on an action, or of those that may go on."""
     lanes.next_parked[lane] = actions.parked[action]
     actions.parked[action] = lane
 
 
 @inlined
 def _wake(action, lanes, actions):  # type: ignore[no-untyped-def]
-    """Let the lanes that are parked on an action go on."""
     lane = actions.parked[action]
     while lane >= 0:
         after = lanes.next_parked[lane]
@@ -322,10 +312,7 @@ def describe_deadlock(
     done: BoolArray,
     together: IntArray | None = None,
 ) -> str:
-    """Follow stuck lanes, each to a lane it waits for, until one repeats.
-
-    ``position`` counts the actions that each lane ran ``[lanes]``; ``done`` and ``together`` are ``[actions]``.
-    """
+    """Follow stuck lanes, each to one it waits for, until one repeats; ``position``: actions each ran ``[lanes]``."""
 
     def next_action(lane: int) -> int:
         return int(program.lane_actions[program.lane_offsets[lane] + position[lane]])

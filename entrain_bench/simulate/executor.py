@@ -34,10 +34,7 @@ def place_program(program: Program, prices: Prices) -> tuple[FloatArray, FloatAr
 
 
 def make_timeline(program: Program, prices: Prices, memory: FloatArray) -> Timeline:
-    """When every action of a priced program runs.
-
-    ``memory`` is of a rank during and after each entry of ``program.lane_actions`` ``[2, entries]``.
-    """
+    """When every action of a priced program runs; ``memory`` is as in ``Timeline`` ``[2, entries]``."""
     start, end, wait = place_program(program, prices)
     peak = np.maximum.reduceat(memory[0], program.lane_offsets[:-1])
     return Timeline(program, start, end, prices.comm_s, wait, peak, memory)
@@ -46,12 +43,7 @@ def make_timeline(program: Program, prices: Prices, memory: FloatArray) -> Timel
 def place_steps(
     program: Program, steps: Steps, hold_s: FloatArray, start: FloatArray, end: FloatArray, wait: FloatArray
 ) -> None:
-    """Set start, end and wait of a program's steps; those of all other actions are given ``[actions]``.
-
-    Overlapped synchronisations queue beside the lanes, last stages first; as actions they take no time, at their end.
-    All optimizers need the norm of all gradients, so they wait for the last synchronisation, which counts as waiting
-    for transfers. ``hold_s`` is how long lanes are held after each action.
-    """
+    """Set start, end and wait of a program's steps ``[actions]``; optimizers wait for the last synchronisation."""
     layout = program.layout
     lanes = [blocks.of_stage(stage) for blocks in layout.blocks for stage in range(blocks.num_stages)]
     num_stages = len(lanes)
@@ -92,12 +84,7 @@ def place_steps(
 
 @dataclass(frozen=True, slots=True)
 class Simulator:
-    """Executes programs on a simulated clock.
-
-    Attributes:
-        truth: the cost truth.
-        memory_budget_bytes: memory of a rank that programs may use.
-    """
+    """Executes programs on a simulated clock; ``memory_budget_bytes`` is what programs may use of a rank."""
 
     trains: ClassVar[Literal[False]] = False
 
@@ -105,11 +92,7 @@ class Simulator:
     memory_budget_bytes: float
 
     def execute(self, program: Program) -> Timeline:
-        """Validate and time a program.
-
-        ``UserError`` for units lost, repeated or misplaced; ``OutOfMemoryError`` names rank, action, need and budget,
-        ``DeadlockError`` the cycle.
-        """
+        """Validate and time a program; ``UserError`` for a wrong one, one that does not fit memory, and a deadlock."""
         check_program(program)
         memory = self.check_memory(program)
         return make_timeline(program, self.truth.charge(program), memory)

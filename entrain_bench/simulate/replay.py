@@ -15,10 +15,7 @@ LABELS = ["lane", "module", "stage", "replica", "microbatch", "part", "pass"]
 
 
 def replay(program: Program, measured: pd.DataFrame) -> pd.DataFrame:
-    """The timeline of a program whose actions take as long as measured, start at once, and hand over at no cost.
-
-    ``UserError`` if the table is of another program.
-    """
+    """The timeline of a program with measured durations and free transfers; ``UserError`` for another program's."""
     duration_s = np.zeros(program.num_actions)
     if len(measured) == len(program.lane_actions):
         seconds = (measured["end_s"] - measured["start_s"]).to_numpy()

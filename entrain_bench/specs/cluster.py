@@ -1,22 +1,21 @@
 """Clusters: devices and the links between them. ``experiments/cluster/sources.csv`` says where constants come from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Self
 
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, IntArray, offsets_from_counts
-from entrain_bench.base.errors import UserError, require
-from entrain_bench.specs.parse import Count, OneOf, Rate, Share, at_least, between, check_keys, check_mapping, parse
+from entrain_bench.base.errors import require
+from entrain_bench.specs.parse import Count, OneOf, Rate, Share, at_least, between, check_fields, parse
 
 Extra = Annotated[float, at_least(0, "0 or more (0: no matter how small)")]
 # Ranks of a cluster: a layout lists those of every module.
 MAX_RANKS = 2**17
 SLOWEST = 1e-6
 FASTEST = 1e6
+Factor = Annotated[float, between(SLOWEST, FASTEST, f"above 0: from {SLOWEST:g} to {FASTEST:g}")]
 # Head dimension that attention's efficiencies are stated for.
 HEAD_DIM = 128
 # Generations of attention kernels, oldest first; a device runs those up to its own.
@@ -39,10 +38,7 @@ OF_DEVICE: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One accelerator. Efficiencies are the attainable fractions of the datasheet figure for large, regular work.
-
-    Smaller work attains less: at ``*_half_*`` a product, a sequence or a head attains half (``costs/roofline.py``).
-    """
+    """One accelerator. Efficiencies are attainable shares for large work; at ``*_half_*`` half of them is attained."""
 
     name: str
     peak_bf16_flops: Rate
@@ -72,7 +68,7 @@ class LinkTier:
     """Links inside aligned blocks of ``num_ranks`` ranks; bandwidth is per rank and direction."""
 
     name: str
-    num_ranks: Count
+    num_ranks: Annotated[int, at_least(0)]  # 0 in a YAML: all of the cluster
     bandwidth_bytes_per_s: Rate
     latency_s: Rate  # per step of a collective and per transfer
     collective_efficiency: Share = 1.0  # of the bandwidth, that large ring collectives attain
@@ -83,29 +79,25 @@ class LinkTier:
 class Speed:
     """Factors on a cluster's constants, from ``SLOWEST`` to ``FASTEST``; 1 leaves a constant unmodified.
 
-    Above 1, the first five make a cluster faster and the last three make it slower or smaller. A constant of 0 stays 0.
-    A factor that would lift an efficiency above 1 raises the peak instead, and ``mfu`` is a fraction of that peak.
+    Above 1, the first five make a cluster faster and the last three make it slower or smaller. A factor that would lift
+    an efficiency above 1 raises the peak instead.
     """
 
-    gemm: float = 1.0  # attained rates of matrix products
-    attention: float = 1.0  # attained rates of attention
-    memory: float = 1.0  # attained bandwidth of device memory
-    node: float = 1.0  # bandwidth of all links inside a node
-    network: float = 1.0  # bandwidth of all links between nodes
-    launch: float = 1.0  # launch time of a kernel, on the device and on the host
-    overlap: float = 1.0  # slowdown of computation by concurrent communication, which stays at most 1
-    reserve: float = 1.0  # device memory that the allocator holds beyond the tensors
+    gemm: Factor = 1.0  # attained rates of matrix products
+    attention: Factor = 1.0  # attained rates of attention
+    memory: Factor = 1.0  # attained bandwidth of device memory
+    node: Factor = 1.0  # bandwidth of all links inside a node
+    network: Factor = 1.0  # bandwidth of all links between nodes
+    launch: Factor = 1.0  # launch time of a kernel, on the device and on the host
+    overlap: Factor = 1.0  # slowdown of computation by concurrent communication, which stays at most 1
+    reserve: Factor = 1.0  # device memory that the allocator holds beyond the tensors
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            fits = SLOWEST <= value <= FASTEST
-            require(fits, f"speed.{field.name}", value, f"above 0: from {SLOWEST:g} to {FASTEST:g}")
+        check_fields(self, "speed.")
 
-    def times(self, other: Speed) -> Speed:
+    def times(self, other: Self) -> Self:
         """Both sets of factors, one after the other."""
-        names = [factor.name for factor in fields(self)]
-        return Speed(**{name: getattr(self, name) * getattr(other, name) for name in names})
+        return replace(self, **{name: value * getattr(other, name) for name, value in asdict(self).items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +127,7 @@ class ClusterSpec:
         """The innermost tier that joins all the given ranks."""
         return self.tiers[int(self.tier_of(np.array(ranks.min()), np.array(ranks.max())))]
 
-    def at(self, speed: Speed) -> ClusterSpec:
+    def at(self, speed: Speed) -> Self:
         """The cluster with its constants multiplied; a peak rises where an efficiency would exceed 1."""
         device = self.device
         changed = {
@@ -156,11 +148,7 @@ class ClusterSpec:
         return replace(self, device=replace(device, **changed), tiers=tuple(tiers))
 
     def ring_tiers(self, rings: IntArray) -> list[LinkTier]:
-        """The links of rings through the given ranks ``[rings, ranks]``: the slowest each crosses.
-
-        Latency and start are those of the outermost; the bandwidth is what collectives attain. Data leave a block
-        through the links of all ranks that a ring has there, as NCCL has it with a ring for each.
-        """
+        """The slowest links of rings of ranks ``[rings, ranks]``, which leave a block through all their ranks there."""
         rings = np.sort(rings, axis=1)
         outermost = self.tier_of(rings[:, 0], rings[:, -1])
         bandwidth = np.full(len(rings), np.inf)
@@ -173,32 +161,30 @@ class ClusterSpec:
             crosses = first.sum(axis=1) < num_blocks
             attained = tier.bandwidth_bytes_per_s * tier.collective_efficiency
             bandwidth = np.where(crosses, np.minimum(bandwidth, fewest * attained), bandwidth)
-        return [
-            replace(self.tiers[index], bandwidth_bytes_per_s=slowest, collective_efficiency=1.0)
-            if np.isfinite(slowest)
-            else self.tiers[index]
-            for index, slowest in zip(outermost.tolist(), bandwidth.tolist(), strict=True)
-        ]
+        links = []
+        for index, slowest in zip(outermost.tolist(), bandwidth.tolist(), strict=True):
+            link = self.tiers[index]
+            if np.isfinite(slowest):
+                link = replace(link, bandwidth_bytes_per_s=slowest, collective_efficiency=1.0)
+            links.append(link)
+        return links
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ClusterSpec:
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Parse a cluster YAML; ``UserError`` for wrong values. A key ``sources`` may say where constants are from."""
         config = {key: value for key, value in config.items() if key != "sources"}
-        check_keys(cls, config, "cluster")
-        if not isinstance(config["tiers"], list):
-            raise UserError(f"cluster.tiers={config['tiers']}: must be a list")
-        device = parse(DeviceSpec, config["device"], "cluster.device")
-        tiers = [check_mapping(tier, f"cluster.tiers[{index}]") for index, tier in enumerate(config["tiers"])]
-        cluster = parse(cls, {**config, "name": str(config["name"]), "device": device, "tiers": ()}, "cluster")
+        if isinstance(config.get("tiers"), list):
+            config["tiers"] = [
+                {"num_ranks": 0, **tier} if isinstance(tier, Mapping) else tier for tier in config["tiers"]
+            ]
+        cluster = parse(cls, config, "cluster")
         ranks = cluster.num_ranks
-        width = cluster.gpus_per_node
-        most = MAX_RANKS // width
-        allowed = f"at most {most}, {MAX_RANKS} ranks of {width} a node"
+        most = MAX_RANKS // cluster.gpus_per_node
+        allowed = f"at most {most}, {MAX_RANKS} ranks of {cluster.gpus_per_node} a node"
         require(cluster.num_nodes <= most, "cluster.num_nodes", cluster.num_nodes, allowed)
-        require(len(tiers) >= 1, "cluster.tiers", tiers, "at least one tier")
-        links = [parse(LinkTier, {"num_ranks": ranks, **tier}, f"cluster.tiers[{i}]") for i, tier in enumerate(tiers)]
+        links = [replace(tier, num_ranks=tier.num_ranks or ranks) for tier in cluster.tiers]
         sizes = [link.num_ranks for link in links]
-        ordered = sizes == sorted(sizes) and sizes[-1] == ranks
+        ordered = sizes == sorted(sizes) and sizes[-1:] == [ranks]
         require(ordered, "cluster.tiers", sizes, f"ordered from the smallest block to all {ranks} ranks")
         return replace(cluster, tiers=tuple(links))
 

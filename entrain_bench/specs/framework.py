@@ -1,61 +1,45 @@
 """Settings of the training framework; they are the same for every strategy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import Any
+from typing import Annotated, Any, Self
 
 from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.specs.cluster import ATTENTION_KERNELS, DeviceSpec
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import FULL, SELECTIVE, ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import CROSS_ENTROPIES, UNFUSED, language_head
+from entrain_bench.specs.parse import Count, OneOf, between, check_fields
 
 P2P = ("blocking", "overlapped")
 SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
 FP32, BF16 = GRAD_DTYPES = ("fp32", "bf16")
-CHOICES: Mapping[str, Sequence[str]] = {
-    "p2p": P2P,
-    "cp_split": CP_SPLITS,
-    "recompute_granularity": (FULL, SELECTIVE),
-    "attention_kernel": ATTENTION_KERNELS,
-    "grad_dtype": GRAD_DTYPES,
-    "cross_entropy": CROSS_ENTROPIES,
-}
 
 
 @dataclass(frozen=True, slots=True)
 class FrameworkOptions:
-    """Framework settings with the defaults of Megatron-LM; the simulator prices them and training executes them.
-
-    ``experiments/config.yaml`` says what each key means.
-    """
+    """Framework settings with Megatron-LM's defaults; ``experiments/config.yaml`` says what each key means."""
 
     distributed_optimizer: bool = True
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     align_param_gather: bool = True
-    p2p: str = "blocking"
+    p2p: Annotated[str, OneOf(P2P)] = "blocking"
     sequence_parallel: bool = True
     encoder_sp: bool = True
     encoder_cp: bool = True
-    cp_split: str = SAMPLE
-    encoder_optimizers: int = 1  # megatron-core's ``num_distributed_optimizer_instances``
-    recompute_granularity: str = FULL
-    attention_kernel: str | None = None
-    tp_overlap: float = 0.0
-    grad_dtype: str = FP32
-    cross_entropy: str = UNFUSED
+    cp_split: Annotated[str, OneOf(CP_SPLITS)] = SAMPLE
+    encoder_optimizers: Count = 1  # megatron-core's ``num_distributed_optimizer_instances``
+    recompute_granularity: Annotated[str, OneOf((FULL, SELECTIVE))] = FULL
+    attention_kernel: Annotated[str, OneOf(ATTENTION_KERNELS)] | None = None
+    tp_overlap: Annotated[float, between(0, 1, "in [0, 1]")] = 0.0
+    grad_dtype: Annotated[str, OneOf(GRAD_DTYPES)] = FP32
+    cross_entropy: Annotated[str, OneOf(CROSS_ENTROPIES)] = UNFUSED
     freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            if (value := getattr(self, name)) is not None and value not in choices:
-                raise unknown_choice(name, value, choices)
-        require(0 <= self.tp_overlap <= 1, "tp_overlap", self.tp_overlap, "in [0, 1]")
-        require(self.encoder_optimizers >= 1, "encoder_optimizers", self.encoder_optimizers, "at least 1")
+        check_fields(self)
 
     @property
     def receives_ahead(self) -> int:
@@ -71,7 +55,7 @@ class FrameworkOptions:
         """Bytes of a parameter that its optimizer step moves for the gradient's cast to fp32."""
         return BF16_BYTES + FP32_BYTES if self.grad_dtype == BF16 else 0
 
-    def of(self, module: ModuleSpec) -> FrameworkOptions:
+    def of(self, module: ModuleSpec) -> Self:
         """Return the settings with the module's own sequence parallelism."""
         if self.encoder_sp or not module.is_encoder:
             return self
@@ -124,7 +108,7 @@ class FrameworkOptions:
         require({*self.freeze} != {*names}, "freeze", [*self.freeze], "some modules, not all: one must be trained")
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> FrameworkOptions:
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
         """Build the settings from the top-level keys of a run."""
         given = {name: values[name] for name in cls.__dataclass_fields__}
         return cls(**given | {"freeze": tuple(str(name) for name in given["freeze"])})
@@ -138,8 +122,8 @@ def with_options(model: ModelSpec, framework: FrameworkOptions) -> ModelSpec:
 
 def with_cross_entropy(model: ModelSpec, kind: str) -> ModelSpec:
     """The model whose LLM computes its loss by one of ``CROSS_ENTROPIES``."""
-    head = model.llm.layers[-1]
     if kind == UNFUSED:
         return model
+    head = model.llm.layers[-1]
     changed = language_head(model.llm.config, kind)
     return model.with_head(changed if head.learns else changed.frozen(passes_gradients=head.backward_share > 0))

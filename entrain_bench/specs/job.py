@@ -1,17 +1,16 @@
 """The training job that every strategy is given: what is fixed for all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from math import isqrt
-from typing import Any
+from typing import Annotated, Any, Self
 
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.parse import Count, at_least, between, check_fields
 
 # Largest microbatch that planners consider where its size is theirs to choose.
 MAX_MICROBATCH_SIZE = 16
@@ -19,25 +18,25 @@ MAX_MICROBATCH_SIZE = 16
 MAX_SAMPLES = 2**20
 # Share of the memory budget that plans use up.
 PLANNING_SHARE = 0.95
+Degree = Annotated[int, at_least(1, "null or at least 1")] | None
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutRequest:
     """The part of a layout that the user fixes; None leaves a value to the planner."""
 
-    tp: int | None = None
-    cp: int | None = None
-    pp: int | None = None  # all stages of a replica
-    dp: int | None = None
+    tp: Degree = None
+    cp: Degree = None
+    pp: Degree = None  # all stages of a replica
+    dp: Degree = None
     recompute: tuple[str, ...] | None = None  # modules whose activations are recomputed; the others keep theirs
 
+    def __post_init__(self) -> None:
+        check_fields(self, "layout.")
+
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> LayoutRequest:
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
         """The request as ``layout.*`` states it."""
-        for name in ("tp", "cp", "pp", "dp"):
-            value = values.get(name)
-            # An interpolation's value has not been seen by the schema.
-            require(value is None or isinstance(value, int), f"layout.{name}", value, "null or an integer")
         recompute = values.get("recompute")
         return cls(**{**values, "recompute": None if recompute is None else tuple(map(str, recompute))})
 
@@ -68,20 +67,15 @@ class Job:
 
     model: ModelSpec
     cluster: ClusterSpec
-    global_batch: int
-    microbatch_size: int  # samples of a microbatch; the least there may be where planners choose it
+    global_batch: Annotated[int, between(1, MAX_SAMPLES, f"at least 1, at most {MAX_SAMPLES}")]
+    microbatch_size: Count  # samples of a microbatch; the least there may be where planners choose it
     request: LayoutRequest
     memory_budget_bytes: float  # of a rank, that programs may use
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     free_microbatch_size: bool = False  # planners choose the microbatch size
 
     def __post_init__(self) -> None:
-        fits = 1 <= self.global_batch <= MAX_SAMPLES
-        require(fits, "global_batch", self.global_batch, f"at least 1, at most {MAX_SAMPLES}")
-        require(self.microbatch_size >= 1, "microbatch_size", self.microbatch_size, "at least 1")
-        for name in ("tp", "cp", "pp", "dp"):
-            value = getattr(self.request, name)
-            require(value is None or value >= 1, f"layout.{name}", value, "null or at least 1")
+        check_fields(self)
         names = [module.name for module in self.model.modules]
         for name in self.request.recompute or ():
             if name not in names:
@@ -93,7 +87,7 @@ class Job:
         """Memory that plans may count on; the rest of the budget is for batches heavier than the profiled ones."""
         return PLANNING_SHARE * self.memory_budget_bytes
 
-    def each_microbatch_size(self) -> list[Job]:
+    def each_microbatch_size(self) -> list[Self]:
         """The job with every power of two that divides a replica's samples; itself where the size is given."""
         if not self.free_microbatch_size:
             return [self]
@@ -101,7 +95,7 @@ class Job:
         sizes = (2**i for i in range(MAX_MICROBATCH_SIZE.bit_length()))
         return [self.with_microbatch_size(size) for size in sizes if not rest and share % size == 0] or [self]
 
-    def with_microbatch_size(self, size: int) -> Job:
+    def with_microbatch_size(self, size: int) -> Self:
         """The job with a microbatch size that is given."""
         return replace(self, microbatch_size=size, free_microbatch_size=False)
 
@@ -134,14 +128,15 @@ class Job:
         cps = [2**i for i in range(ranks.bit_length())]
         dps = [d for d in divisors(ranks) if not self.global_batch % (d * self.microbatch_size)]
         self.check_request()
-        is_met = False
         fixed = ([asked.tp] if asked.tp else tps, [asked.cp] if asked.cp else cps, [asked.dp] if asked.dp else dps)
-        for tp, cp, dp in product(*fixed):
-            pp, rest = divmod(ranks, tp * cp * dp)
-            if not rest and pp == (asked.pp or pp) and 1 <= pp <= self.max_stages:
-                is_met = True
-                yield Degrees(tp, cp, pp, dp)
-        if not is_met:
+        met = [
+            Degrees(tp, cp, pp, dp)
+            for tp, cp, dp in product(*fixed)
+            for pp, rest in [divmod(ranks, tp * cp * dp)]
+            if not rest and pp == (asked.pp or pp) and 1 <= pp <= self.max_stages
+        ]
+        yield from met
+        if not met:
             wanted = " ".join(f"layout.{n}={getattr(asked, n)}" for n in ("tp", "cp", "pp", "dp") if getattr(asked, n))
             raise UserError(
                 f"{wanted or 'layout'}: no TP x CP x PP x DP equals the {ranks} ranks of cluster={self.cluster.name} "

@@ -32,11 +32,7 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Scaled dot-product attention inside each sequence, or inside windows of ``window_tokens`` of it.
-
-    A token stands for ``rows_per_token`` queries. With ``context_tokens`` keys and values are a context's of that
-    length, not the sequence's own (cross-attention). ``head_dim`` decides how fast it is.
-    """
+    """Scaled dot-product attention inside each sequence or its windows, or to a context (cross-attention)."""
 
     query_width: int
     key_value_width: int
@@ -150,12 +146,7 @@ class Layer:
         return 1 if self.gathered_width else tp
 
     def weight_pass_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
-        """Bytes of a token that gradients of weights are made of, on a rank of ``tp``, without context parallelism.
-
-        Each product keeps its gathered input and the gradient of its output between the two passes (Transformer
-        Engine's ``WeightGradStore``, NVIDIA/TransformerEngine#1653). Tensor parallelism divides the outputs of
-        column-parallel products and the inputs of row-parallel ones.
-        """
+        """Bytes of a token that weight gradients are made of, inputs and output gradients (TransformerEngine#1653)."""
         if not self.learns:
             return 0.0
         total = 0.0

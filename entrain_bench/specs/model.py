@@ -14,15 +14,15 @@ from entrain_bench.specs.layer import BF16_BYTES, Layer
 from entrain_bench.specs.module_layers import (
     ModuleConfig,
     Role,
+    alternate_splits,
     build_layers,
     check_numerics,
     mlp_of_block,
-    parse_gemms,
 )
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules, parse_images
-from entrain_bench.specs.unet import parse_unet, unet_layers
+from entrain_bench.specs.unet import check_unet, unet_layers
 
 # Layers of a module: planners compare every pair of them.
 MAX_LAYERS = 1000
@@ -46,15 +46,12 @@ class ModuleSpec:
     kinds: tuple[Layer, ...] = field(init=False)
     layer_kind: IntArray = field(init=False, compare=False)
     _counts: dict[tuple[int, ...], FloatArray] = field(init=False, default_factory=dict, repr=False, compare=False)
-    _cuts: dict[tuple[int, ...], tuple[IntArray, IntArray]] = field(
-        init=False, default_factory=dict, repr=False, compare=False
-    )
 
     def __post_init__(self) -> None:
-        names = list(dict.fromkeys(layer.kind for layer in self.layers))
         by_name = {layer.kind: layer for layer in self.layers}
-        object.__setattr__(self, "kinds", tuple(by_name[name] for name in names))
-        object.__setattr__(self, "layer_kind", np.array([names.index(layer.kind) for layer in self.layers]))
+        number = {name: index for index, name in enumerate(by_name)}
+        object.__setattr__(self, "kinds", tuple(by_name.values()))
+        object.__setattr__(self, "layer_kind", np.array([number[layer.kind] for layer in self.layers]))
 
     @property
     def is_encoder(self) -> bool:
@@ -72,11 +69,8 @@ class ModuleSpec:
         config = self.config
         if config.unet is not None:
             return {}
-        sizes = {
-            "heads": config.num_heads,
-            "key-value heads": config.num_kv_heads,
-            "feed-forward width": config.ffn_hidden_size,
-        }
+        sizes = {"heads": config.num_heads, "key-value heads": config.num_kv_heads}
+        sizes["feed-forward width"] = config.ffn_hidden_size
         if self.role is Role.LLM:
             return sizes | {"words": config.vocab_size}
         # Row-parallel products split the channels of the rows that were folded into k.
@@ -136,26 +130,19 @@ class ModuleSpec:
         if self.config.unet is not None:
             return replace(self, layers=tuple(replace(layer, recomputed=False) for layer in self.layers))
         part = mlp_of_block(self.config)
-        return replace(
-            self,
-            layers=tuple(
-                replace(layer, remade=part if layer.learns else part.frozen(passes_gradients=True))
-                if layer.recomputed and layer.backward_share > 0
-                else layer
-                for layer in self.layers
-            ),
-        )
+        layers = []
+        for layer in self.layers:
+            if layer.recomputed and layer.backward_share > 0:
+                layer = replace(layer, remade=part if layer.learns else part.frozen(passes_gradients=True))
+            layers.append(layer)
+        return replace(self, layers=tuple(layers))
 
     def cut_bytes(self, layers_per_stage: Sequence[int]) -> tuple[IntArray, IntArray]:
         """Bytes (bf16) of a token from each stage to the next, and of its gradients back, if any ``[stages - 1]``."""
-        split = tuple(layers_per_stage)
-        if split not in self._cuts:
-            last = np.cumsum(split)[:-1] - 1
-            size = BF16_BYTES * np.array([self.layers[layer].hidden_size for layer in last], np.int64)
-            needed = np.cumsum([layer.backward_share > 0 for layer in self.layers]) > 0
-            self._cuts[split] = size, size * needed[last]
-            freeze(*self._cuts[split])
-        return self._cuts[split]
+        last = np.cumsum(layers_per_stage)[:-1] - 1
+        size = BF16_BYTES * np.array([self.layers[layer].hidden_size for layer in last], np.int64)
+        needed = np.cumsum([layer.backward_share > 0 for layer in self.layers]) > 0
+        return size, size * needed[last]
 
     def lengths(self, shapes: SampleShapes, units: IntArray) -> IntArray:
         """Sequence length of each of the given units: encoder tokens of items, LLM tokens of samples."""
@@ -183,9 +170,8 @@ class ModuleSpec:
 
     def forward_flops(self, lengths: IntArray) -> FloatArray:
         """Model FLOPs of a forward through the whole module, per sequence."""
-        counts = np.bincount(self.layer_kind)
         total = np.zeros(len(lengths))
-        for count, kind in zip(counts, self.kinds, strict=True):
+        for count, kind in zip(np.bincount(self.layer_kind), self.kinds, strict=True):
             total += count * kind.forward_flops(lengths)
         return total
 
@@ -249,9 +235,8 @@ class ModelSpec:
         """Model FLOPs of an iteration: three times those of a forward, less what frozen layers have no need of."""
         unneeded = 0.0
         for module in self.modules:
-            counts = np.bincount(module.layer_kind)
             lengths = module.lengths(shapes, module.units(shapes))
-            for count, kind in zip(counts, module.kinds, strict=True):
+            for count, kind in zip(np.bincount(module.layer_kind), module.kinds, strict=True):
                 if not kind.learns:
                     unneeded += float(count * kind.unneeded_flops(lengths).sum())
         return TRAINING_FLOPS * self.forward_flops(shapes) - unneeded
@@ -269,25 +254,23 @@ class ModelSpec:
         encoded = {name for module in self.encoders for name in module.config.modalities}
         for index in np.unique(shapes.item_modality):
             if (name := shapes.modalities[index]) not in encoded:
-                raise IncompatibleError(
-                    f"workload: has {name} items, but model={self.name} encodes only {sorted(encoded)}"
-                )
+                only = f"model={self.name} encodes only {sorted(encoded)}"
+                raise IncompatibleError(f"workload: has {name} items, but {only}")
         longest = int(np.argmax(shapes.llm_tokens))
         length = int(shapes.llm_tokens[longest])
         limit = self.llm.config.context_tokens
         if length > limit:
-            sample = f"workload: sample {shapes.name_of(longest)} has {length} LLM tokens"
-            most = f"takes at most {limit} (model.modules.{self.llm.name}.context_tokens)"
-            raise UserError(f"{sample}, model={self.name} {most}")
+            most = f"model={self.name} takes at most {limit} (model.modules.{self.llm.name}.context_tokens)"
+            raise UserError(f"workload: sample {shapes.name_of(longest)} has {length} LLM tokens, {most}")
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
         """Parse a model YAML: ``name``, ``modules`` by name, ``tokens``; ``UserError`` names a wrong key."""
         check_keys(cls, config, "model")
-        modules = []
-        for name, values in check_mapping(config["modules"], "model.modules").items():
-            module = parse(ModuleConfig, values, f"model.modules.{name}")
-            modules.append(_build_module(str(name), module))
+        modules = [
+            _build_module(str(name), parse(ModuleConfig, values, f"model.modules.{name}"))
+            for name, values in check_mapping(config["modules"], "model.modules").items()
+        ]
         llms = [module for module in modules if module.role is Role.LLM]
         names = [module.name for module in modules]
         require(len(llms) == 1, "model.modules", names, "encoders and exactly one llm, and generators")
@@ -313,9 +296,9 @@ def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:
         require(bool(config.modalities), f"{where}.modalities", list(config.modalities), "at least one modality")
     if config.unet is not None:
         require(config.role == Role.GENERATOR, f"{where}.unet", "...", "absent: only a generator may be a U-Net")
-        unet = parse_unet(config.unet, f"{where}.unet")
-        embed = parse_gemms(config.embed_gemms, "embed_gemms")
-        return ModuleSpec(name, Role.GENERATOR, config, unet_layers(unet, config.item_tokens, embed))
+        check_unet(config.unet, f"{where}.unet")
+        layers = unet_layers(config.unet, config.item_tokens, alternate_splits(config.embed_gemms))
+        return ModuleSpec(name, Role.GENERATOR, config, layers)
     _require_size(config, "num_layers", where, MAX_LAYERS)
     for key in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size"):
         _require_size(config, key, where, MAX_SIZE)

@@ -1,15 +1,14 @@
 """The layers of a module: blocks between an input embedding and a head, as a module's YAML states them."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 from entrain_bench.base.errors import require
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
-from entrain_bench.specs.parse import Count, OneOf, Rate, at_least, check_mapping, parse
+from entrain_bench.specs.parse import Count, OneOf, Rate, at_least
+from entrain_bench.specs.unet import UNetConfig
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "squared_relu")
 # How a checkpoint names a module's tensors (``entrain_bench/train/weights.py``).
@@ -24,14 +23,22 @@ class Role(StrEnum):
     GENERATOR = "generator"
 
 
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Rotary frequencies stretched for long contexts, as Llama 3.1 and 3.2 do it (Hugging Face's ``llama3``)."""
+
+    factor: Rate
+    low_freq_factor: Rate
+    high_freq_factor: float
+    original_context_tokens: Count
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleConfig:
     """Architecture of one module as its YAML states it; see ``build_layers`` for what follows from it.
 
-    An encoder names the ``modalities`` it encodes and the products of its input embedding and of its projector
-    (``embed_gemms`` and ``head_gemms``: ``{k, n, rows_per_token}``); an LLM names vocabulary and context length. A
-    generator learns to generate every item of its ``modalities``, each a sequence of ``item_tokens``; it is made of
-    blocks, like an encoder, or a U-Net (``unet``: see ``UNetConfig``), which needs none of the blocks' sizes.
+    Encoders name ``modalities`` and the products of input embedding and projector (``embed_gemms``, ``head_gemms``);
+    generators learn to generate sequences of ``item_tokens`` by blocks, or a U-Net (``UNetConfig``).
     Fields from ``rope_theta`` on decide numbers and no costs.
     """
 
@@ -51,16 +58,16 @@ class ModuleConfig:
     modalities: tuple[str, ...] = ()
     window_tokens: Annotated[int, at_least(0)] = 0  # 0: full attention
     full_attention_layers: tuple[int, ...] = ()
-    embed_gemms: tuple[Mapping[str, float], ...] = ()
-    head_gemms: tuple[Mapping[str, float], ...] = ()
+    embed_gemms: tuple[Gemm, ...] = ()
+    head_gemms: tuple[Gemm, ...] = ()
     head_norm: bool = True
     vocab_size: int = 0
     tied_embeddings: bool = False
     context_tokens: int = 0
     item_tokens: int = 0
-    unet: Mapping[str, Any] | None = None
+    unet: UNetConfig | None = None
     rope_theta: Rate = 10_000.0  # arXiv:2104.09864, section 3.2.2
-    rope_scaling: Mapping[str, Any] | None = None  # ``RopeScaling``
+    rope_scaling: RopeScaling | None = None
     mrope_sections: tuple[int, ...] = ()  # frequencies of time, height, width (arXiv:2409.12191, section 2.1)
     mrope_frame_step: Annotated[float, at_least(0)] = 0.0  # how far time goes on from one video item to the next
     norm_epsilon: Rate = 1e-5  # torch.nn.LayerNorm's
@@ -75,12 +82,7 @@ UNFUSED, FUSED, EAGER = CROSS_ENTROPIES = ("unfused", "fused", "eager")
 
 
 def build_layers(config: ModuleConfig) -> tuple[Layer, ...]:
-    """The layers of a module: ``embed``, ``num_layers`` blocks (``block`` or ``window_block``), ``head``.
-
-    Byte counts are of a bf16 model with flash attention (no score matrix) and fused rotary positions, activations and
-    norms, each of which keeps its input alone. ``Layer`` says what of them tensor parallelism divides
-    (arXiv:2205.05198).
-    """
+    """The layers of a module: ``embed``, ``num_layers`` blocks (``block`` or ``window_block``), ``head``."""
     is_llm = config.role == Role.LLM
     embed = _token_embedding(config) if is_llm else _encoder_embedding(config)
     head = language_head(config) if is_llm else _projector(config)
@@ -91,11 +93,7 @@ def build_layers(config: ModuleConfig) -> tuple[Layer, ...]:
 
 
 def mlp_of_block(config: ModuleConfig) -> Layer:
-    """A block's MLP with the norm before it, as recomputation runs it once more; the weights are the block's.
-
-    It stops when it has made all that the backward needs, as ``torch.utils.checkpoint`` does: there is the gather
-    before the first product, not the scatter behind the second, nor the sum with what came in.
-    """
+    """A block's MLP with the norm before it, as recomputation runs it again: up to what the backward needs."""
     h = config.hidden_size
     f = config.ffn_hidden_size
     up = 2 * f if config.gated_mlp else f
@@ -166,14 +164,9 @@ def _token_embedding(config: ModuleConfig) -> Layer:
 def language_head(config: ModuleConfig, cross_entropy: str = UNFUSED) -> Layer:
     """Return the LLM's last layer: final norm, logits and their loss, as one of ``CROSS_ENTROPIES`` computes it.
 
-    Bytes of a logit, by the operators that read and write it:
-
-    - ``unfused`` (megatron-core 0.19, ``tensor_parallel/cross_entropy.py``): cast to fp32 (2 + 4), maximum (4),
-      subtraction (8), exponential (8), sum (4) and division (8), all in place. The fp32 softmax is kept; in addition
-      there are the bf16 logits in forward and their gradient in backward, which scales the softmax (8) and casts (6).
-    - ``fused`` (Transformer Engine, ``common/triton/cross_entropy.py``): two reads, and the gradient over the logits.
-    - ``eager`` (PyTorch): gathered logits, their fp32 copy and the fp32 logarithms stay; backward adds the fp32
-      gradients of both. Forward casts (6) and normalizes (12), backward writes (4), reads twice and writes (12), casts.
+    Bytes of a logit are those of megatron-core 0.19 (``tensor_parallel/cross_entropy.py``: fp32 softmax in place), of
+    Transformer Engine (``common/triton/cross_entropy.py``: two reads, the gradient over the logits), and of PyTorch
+    (gathered logits, their fp32 copy and the fp32 logarithms, kept).
     """
     h = config.hidden_size
     vocab = config.vocab_size
@@ -208,7 +201,7 @@ def language_head(config: ModuleConfig, cross_entropy: str = UNFUSED) -> Layer:
 
 
 def _encoder_embedding(config: ModuleConfig) -> Layer:
-    gemms = parse_gemms(config.embed_gemms, "embed_gemms")
+    gemms = alternate_splits(config.embed_gemms)
     convolutions = config.norm_bias  # LayerNorm encoders embed by convolutions with a bias, GELU after each
     inputs = [BF16_BYTES * gemm.k * gemm.rows_per_token for gemm in gemms]
     outputs = [BF16_BYTES * gemm.n * gemm.rows_per_token for gemm in gemms]
@@ -230,7 +223,7 @@ def _encoder_embedding(config: ModuleConfig) -> Layer:
 
 def _projector(config: ModuleConfig) -> Layer:
     h = config.hidden_size
-    gemms = parse_gemms(config.head_gemms, "head_gemms")
+    gemms = alternate_splits(config.head_gemms)
     norm = (h * (2 if config.norm_bias else 1)) if config.head_norm else 0
     middle = sum(gemm.n * gemm.rows_per_token for gemm in gemms[:-1])
     # Kept: the norm's input, each rank's own; what the products multiply: hidden states on every rank, then GELU's
@@ -255,38 +248,9 @@ def _projector(config: ModuleConfig) -> Layer:
     )
 
 
-def parse_gemms(configs: Sequence[Mapping[str, float]], where: str) -> tuple[Gemm, ...]:
+def alternate_splits(gemms: Sequence[Gemm]) -> tuple[Gemm, ...]:
     """Consecutive products, column and row parallel in turn."""
-    gemms = []
-    for index, config in enumerate(configs):
-        path = f"{where}[{index}]"
-        gemms.append(parse(Gemm, {"row_parallel": index % 2 == 1, **check_mapping(config, path)}, path))
-    return tuple(gemms)
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """Rotary frequencies stretched for long contexts, as Llama 3.1 and 3.2 do it (Hugging Face's ``llama3``).
-
-    Wavelengths longer than ``original_context_tokens / low_freq_factor`` are stretched by ``factor``, those shorter
-    than ``original_context_tokens / high_freq_factor`` stay, and in between the two are mixed.
-    """
-
-    factor: Rate
-    low_freq_factor: Rate
-    high_freq_factor: float
-    original_context_tokens: Count
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any] | None, where: str = "rope_scaling") -> RopeScaling | None:
-        """The scaling that a module's YAML states, None for none; ``UserError`` names a wrong key."""
-        if values is None:
-            return None
-        scaling = parse(cls, values, where)
-        allowed = f"above low_freq_factor={scaling.low_freq_factor}"
-        high = scaling.high_freq_factor
-        require(high > scaling.low_freq_factor, f"{where}.high_freq_factor", high, allowed)
-        return scaling
+    return tuple(replace(gemm, row_parallel=gemm.row_parallel or index % 2 == 1) for index, gemm in enumerate(gemms))
 
 
 def find_activation(config: ModuleConfig) -> str:
@@ -296,7 +260,10 @@ def find_activation(config: ModuleConfig) -> str:
 
 def check_numerics(config: ModuleConfig, where: str) -> None:
     """Raise ``UserError`` for values that no architecture has."""
-    RopeScaling.of(config.rope_scaling, f"{where}.rope_scaling")
+    if scaling := config.rope_scaling:
+        high = scaling.high_freq_factor
+        allowed = f"above low_freq_factor={scaling.low_freq_factor}"
+        require(high > scaling.low_freq_factor, f"{where}.rope_scaling.high_freq_factor", high, allowed)
     sections = [*config.mrope_sections]
     fits = len(sections) == 3 and min(sections) >= 0 and 2 * sum(sections) == config.head_dim
     allowed = f"three counts of frequencies that sum to head_dim / 2={config.head_dim // 2}"

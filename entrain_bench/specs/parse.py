@@ -1,9 +1,8 @@
 """Check plain mappings against frozen dataclasses, with errors that name the field."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
 from math import inf
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -33,6 +32,11 @@ class OneOf:
     """Texts that a field may have, as in ``Annotated[str, OneOf(NAMES)]``."""
 
     names: Sequence[str]
+
+    def check(self, value: str, where: str) -> None:
+        """Raise ``UserError`` for another text."""
+        if value not in self.names:
+            raise unknown_choice(where, value, [name for name in self.names if name])
 
 
 def between(least: float, most: float, words: str = "") -> Allowed:
@@ -71,7 +75,7 @@ def check_keys(cls: type, values: Any, where: str) -> None:
 def check_values(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The values with whole numbers as integers where fields are; ``UserError`` for unknown keys, types and ranges."""
     known = {field.name for field in fields(cls) if field.init}
-    hints = get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)
     checked = dict[str, Any]()
     for key, value in values.items():
         if key not in known:
@@ -84,8 +88,20 @@ def check_values(cls: type, values: Mapping[str, Any], where: str) -> dict[str, 
 def parse[T](cls: type[T], values: Any, where: str) -> T:
     """An instance of a dataclass: keys, types and ranges checked; whole numbers such as ``1e9`` are integers."""
     check_keys(cls, values, where)
-    hints = get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)
     return cls(**{key: _convert(hints[key], value, f"{where}.{key}") for key, value in values.items()})
+
+
+def check_fields(instance: Any, where: str = "") -> None:
+    """Raise ``UserError`` for a field of a dataclass that its type does not allow; ``where`` goes before its name."""
+    hints = _hints(type(instance))
+    for field in fields(instance):
+        _convert(hints[field.name], getattr(instance, field.name), f"{where}{field.name}", parses=False)
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
 
 
 def _convert(hint: Any, value: Any, where: str, parses: bool = True) -> Any:
@@ -93,20 +109,13 @@ def _convert(hint: Any, value: Any, where: str, parses: bool = True) -> Any:
     options = get_args(hint)
     if get_origin(hint) is Annotated:
         converted = _convert(options[0], value, where, parses)
-        allowed = options[1]
-        if isinstance(allowed, OneOf):
-            if converted not in allowed.names:
-                raise unknown_choice(where, converted, [name for name in allowed.names if name])
-        else:
-            allowed.check(converted, where)
+        options[1].check(converted, where)
         return converted
     if NoneType in options:
-        if value is None:
-            return None
-        options = tuple(option for option in options if option is not NoneType)
-        return _convert(options[0], value, where, parses) if len(options) == 1 else value
-    if is_dataclass(hint) and parses:
-        return value if isinstance(value, hint) else parse(hint, value, where)  # type: ignore[arg-type]
+        known = [option for option in options if option is not NoneType]
+        return value if value is None or len(known) > 1 else _convert(known[0], value, where, parses)
+    if is_dataclass(hint) and parses and not isinstance(value, hint):  # type: ignore[arg-type]
+        return parse(hint, value, where)  # type: ignore[arg-type]
     if hint in SCALARS:
         return _scalar(hint, value, where)
     if get_origin(hint) is tuple:
@@ -120,13 +129,8 @@ def _convert(hint: Any, value: Any, where: str, parses: bool = True) -> Any:
 
 def _scalar(hint: type, value: Any, where: str) -> Any:
     number = isinstance(value, int | float) and not isinstance(value, bool) and -inf < value < inf
-    fits = {
-        bool: isinstance(value, bool),
-        int: number and value == int(value),
-        float: number,
-        str: isinstance(value, str),
-    }
-    if not fits[hint]:
+    fits = isinstance(value, hint) if hint in (bool, str) else number and (hint is float or value == int(value))
+    if not fits:
         raise UserError(f"{where}={value}: must be {SCALARS[hint]}")
     if hint is float:
         sized = value == 0 or LEAST <= abs(value) <= MOST

@@ -13,11 +13,7 @@ from entrain_bench.base.errors import UserError, require
 
 @dataclass(frozen=True, slots=True)
 class SampleShapes:
-    """Sizes of a set of samples as a struct of arrays; the items of a sample are one CSR row.
-
-    An item is what an encoder processes as one sequence (an image, a frame group, an audio segment). A sample may have
-    any number of items, or none.
-    """
+    """Sizes of a set of samples as a struct of arrays; a sample's items, any number or none, are one CSR row."""
 
     modalities: tuple[str, ...]
     sample_ids: IntArray  # identity of each sample in its workload [samples]
@@ -62,10 +58,9 @@ class SampleShapes:
 
     def _check_grids(self, grids: IntArray) -> None:
         places = grids.prod(axis=1)
-        if wrong := np.flatnonzero((places != 0) & (places != self.item_encoder_tokens)).tolist():
-            rows, columns = grids[wrong[0]].tolist()
-            tokens = int(self.item_encoder_tokens[wrong[0]])
-            raise UserError(f"sample shapes: an item of {tokens} encoder tokens has a grid of {rows} x {columns}")
+        for wrong in np.flatnonzero((places != 0) & (places != self.item_encoder_tokens))[:1]:
+            grid = f"a grid of {grids[wrong, 0]} x {grids[wrong, 1]}"
+            raise UserError(f"sample shapes: an item of {self.item_encoder_tokens[wrong]} encoder tokens has {grid}")
         freeze(grids)
 
     def __len__(self) -> int:
@@ -105,12 +100,11 @@ class SampleShapes:
     def items_of(self, modalities: Sequence[str]) -> IntArray:
         """Indices of the items of the given modalities, in order; read-only."""
         names = tuple(modalities)
-        items = self._items.get(names)
-        if items is None:
+        if names not in self._items:
             wanted = np.array([name in names for name in self.modalities], bool)
-            items = self._items[names] = np.flatnonzero(wanted[self.item_modality])
-            freeze(items)
-        return items
+            self._items[names] = np.flatnonzero(wanted[self.item_modality])
+            freeze(self._items[names])
+        return self._items[names]
 
     def sum_items(self, items: IntArray, values: FloatArray) -> FloatArray:
         """Sum values given for some items over the samples that own them ``[samples]``."""
@@ -136,16 +130,11 @@ def shapes_from_lists(
     modalities: Sequence[str], samples: Sequence[tuple[int, Sequence[tuple[str, int, int]]]]
 ) -> SampleShapes:
     """Build shapes by hand: each sample is ``(text_tokens, [(modality, encoder_tokens, llm_tokens), ...])``."""
-    items = [item for _, row in samples for item in row]
-    return SampleShapes(
-        tuple(modalities),
-        np.arange(len(samples)),
-        np.array([text for text, _ in samples], np.int64),
-        offsets_from_counts(np.array([len(row) for _, row in samples], np.int64)),
-        np.array([list(modalities).index(name) for name, _, _ in items], np.int64),
-        np.array([tokens for _, tokens, _ in items], np.int64),
-        np.array([tokens for _, _, tokens in items], np.int64),
-    )
+    items = [(list(modalities).index(name), *tokens) for _, row in samples for name, *tokens in row]
+    columns = np.array(items, np.int64).reshape(len(items), 3).T.copy()
+    text_tokens = np.array([text for text, _ in samples], np.int64)
+    counts = np.array([len(row) for _, row in samples], np.int64)
+    return SampleShapes(tuple(modalities), np.arange(len(samples)), text_tokens, offsets_from_counts(counts), *columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,34 +150,30 @@ class Items:
 def shapes_of(
     text_tokens: IntArray, modalities: Mapping[str, Items], sample_ids: IntArray | TextArray | None = None
 ) -> SampleShapes:
-    """Return the shapes of samples with items of several modalities, in the mapping's order within a sample.
-
-    ``sample_ids`` are unique integers or strings ``[samples]``, by default row numbers; strings appear in messages.
-    ``UserError`` if lengths of columns do not fit together, or sizes are not positive.
-    """
+    """Return the shapes of samples with items of several modalities; ``sample_ids`` are by default row numbers."""
     text = np.asarray(text_tokens, np.int64)
     parts = list(modalities.values())
-    counts = np.zeros(len(text), np.int64)
     for name, part in modalities.items():
         owned = int(np.sum(part.counts))
         require(len(part.counts) == len(text), f"{name}: counts", len(part.counts), f"of all {len(text)} samples")
         for tokens in (part.encoder_tokens, part.llm_tokens):
             require(len(tokens) == owned, f"{name}: items", len(tokens), f"{owned}, the sum of counts")
-        counts += part.counts
-    owners = [np.repeat(np.arange(len(text)), part.counts) for part in parts]
-    order = np.argsort(_joined(owners), kind="stable")
+    owner = _joined([np.repeat(np.arange(len(text)), part.counts) for part in parts])
+    order = np.argsort(owner, kind="stable")
     kinds = [np.full(len(part.llm_tokens), index) for index, part in enumerate(parts)]
-    numbers, sample_names = _identities(sample_ids, len(text))
+    grids = _grids([(part.grids, len(part.llm_tokens)) for part in parts])
+    numbers = np.arange(len(text)) if sample_ids is None else sample_ids
+    named = numbers.dtype.kind not in "iu"
     return SampleShapes(
         tuple(modalities),
-        numbers,
+        np.arange(len(text)) if named else numbers.astype(np.int64, copy=False),
         text,
-        offsets_from_counts(counts),
+        offsets_from_counts(np.bincount(owner, minlength=len(text))),
         _joined(kinds)[order],
         _joined([part.encoder_tokens for part in parts])[order],
         _joined([part.llm_tokens for part in parts])[order],
-        sample_names,
-        None if (grids := _grids([(part.grids, len(part.llm_tokens)) for part in parts])) is None else grids[order],
+        numbers.astype(np.object_) if named else None,
+        None if grids is None else grids[order],
     )
 
 
@@ -207,15 +192,6 @@ def concatenate(parts: Sequence[SampleShapes]) -> SampleShapes:
         else None,
         _grids([(part.item_grids, part.num_items) for part in parts]),
     )
-
-
-def _identities(given: IntArray | TextArray | None, num_samples: int) -> tuple[IntArray, TextArray | None]:
-    """Numbers of samples, and names if strings are given."""
-    if given is None:
-        return np.arange(num_samples), None
-    if given.dtype.kind in "iu":
-        return given.astype(np.int64, copy=False), None
-    return np.arange(num_samples), given.astype(np.object_)
 
 
 def _names(shapes: SampleShapes) -> TextArray:

@@ -1,8 +1,6 @@
-"""How a model turns pixels, seconds and characters into tokens.
+"""How a model turns pixels, seconds and characters into tokens, by the rules of published processors.
 
-A model's ``tokens.images`` states one of the rules of published processors by its ``kind``; ``tokens.tiles`` are older
-rules for tiles. ``entrain_bench_workloads`` applies them. Marker tokens that a processor adds around an image, such as
-a row's end, count as tokens of the image.
+Marker tokens that a processor adds around an image, such as a row's end, count as tokens of the image.
 """
 
 from collections.abc import Mapping
@@ -45,10 +43,7 @@ class FixedSize:
 
 @dataclass(frozen=True, slots=True)
 class AnyResolution:
-    """An image is fitted to the best of some grids of tiles and gets an overview (LLaVA-NeXT, LLaVA-OneVision).
-
-    The overview is a further tile. Padding is cut off after encoding, and every line ends with a marker.
-    """
+    """An image is fitted to the best of some grids of tiles, with an overview (LLaVA-NeXT, LLaVA-OneVision)."""
 
     pixels: Side  # side of a tile
     side: Side  # LLM tokens on a side of a tile
@@ -134,9 +129,7 @@ def parse_images(values: Any, where: str) -> ImageRules:
 class TileRules:
     """Images cut into tiles of one size, as by LLaVA-OneVision's and InternVL's preprocessing ("anyres").
 
-    With ``dynamic_tiles``, InternVL's dynamic tiling cuts every image by itself, on the grid of at most so many tiles
-    whose proportions are nearest, with all tokens of all tiles, the thumbnail's included; ``max_grid`` and
-    ``max_llm_tiles`` decide nothing.
+    ``dynamic_tiles``: on the grid with the nearest proportions; ``max_grid`` and ``max_llm_tiles`` then decide nothing.
     """
 
     pixels: Size  # side of a tile
@@ -170,8 +163,7 @@ Steps = Annotated[tuple[tuple[int, ...], ...], Allowed(are_steps, STEP_WORDS)]
 class AudioRules:
     """Audio as a published processor and encoder count it, segment by segment.
 
-    Lengths shrink by steps ``[kernel, stride, padding]``, as convolutions without dilation do: from n to
-    ``(n + 2 * padding - kernel) // stride + 1``.
+    Steps ``[kernel, stride, padding]`` shrink lengths from n to ``(n + 2 * padding - kernel) // stride + 1``.
     """
 
     frames_per_s: Amount  # spectrogram frames of a second

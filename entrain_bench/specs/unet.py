@@ -1,18 +1,14 @@
 """A conditional U-Net as a sequence of layers: Stable Diffusion's denoiser (arXiv:2112.10752), in diffusers' structure.
 
-A token is a position of the latent image. Level l works on 4^-l as many positions. A stage hands on pending skip
-connections. Tensor parallelism does not split the weights: the ranks of a group share out the images.
+A token is a position of the latent image; level l works on 4^-l as many. Ranks of a TP group share out the images.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from entrain_bench.base.errors import require
 from entrain_bench.specs.layer import BF16_BYTES, Attention, Gemm, Layer
-from entrain_bench.specs.parse import Count, parse
+from entrain_bench.specs.parse import Count
 
 # A 3 x 3 convolution; with stride 2 each value is read for a quarter of the taps.
 TAPS = 9
@@ -33,15 +29,13 @@ class UNetConfig:
     context_tokens: Count  # that an image is conditioned on
 
 
-def parse_unet(values: Mapping[str, Any], where: str) -> UNetConfig:
-    """A checked configuration; ``UserError`` names a wrong key and what is allowed."""
-    config = parse(UNetConfig, values, where)
+def check_unet(config: UNetConfig, where: str) -> None:
+    """Raise ``UserError`` for a net without levels, or with attention on levels that it does not have."""
     channels = config.block_out_channels
     levels = config.attention_levels
     require(bool(channels), f"{where}.block_out_channels", [*channels], "one or more")
     inside = all(0 <= level < len(channels) for level in levels)
     require(inside, f"{where}.attention_levels", [*levels], f"levels in 0..{len(channels) - 1}")
-    return config
 
 
 @dataclass(slots=True)
@@ -89,10 +83,6 @@ class _Builder:
             )
         )
 
-    def push(self) -> None:
-        """Remember the state for the way up."""
-        self.skips.append((self.channels, self.rows))
-
     def convolution(self, inputs: int, outputs: int, taps: float = TAPS) -> Gemm:
         """A 3 x 3 convolution at the current resolution of the output."""
         return Gemm(TAPS * inputs, outputs, rows_per_token=self.rows, taps=taps)
@@ -105,7 +95,7 @@ class _Builder:
         gemms = (*projection, self.convolution(self.config.in_channels, first), *time)
         inputs = sum(gemm.k * gemm.rows_per_token for gemm in projection) + self.config.in_channels
         self.add("embed", gemms, _parameters(gemms), inputs + first, len(gemms), inputs, inputs)
-        self.push()
+        self.skips.append((self.channels, self.rows))
 
     def block(self, outputs: int) -> None:
         """A residual block: norm, SiLU and convolution twice, the step's embedding added in between."""
@@ -158,7 +148,7 @@ class _Builder:
         moved = 0.0 if down else c * (before + self.rows)
         self.add(name, [gemm], gemm.k * gemm.n + c, moved, 0 if down else 1, kept, c * before)
         if down:
-            self.push()
+            self.skips.append((self.channels, self.rows))
 
 
 def unet_layers(config: UNetConfig, positions: int, projection: Sequence[Gemm]) -> tuple[Layer, ...]:
@@ -171,7 +161,7 @@ def unet_layers(config: UNetConfig, positions: int, projection: Sequence[Gemm]) 
             net.block(config.block_out_channels[level])
             if level in config.attention_levels:
                 net.transformer()
-            net.push()
+            net.skips.append((net.channels, net.rows))
         if level != levels[-1]:
             net.resample(1 / 4)
     net.block(net.channels)

@@ -1,7 +1,5 @@
 """Workloads: their interface, streams of listed samples, and contents of samples, which only training reads."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -122,10 +120,7 @@ class Moved:
 
 
 class Samples(Protocol):
-    """Reads samples one by one, in any order; frozen and made of plain values, for it travels between processes.
-
-    All methods raise ``UserError`` naming the sample where it cannot be read, or is not what its shapes say.
-    """
+    """Reads samples one by one in any order; frozen, of plain values; ``UserError`` names what cannot be read."""
 
     def picture(self, shapes: SampleShapes, item: int) -> Pixels:
         """An image, or the frames of a video's group, as large as item's patches ``[frames, height, width, 3]``."""

@@ -33,7 +33,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from entrain_bench.base.errors import ExecutionError
 from entrain_bench.base.files import temporary_folder, write_atomically
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.records.run_result import RunResult
+from entrain_bench.records.metrics import RunResult
 from entrain_bench.run.parallel import end_with_parent, uninterrupted
 from entrain_bench.train.device import device_of
 from entrain_bench.train.messages.control import Failure, named_wait, process_group

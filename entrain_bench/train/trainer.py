@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.schema import RunConfig
-from entrain_bench.records.run_result import RunResult
+from entrain_bench.records.metrics import RunResult
 from entrain_bench.train.settings import MOST_CONNECTIONS, ON_LOOPBACK, VARIABLE, TrainSettings, check_connections
 
 

@@ -66,29 +66,17 @@ def _remade(module: ModuleSpec, recompute: bool) -> FloatArray:
     return np.array([recompute and kind.remade_share for kind in module.kinds], np.float64)
 
 
-def level_shares(base_s: FloatArray, cost_s: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Shares of an encoder's work for each of its copies, so that the busiest lane is least busy (water filling).
-
-    ``base_s`` is what the lanes of each copy's stages do anyway ``[replicas, copies, stages]``, ``cost_s`` all the work
-    by stage ``[replicas, stages]``. Returns shares ``[replicas, copies]`` and the busiest lane that takes some
-    ``[replicas]``.
-    """
-    return tuple(_shares(np.ascontiguousarray(base_s), np.ascontiguousarray(cost_s)))
-
-
 @njit()
-def _shares(base_s, cost_s):  # type: ignore[no-untyped-def]
-    replicas, copies, stages = base_s.shape
+def level_shares(base_s, cost_s):  # type: ignore[no-untyped-def]
+    """Shares ``[replicas, copies]`` of an encoder's work ``[replicas, stages]`` that level lanes; and the level."""
+    replicas, copies, _ = base_s.shape
     shares = np.zeros((replicas, copies))
     high = np.zeros(replicas)
     for replica in range(replicas):
         low_s = np.inf
-        most_s = 0.0
-        for stage in range(stages):
-            most_s = max(most_s, cost_s[replica, stage])
         for copy in range(copies):
             low_s = min(low_s, base_s[replica, copy].max())
-        high_s = low_s + most_s
+        high_s = low_s + cost_s[replica].max()
         for _ in range(LEVEL_STEPS):
             middle_s = (low_s + high_s) / 2
             if _taken(middle_s, base_s[replica], cost_s[replica], shares[replica]) >= 1:
@@ -115,85 +103,6 @@ def _taken(level_s, base_s, cost_s, share):  # type: ignore[no-untyped-def]
     return total
 
 
-@njit()
-def cuts(layer_s, stages):  # type: ignore[no-untyped-def]
-    """First layers of some stages, and the number of layers, so that the busiest stage is least busy ``[stages + 1]``.
-
-    Every stage gets a layer; of equally good splits the one whose later stages have most.
-    """
-    count = len(layer_s)
-    prefix = np.zeros(count + 1)
-    prefix[1:] = np.cumsum(layer_s)
-    best = np.full(count + 1, np.inf)
-    best[0] = 0.0
-    cut = np.zeros((stages, count + 1), np.int64)
-    for stage in range(stages):
-        longer = np.full(count + 1, np.inf)
-        # Later stages leave at least one layer each for themselves; the last one takes all that is left.
-        least = count if stage == stages - 1 else stage + 1
-        for end in range(least, count - (stages - 1 - stage) + 1):
-            for first in range(stage, end):
-                busiest = max(best[first], prefix[end] - prefix[first])
-                # What is as good but for rounding is no better.
-                if busiest < longer[end] * (1 - 1e-9):
-                    longer[end] = busiest
-                    cut[stage, end] = first
-        best = longer
-    bounds = np.zeros(stages + 1, np.int64)
-    bounds[stages] = count
-    for stage in range(stages - 1, -1, -1):
-        bounds[stage] = cut[stage, bounds[stage + 1]]
-    return bounds
-
-
-@njit()
-def split_evenly(llm_s, encoders_s, offsets, llm_blocks, grid, copies_abreast):  # type: ignore[no-untyped-def]
-    """Split LLM and encoders evenly, each by itself; copies of encoders, alike in all segments, share the work out.
-
-    Seconds are those of each layer in a replica, of one encoder after the other from ``offsets`` on; the LLM's stages
-    are on ``llm_blocks`` of the lanes. The grid is segments, stages of a copy of an encoder, lanes of such a stage.
-    Returns ``cuts`` of the LLM and of each encoder, and seconds of the busiest lane.
-    """
-    segments, stages, width = grid
-    lanes = segments * stages * width
-    copies = segments * copies_abreast
-    bounds = np.zeros((len(offsets) - 1, stages + 1), np.int64)
-    llm_bounds = cuts(llm_s, len(llm_blocks))
-    busy_s = np.zeros(lanes)
-    busy_s[llm_blocks] = _stage_sums(llm_s, llm_bounds)
-    for index in range(len(offsets) - 1):
-        own_s = encoders_s[offsets[index] : offsets[index + 1]]
-        bounds[index] = cuts(own_s, stages)
-        cost_s = _stage_sums(own_s, bounds[index])
-        base_s = np.zeros((1, copies, stages))
-        for lane in range(lanes):
-            segment = lane // (stages * width)
-            stage = lane // width % stages
-            for copy in range(segment * copies_abreast, (segment + 1) * copies_abreast):
-                base_s[0, copy, stage] = max(base_s[0, copy, stage], busy_s[lane])
-        shares = _shares(base_s, cost_s.reshape(1, stages))[0][0]
-        for lane in range(lanes):
-            segment = lane // (stages * width)
-            stage = lane // width % stages
-            own_shares = shares[segment * copies_abreast : (segment + 1) * copies_abreast]
-            busy_s[lane] += own_shares.sum() / copies_abreast * cost_s[stage]
-    return llm_bounds, bounds, busy_s.max()
-
-
-@njit()
-def _stage_sums(layer_s, bounds):  # type: ignore[no-untyped-def]
-    """Seconds of each stage ``[stages]``."""
-    total = np.empty(len(bounds) - 1)
-    for stage in range(len(total)):
-        total[stage] = layer_s[bounds[stage] : bounds[stage + 1]].sum()
-    return total
-
-
-def stage_work(module: ModuleSpec, layers_per_stage: tuple[int, ...], kinds_s: FloatArray) -> FloatArray:
-    """Seconds of each stage from those of a layer of each kind ``[..., stages]``."""
-    return matmul(kinds_s, module.kind_counts(layers_per_stage).T)
-
-
 @dataclass(frozen=True, slots=True)
 class BraidAssigner:
     """Balances samples over replicas and microbatches, then encoder (and generator) chunks over copies in each replica.
@@ -211,10 +120,7 @@ class BraidAssigner:
     level: bool = True
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Labels of every module's units; ``IncompatibleError`` if no DP of two modules is a multiple of the other.
-
-        ``OutOfMemoryError`` if no number of rounds of sharded weights fits.
-        """
+        """Labels of all units; ``IncompatibleError`` if DPs do not divide, ``OutOfMemoryError`` if no rounds fit."""
         profile = profile.smoothed()
         if layout.modules[0].widths:
             packed = fastest_packs(shapes, layout, profile, self.compare)[1]
@@ -224,11 +130,11 @@ class BraidAssigner:
                 )
             return packed
         model = profile.job.model
-        index_of_llm = profile.job.model.llm_index
+        index_of_llm = model.llm_index
         llm = layout.modules[index_of_llm]
         room_bytes = profile.job.planning_budget_bytes - float(profile.memory.lane_state_bytes(layout).max())
-        placed_modules = zip(model.modules, layout.modules, strict=True)
-        work = [_work(profile, module, shapes, placed, room_bytes) for module, placed in placed_modules]
+        pairs = zip(model.modules, layout.modules, strict=True)
+        work = [_work(profile, module, shapes, placed, room_bytes) for module, placed in pairs]
         replica, microbatch = self._samples(profile, shapes, layout, work)
         busy_s = _lane_seconds(layout, index_of_llm, _sums(replica, work[index_of_llm], llm.dp))
         chunks_s = _chunk_work(profile, model.llm, llm) * layout.num_microbatches
@@ -236,12 +142,11 @@ class BraidAssigner:
         items = {}
         for index, module in others(model).items():
             placed = layout.modules[index]
-            units = module.units(shapes)
-            owner = module.owners(shapes, units)
-            tokens = module.lengths(shapes, units)
-            seconds = work[index].sum(axis=1)
+            owner = module.owners(shapes, module.units(shapes))
+            tokens = module.lengths(shapes, module.units(shapes))
             most = chunk_tokens(profile, module, tokens, placed.tp, placed.cp)
-            items[index] = owner, deal_chunks(replica[owner], microbatch[owner], seconds, tokens, most)
+            chunk = deal_chunks(replica[owner], microbatch[owner], work[index].sum(axis=1), tokens, most)
+            items[index] = owner, chunk
         before = [pair for index, pair in items.items() if index < index_of_llm]
         behind = [pair for index, pair in items.items() if index > index_of_llm]
         first, middle = find_places(replica, microbatch, before, behind)
@@ -252,8 +157,7 @@ class BraidAssigner:
             place = (first if index < index_of_llm else middle)[owner] + chunk
             of_replica = replica[owner] // max(1, llm.dp // placed.dp)
             total = _sums(of_replica, work[index], placed.dp // copies)
-            shares = self._shares(layout, index, busy_s, total, copies)
-            busy_s += _lane_seconds(layout, index, (shares[:, :, None] * total[:, None]).reshape(placed.dp, -1))
+            shares = self._share_out(layout, index, busy_s, total, copies)
             chunk_s = float(_chunk_work(profile, model.modules[index], placed).sum())
             copy = spread_chunks(of_replica, place, work[index].sum(axis=1), shares, chunk_s)
             labels.append(ModuleAssignment(of_replica * copies + copy, place))
@@ -288,29 +192,42 @@ class BraidAssigner:
         llm = layout.modules[index_of_llm]
         mean = work[index_of_llm].sum(axis=0) / llm.dp
         busy_s = _lane_seconds(layout, index_of_llm, np.tile(mean, (llm.dp, 1)))
-        column = _columns_of_first_replica(layout, llm.dp)
-        loads = np.zeros((len(shapes), 1 + int(column.max())))
-        _add_lanes(loads, column, layout, index_of_llm, 0, work[index_of_llm])
+        held = [
+            blocks.lanes[: blocks.offsets[max(1, placed.dp // llm.dp) * placed.pp]]
+            for blocks, placed in zip(layout.blocks, layout.modules, strict=True)
+        ]
+        lanes = np.unique(np.concatenate(held))
+        loads = np.zeros((len(shapes), len(lanes)))
+
+        def add(index: int, copy: int, stage_s: FloatArray) -> None:
+            """Add rows of seconds of a replica's stages to those of its lanes."""
+            blocks = layout.blocks[index]
+            for stage, seconds in enumerate(stage_s.T):
+                block = copy * layout.modules[index].pp + stage
+                mine = blocks.lanes[blocks.offsets[block] : blocks.offsets[block + 1]]
+                loads[:, np.searchsorted(lanes, mine)] += seconds[:, None]
+
+        add(index_of_llm, 0, work[index_of_llm])
         for index, module in others(model).items():
             placed = layout.modules[index]
             copies = _copies(placed, llm)
             total = np.tile(work[index].sum(axis=0) * copies / placed.dp, (placed.dp // copies, 1))
-            shares = self._shares(layout, index, busy_s, total, copies)
-            busy_s += _lane_seconds(layout, index, (shares[:, :, None] * total[:, None]).reshape(placed.dp, -1))
-            owner = module.owners(shapes, module.units(shapes))
-            of_sample = _sums(owner, work[index], len(shapes))
+            shares = self._share_out(layout, index, busy_s, total, copies)
+            of_sample = _sums(module.owners(shapes, module.units(shapes)), work[index], len(shapes))
             for copy in range(copies):
-                _add_lanes(loads, column, layout, index, copy, of_sample * shares[0, copy])
+                add(index, copy, of_sample * shares[0, copy])
         return loads
 
-    def _shares(self, layout: Layout, index: int, busy_s: FloatArray, total: FloatArray, copies: int) -> FloatArray:
-        """Shares of an encoder's copies in the work of each replica ``[replicas, copies]``."""
-        if not self.level:
-            return np.full((len(total), copies), 1 / copies)
-        blocks = layout.blocks[index]
+    def _share_out(self, layout: Layout, index: int, busy_s: FloatArray, total: FloatArray, copies: int) -> FloatArray:
+        """Shares of an encoder's copies in each replica's work ``[replicas, copies]``, which lanes are busy with."""
+        shares = np.full((len(total), copies), 1 / copies)
         placed = layout.modules[index]
-        base = np.maximum.reduceat(busy_s[blocks.lanes], blocks.offsets[:-1])
-        return level_shares(base.reshape(len(total), copies, placed.pp), total)[0]
+        if self.level:
+            blocks = layout.blocks[index]
+            base = np.maximum.reduceat(busy_s[blocks.lanes], blocks.offsets[:-1])
+            shares = level_shares(base.reshape(len(total), copies, placed.pp), total)[0]
+        busy_s += _lane_seconds(layout, index, (shares[:, :, None] * total[:, None]).reshape(placed.dp, -1))
+        return shares
 
 
 def two_columns(loads: FloatArray) -> FloatArray:
@@ -344,8 +261,7 @@ def find_places(
 ) -> tuple[IntArray, IntArray]:
     """Places of each sample's microbatch in its replica's order ``[samples]``: the first, and the LLM's.
 
-    A microbatch has as many as an encoder and a generator have chunks of it, one of them the LLM's: encoder chunks take
-    them up to the LLM's, generator chunks from there on, so that nothing comes before what it needs. ``before`` has by
+    Encoder chunks take a microbatch's places up to the LLM's, generator chunks those from there on. ``before`` has by
     encoder, of each item its sample and its chunk, counted in the microbatch ``[items]``; ``behind`` by generator.
     """
     ahead, later = np.ones((2, 1 + int(replica.max(initial=0)), 1 + int(microbatch.max(initial=0))), np.int64)
@@ -360,11 +276,10 @@ def find_places(
 def spread_chunks(
     replica: IntArray, chunk: IntArray, cost_s: FloatArray, shares: FloatArray, chunk_s: float = 0.0
 ) -> IntArray:
-    """Copy of the encoder that runs each item's chunk ``[items]``.
+    """Copy of the encoder that runs each item's chunk, by place in its replica's order ``[items]``.
 
     First the heavy chunks, the heaviest first, each to the copy that has most of its share left; then, chunk after
-    chunk, to the copy furthest below its share ``[replicas, copies]``. ``chunk`` is its place in the order of its
-    replica, ``chunk_s`` what a chunk costs besides.
+    chunk, to the copy furthest below its share ``[replicas, copies]``. A chunk costs ``chunk_s`` besides its items.
     """
     if not len(replica):
         return np.zeros(0, np.int64)
@@ -414,17 +329,14 @@ def _copies(encoder: ModuleLayout, llm: ModuleLayout) -> int:
 def _work(
     profile: Profile, module: ModuleSpec, shapes: SampleShapes, placed: ModuleLayout, room_bytes: float
 ) -> FloatArray:
-    """Load that each unit adds to each stage ``[units, stages]``.
-
-    A unit that does not fit memory alone will be recomputed, one that takes half will not; in between a share.
-    """
-    tp = placed.tp
-    cp = placed.cp
-    split = placed.layers_per_stage
-    seconds = stage_work(module, split, unit_layers_s(profile, module, shapes, tp, cp, placed.recompute))
+    """Load of each unit on each stage ``[units, stages]``; one that does not fit memory alone will be recomputed."""
+    counts = module.kind_counts(placed.layers_per_stage).T
+    seconds, again = (
+        matmul(unit_layers_s(profile, module, shapes, placed.tp, placed.cp, recompute), counts)
+        for recompute in (placed.recompute, True)
+    )
     if placed.recompute or profile.job.request.recompute is not None:
         return seconds
-    again = stage_work(module, split, unit_layers_s(profile, module, shapes, tp, cp, recompute=True))
     token_bytes, _ = profile.memory.token_bytes(module, placed)
     lengths = module.lengths(shapes, module.units(shapes))
     filled = np.outer(lengths, token_bytes) / max(room_bytes, 1.0)
@@ -433,7 +345,7 @@ def _work(
 
 def _chunk_work(profile: Profile, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
     kinds = chunk_layers_s(profile, module, placed.tp, placed.cp, placed.recompute)
-    return stage_work(module, placed.layers_per_stage, kinds)
+    return matmul(kinds, module.kind_counts(placed.layers_per_stage).T)
 
 
 def _sums(label: IntArray, values: FloatArray, count: int) -> FloatArray:
@@ -447,27 +359,3 @@ def _lane_seconds(layout: Layout, index: int, stage_s: FloatArray) -> FloatArray
     total = np.zeros(layout.num_lanes)
     np.add.at(total, blocks.lanes, np.repeat(stage_s.ravel(), np.diff(blocks.offsets)))
     return total
-
-
-def _columns_of_first_replica(layout: Layout, dp: int) -> IntArray:
-    """A number for each lane of the first LLM replica and of what feeds it; -1 for others ``[lanes]``."""
-    held = []
-    for blocks, placed in zip(layout.blocks, layout.modules, strict=True):
-        replicas = max(1, placed.dp // dp)
-        held.append(blocks.lanes[: blocks.offsets[replicas * placed.pp]])
-    column = np.full(layout.num_lanes, -1)
-    lanes = np.unique(np.concatenate(held))
-    column[lanes] = np.arange(len(lanes))
-    return column
-
-
-def _add_lanes(
-    loads: FloatArray, column: IntArray, layout: Layout, index: int, replica: int, stage_s: FloatArray
-) -> None:
-    """Add rows of seconds of a replica's stages to those of its lanes' columns ``[rows, columns]``."""
-    blocks = layout.blocks[index]
-    placed = layout.modules[index]
-    for stage in range(placed.pp):
-        block = replica * placed.pp + stage
-        lanes = blocks.lanes[blocks.offsets[block] : blocks.offsets[block + 1]]
-        loads[:, column[lanes]] += stage_s[:, [stage]]

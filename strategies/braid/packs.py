@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from heapq import heapify, heapreplace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,11 +15,11 @@ import numpy as np
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s, packed_units_s
 from entrain_bench.balancing.lpt import lpt_with_exchange
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.rank_groups import room_bytes, step_assignment
+from entrain_bench.balancing.rank_groups import room_bytes, step_assignment, unit_costs
 from entrain_bench.balancing.rounds import group_widths, packed_program
 from entrain_bench.base.arithmetic import decisive, matmul
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
-from entrain_bench.base.compiled import inlined, njit
+from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout
@@ -32,8 +31,8 @@ EXCHANGES = 400
 LIMITS = (0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
 # Share of the memory beside states that packs may keep; the rest is for what passes need while they run.
 KEPT = 0.97
-# Packs may keep so many times what there is room for, and recompute the rest: larger packs hide more of the traffic of
-# weights and gradients. With sharded weights rounds are so many times as many as they could be.
+# Packs may keep so many times what there is room for, and recompute the rest: larger packs hide more traffic. With
+# sharded weights rounds are so many times as many as they could be.
 STRETCHES = (1.0, 1.25, 1.6, 2.5)
 # Deals, those that end first, whose programs are compared.
 COMPARED = 2
@@ -44,8 +43,8 @@ class UnitWork(NamedTuple):
 
     width: IntArray  # ranks of a group at each degree of every module ``[degrees]``
     first_degree: IntArray  # first degree of each module ``[modules + 1]``
-    # Of a unit at a degree of its module seconds of both passes and of recomputation, bytes kept on each rank, kept if
-    # all that can be is recomputed, and needed while a pass runs ``[5, degrees, units]``.
+    # Seconds of both passes and of recomputation, bytes kept on each rank, kept if all that can be is recomputed, and
+    # needed while a pass runs ``[5, degrees, units]``.
     units: FloatArray
     chunk_s: FloatArray  # what a pack costs besides ``[degrees]``
     first_unit: IntArray  # first unit of each module ``[modules + 1]``
@@ -74,15 +73,13 @@ def estimate_work(shapes: SampleShapes, layout: Layout, profile: Profile) -> Uni
         mine = slice(int(first_unit[index]), int(first_unit[index + 1]))
         lengths = module.lengths(shapes, units)
         owners.append(module.owners(shapes, units))
-        kinds = module.kind_counts(placed.layers_per_stage)[0]
+        remade = module.kind_counts(placed.layers_per_stage)[0] * [kind.remade_share for kind in module.kinds]
+        rows = slice(int(first_degree[index]), int(first_degree[index + 1]))
+        seconds[rows, mine], _, chunk_s[rows] = unit_costs(module, placed, shapes, profile)
         for degree, (tp, cp) in enumerate(placed.degrees):
             row = int(first_degree[index]) + degree
             width[row] = tp * cp
-            forward, backward = packed_units_s(module, shapes, tp, cp, profile)
-            again = matmul(forward, kinds * [kind.remade_share for kind in module.kinds])
-            seconds[row, mine] = matmul(forward + backward, kinds) + placed.recompute * again
-            again_s[row, mine] = again * (not asked)
-            chunk_s[row] = float(matmul(profile.layers.pack_times(module, tp, cp).chunk_s.sum(axis=0), kinds))
+            again_s[row, mine] = matmul(packed_units_s(module, shapes, tp, cp, profile)[0], remade) * (not asked)
             for held, recompute in ((bytes_, placed.recompute), (lean, placed.recompute or not asked)):
                 kept, extra = profile.memory.token_bytes(module, replace(placed.at(degree), recompute=recompute))
                 held[row, mine] = lengths * (float(kept[0]) + (index == llm) * hidden_bytes)
@@ -103,10 +100,7 @@ class Deal:
 
 
 def priced(work: UnitWork, widths: IntArray, num_samples: int, room_bytes: float) -> tuple[FloatArray, ...]:
-    """Seconds, bytes kept and bytes of running passes of each sample as a pack on each width ``[widths, samples]``.
-
-    It recomputes the share of its layers that ``room_bytes`` have no room for, and may exceed them even so.
-    """
+    """Seconds, kept and running bytes of each sample as a pack ``[widths, samples]``, recomputing what has no room."""
     seconds, again_s, held, lean, running = _priced(work, widths, num_samples)
     share = np.clip((held + running - room_bytes) / np.maximum(held - lean, 1.0), 0.0, 1.0)
     return seconds + share * again_s, held - share * (held - lean), running
@@ -115,10 +109,7 @@ def priced(work: UnitWork, widths: IntArray, num_samples: int, room_bytes: float
 def dealt(
     seconds: FloatArray, bytes_: FloatArray, widths: IntArray, num_ranks: int, room_bytes: float, limit_s: float
 ) -> Deal:
-    """Samples on groups if none may take longer than ``limit_s`` where a wider group, or less memory, can help.
-
-    A sample takes seconds on each rising width, and bytes on a rank there ``[widths, samples]``.
-    """
+    """Samples on groups if none takes longer than ``limit_s`` where width or memory can help ``[widths, samples]``."""
     cost = decisive(seconds * widths[:, None])
     good = (decisive(seconds) <= limit_s) & (bytes_ <= room_bytes)
     level = np.where(good, cost, np.inf).argmin(axis=0)
@@ -138,76 +129,69 @@ def dealt(
 
 
 @njit()
-def _span(units, seconds, count, place):  # type: ignore[no-untyped-def]
+def _span(seconds, count, place):  # type: ignore[no-untyped-def]
     """Busiest of so many groups if units go, longest first, to the least loaded; their groups go to ``place``."""
-    if count == 1 or len(units) == 1:
-        place[: len(units)] = 0
-        total = 0.0
-        for unit in units:
-            total += seconds[unit]
-        return total
-    load = np.zeros(min(count, len(units)))
-    falling = np.empty(len(units))
-    for index in range(len(units)):
-        falling[index] = -seconds[units[index]]
-    for index in np.argsort(falling, kind="mergesort"):  # type: ignore[assignment]
-        group = load.argmin()
-        place[index] = group
-        load[group] += seconds[units[index]]
+    load = np.zeros(min(count, len(seconds)))
+    # A lone group takes them as they come.
+    order = np.arange(len(seconds)) if len(load) == 1 else np.argsort(-seconds, kind="mergesort")
+    for index in order:
+        place[index] = load.argmin()
+        load[place[index]] += seconds[index]
     return load.max()
 
 
 @njit()
-def _split(units, work, module, most):  # type: ignore[no-untyped-def]
-    """Degree of a module at which units are through first in a pack of a width, and the group of each unit there."""
+def _split(units, work, module, most, shared=False):  # type: ignore[no-untyped-def]
+    """Degree of a module at which units are through first in a pack of a width, when, and the group of each unit there.
+
+    If a pack is ``shared`` with many others, groups of a narrower width share all units evenly.
+    """
     best = -1
     best_s = np.inf
     chosen, place = np.zeros((2, len(units)), np.int64)
     for degree in range(work.first_degree[module], work.first_degree[module + 1]):
         if work.width[degree] > most:
             continue
-        span = _span(units, work.units[0, degree], most // work.width[degree], place) + work.chunk_s[degree]
+        count = most // work.width[degree]
+        seconds = work.units[0, degree][units]
+        span = _span(seconds, count, place) + work.chunk_s[degree]
+        if shared:
+            span = 0.0
+            for unit_s in seconds:
+                span += unit_s / count
         if span < best_s * (1 - 1e-9):
             best = degree
             best_s = span
             chosen[:] = place
-    return best, chosen
+    return best, best_s, chosen
 
 
 @njit()
 def labelled(work, order, offsets, width, first, place, first_group):  # type: ignore[no-untyped-def]
     """Group and pack of every unit ``[units]``: a pack's units of a module take the degree that is through first.
 
-    ``order`` has the samples pack after pack, from ``offsets`` on, with the width and first rank of their groups
-    ``[samples]``; a pack has a place in the order of packs ``[packs]``, a degree a first group ``[degrees]``.
+    ``order`` has the samples pack after pack, from ``offsets`` on; a pack has a place, a degree a first group.
     """
     replica, number, members = np.zeros((3, len(work.members)), np.int64)
     modules = len(work.first_degree) - 1
     for pack in range(len(place)):
-        some = order[offsets[pack]]
+        samples = order[offsets[pack] : offsets[pack + 1]]
         for module in range(modules):
             count = 0
-            for spot in range(offsets[pack], offsets[pack + 1]):
-                row = order[spot] * modules + module
-                for unit in work.members[work.offsets[row] : work.offsets[row + 1]]:
-                    members[count] = unit
-                    count += 1
-            if count == 0:
-                continue
-            best, where = _split(members[:count], work, module, width[some])
-            group = first_group[best] + first[some] // work.width[best]
-            for index in range(count):
-                replica[members[index]] = group + where[index]
-                number[members[index]] = place[pack]
+            for row in samples * modules + module:
+                more = work.offsets[row + 1] - work.offsets[row]
+                members[count : count + more] = work.members[work.offsets[row] : work.offsets[row + 1]]
+                count += more
+            if count > 0:
+                best, _, where = _split(members[:count], work, module, width[samples[0]])
+                replica[members[:count]] = first_group[best] + first[samples[0]] // work.width[best] + where
+                number[members[:count]] = place[pack]
     return replica, number
 
 
 @njit()
 def binned(order, group, bytes_, room, count):  # type: ignore[no-untyped-def]
-    """Bin of each sample within its group ``[samples]``: each to the least filled of so few that all fit.
-
-    Samples with bytes come group after group; a group's bins have room, and there is a least number ``[groups]``.
-    """
+    """Bin of each sample within its group, which follow each other: each to the least filled of so few that all fit."""
     chosen = np.zeros(len(order), np.int64)
     low = 0
     while low < len(order):
@@ -231,63 +215,39 @@ def binned(order, group, bytes_, room, count):  # type: ignore[no-untyped-def]
 
 @njit()
 def _priced(work, widths, num_samples):  # type: ignore[no-untyped-def]
-    """Of each sample on each width what ``UnitWork.units`` says of units ``[5, widths, samples]``.
-
-    All add up over modules but bytes of running passes.
-    """
+    """Of each sample on each width what ``UnitWork.units`` says of units ``[5, widths, samples]``."""
     modules = len(work.first_degree) - 1
     totals = np.zeros((5, len(widths), num_samples))
-    place = np.zeros(len(work.members) + 1, np.int64)
     for level in range(len(widths)):
-        for sample in range(num_samples):
-            for module in range(modules):
-                row = sample * modules + module
-                sample_units = work.members[work.offsets[row] : work.offsets[row + 1]]
-                if not len(sample_units):
-                    continue
-                best = np.full(5, np.inf)
-                for degree in range(work.first_degree[module], work.first_degree[module + 1]):
-                    if work.width[degree] > widths[level]:
-                        continue
-                    count = widths[level] // work.width[degree]
-                    span = _span(sample_units, work.units[0, degree], count, place)
-                    if level == 0:
-                        # Many share a pack, which groups of a narrower width share evenly.
-                        span = 0.0
-                        for unit in sample_units:
-                            span += work.units[0, degree, unit] / count
-                    else:
-                        span += work.chunk_s[degree]
-                    if span < best[0] * (1 - 1e-9):
-                        best[0] = span
-                        load = np.zeros((5, count))
-                        for index in range(len(sample_units)):
-                            load[:, place[index]] += work.units[:, degree, sample_units[index]]
-                        for column in range(1, 5):
-                            best[column] = load[column].max()
-                totals[:4, level, sample] += best[:4]
-                totals[4, level, sample] = max(totals[4, level, sample], best[4])
+        for row in range(num_samples * modules):
+            units = work.members[work.offsets[row] : work.offsets[row + 1]]
+            if not len(units):
+                continue
+            sample = row // modules
+            degree, span, place = _split(units, work, row % modules, widths[level], level == 0)
+            load = np.zeros((5, len(units)))
+            for index in range(len(units)):
+                load[:, place[index]] += work.units[:, degree, units[index]]
+            totals[0, level, sample] += span
+            for column in range(1, 4):
+                totals[column, level, sample] += load[column].max()
+            totals[4, level, sample] = max(totals[4, level, sample], load[4].max())
     return totals
 
 
 @njit()
 def _placed(order, level, seconds, widths, num_ranks):  # type: ignore[no-untyped-def]
-    """First rank of each sample's group, and the load of each rank: every sample on the least loaded of its width.
-
-    Samples of one width follow each other in the order.
-    """
+    """First rank of each sample's group, and each rank's load: every sample on the least loaded of its width."""
     load = np.zeros(num_ranks)
     first = np.zeros(len(order), np.int64)
-    before = -1
-    least = [(0.0, 0)]
     for sample in order:
         width = widths[level[sample]]
-        if level[sample] != before:
-            before = level[sample]
-            least = [(load[start : start + width].max(), start) for start in range(0, num_ranks - width + 1, width)]
-            heapify(least)
-        best_s, best = least[0]
-        heapreplace(least, (best_s + seconds[sample], best))
+        best = 0
+        best_s = np.inf
+        for start in range(0, num_ranks - width + 1, width):
+            if load[start : start + width].max() < best_s:
+                best = start
+                best_s = load[start : start + width].max()
         first[sample] = best
         load[best : best + width] = best_s + seconds[sample]
     return first, load
@@ -298,68 +258,45 @@ def _exchanged(group_of, seconds, start, rounds):  # type: ignore[no-untyped-def
     """Groups of samples after moves and swaps that lower the busiest group, and when that is done."""
     group_of = group_of.copy()
     load = start.copy()
-    # A group's samples are linked: its first one, and the next of each; -1: none.
-    head = np.full(len(load), -1)
-    after = np.full(len(group_of), -1)
     for sample in range(len(group_of) - 1, -1, -1):
         load[group_of[sample]] += seconds[sample]
-        after[sample] = head[group_of[sample]]
-        head[group_of[sample]] = sample
+    # Samples of each group, the last moved first.
+    members = [np.flatnonzero(group_of == group) for group in range(len(load))]
     for _ in range(rounds):
         top = load.argmax()
         low = load.argmin()
         gain = 1e-9 * load[top]
         one = -1
         other = -1
-        sample = head[top]
-        while sample >= 0:
+        for sample in members[top]:
             less = load[top] - max(load[top] - seconds[sample], load[low] + seconds[sample])
             if less > gain * (1 + 1e-9):
                 gain = less
                 one = sample
-            sample = after[sample]
         for turn in range(-1, len(load)):
             # The idlest group first: a swap gains half of the difference at most, which rules out most others.
             group = low if turn < 0 else turn
             room = load[top] - load[group]
             if room < 2 * gain * (1 - 1e-6):
                 continue
-            sample = head[top]
-            while sample >= 0:
-                partner = head[group]
-                while partner >= 0:
+            for sample in members[top]:
+                for partner in members[group]:
                     less = seconds[sample] - seconds[partner]
                     if min(less, room - less) > gain * (1 + 1e-9):
                         gain = min(less, room - less)
                         one = sample
                         other = partner
-                    partner = after[partner]
-                sample = after[sample]
         if one < 0:
             break
         goal = low if other < 0 else group_of[other]
-        _relink(one, goal, group_of, load, seconds, head, after)
-        if other >= 0:
-            _relink(other, top, group_of, load, seconds, head, after)
+        for sample, source, target in ((one, top, goal), (other, goal, top)):
+            if sample >= 0:
+                members[source] = members[source][members[source] != sample]
+                members[target] = np.append(np.array([sample]), members[target])
+                group_of[sample] = target
+                load[source] -= seconds[sample]
+                load[target] += seconds[sample]
     return group_of, load.max()
-
-
-@inlined
-def _relink(sample, goal, group_of, load, seconds, head, after):  # type: ignore[no-untyped-def]
-    """Move a sample to another group, with its load and links."""
-    source = group_of[sample]
-    before = head[source]
-    if before == sample:
-        head[source] = after[sample]
-    else:
-        while after[before] != sample:
-            before = after[before]
-        after[before] = after[sample]
-    after[sample] = head[goal]
-    head[goal] = sample
-    group_of[sample] = goal
-    load[source] -= seconds[sample]
-    load[goal] += seconds[sample]
 
 
 # Which packs come first: factors of their width in the order.
@@ -369,10 +306,7 @@ WIDE, NARROW, SHARED = ORDERS = (-1, 1, 0)
 def fastest_packs(
     shapes: SampleShapes, layout: Layout, profile: Profile, compare: bool = True
 ) -> tuple[float, Assignment]:
-    """Of several deals, sizes of packs and orders those whose program ends first, and when; infinite if none fits.
-
-    Without ``compare`` packs fit memory, wide ones come first. Sharded weights have rounds instead.
-    """
+    """Of several deals, sizes of packs and orders those whose program ends first, and when; infinite if none fits."""
     if layout.modules[0].sharded:
         return fastest_rounds(shapes, layout, profile)
     work = estimate_work(shapes, layout, profile)
@@ -406,8 +340,8 @@ def fastest_packs(
 def fastest_rounds(shapes: SampleShapes, layout: Layout, profile: Profile) -> tuple[float, Assignment]:
     """Rounds that all ranks begin together, as gathers of sharded weights need it, and when they end by belief.
 
-    All have equal shares of encoders and LLM; a module's units go to the groups that end first. Of the least number of
-    rounds, with all recomputed that can be, and of larger numbers that which ends first; infinite if none fits.
+    All have equal shares of encoders and LLM. Of the least number of rounds, with all recomputed that can be, and of
+    larger numbers that which ends first; infinite if none fits.
     """
     model = profile.job.model
     work = estimate_work(shapes, layout, profile)
@@ -457,9 +391,8 @@ def place_packs(
 ) -> IntArray:
     """Place of each sample's pack in the order in which ranks run them ``[samples]``.
 
-    Of a group's packs the largest is last, to hide the reduction. Samples take seconds, keep bytes on each rank and
-    need bytes while their passes run ``[samples]``. ``first``: ``WIDE`` packs come first, or ``NARROW`` ones, so that
-    wide packs hide the reduction, or the last packs of all widths share a place (``SHARED``).
+    Of a group's packs the largest is last, to hide the reduction. ``first``: ``WIDE`` packs come first, or ``NARROW``
+    ones, or the last packs of all widths share a place (``SHARED``).
     """
     groups, group = np.unique(deal.width * (1 + deal.first.max()) + deal.first, return_inverse=True)
     most = np.zeros(len(groups))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
 from entrain_bench.balancing.chunk_estimates import packed_durations, packed_iteration_s, sync_after_s
-from entrain_bench.balancing.chunk_groups import chunk_groups, components, split_by_label
+from entrain_bench.balancing.chunk_groups import Replica, split_replicas
 from entrain_bench.balancing.interleaved import Interleaved
-from entrain_bench.balancing.listing import BACKWARD, ListedActions, Wish, draft_actions, list_lanes, list_schedule
+from entrain_bench.balancing.listing import BACKWARD, Wish, list_schedule
 from entrain_bench.balancing.options import Amount, Memory
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation, recompute_all
@@ -20,7 +19,6 @@ from entrain_bench.balancing.rounds import packed_program
 from entrain_bench.balancing.schedules import ordered_program, unordered_program
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
-from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import DeadlockError, IncompatibleError
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
@@ -42,8 +40,8 @@ SWAPPED = 0.75
 SHIFTED = 0.9
 # Rollouts for a program that a planner only compares or checks.
 DRAFT_ROLLOUTS = 24
-# Seconds that a rollout takes for an action (0.38 to 0.53 us on an x86-64 server, numba 0.68, 2026-11), and the share
-# of a believed iteration that all rollouts of a program may take by that; a constant, so that all machines agree.
+# Seconds that a rollout takes for an action (0.38 to 0.53 us on an x86-64 server, 2026-11), the same on all machines,
+# and the share of a believed iteration that all rollouts of a program may take by that.
 ACTION_S = 0.5e-6
 AFFORDED = 0.1
 # An order without recomputation is not searched for if the first is so many times as slow as one with it.
@@ -51,115 +49,66 @@ HOPELESS = 1.25
 SOME = Allowed(bool, "a list with a number")
 
 
-@dataclass(frozen=True)
-class Replica:
-    """Lanes whose actions depend on each other, and these actions."""
-
-    numbers: IntArray  # of the actions in the program ``[actions]``
-    members: IntArray  # numbers of its lanes in the layout ``[lanes]``
-    actions: ListedActions  # what the list scheduler knows of them
-    group: IntArray  # microbatch that each belongs to with all that depends on it, by arrival ``[actions]``
-    inner: FloatArray  # place in the group and pass; forwards along the chain, backwards against it ``[actions]``
-
-    @property
-    def most_bytes(self) -> FloatArray:
-        """Bytes which the forwards of a group add to each lane at most ``[lanes]``."""
-        row = rows_of(self.actions.lane_offsets)
-        added = np.zeros((len(self.members), len(self.load_s)))
-        size_bytes = self.actions.size_bytes * (1 - self.actions.is_backward)
-        np.add.at(added, (self.actions.lanes, self.group[row]), size_bytes[row])
-        return added.max(axis=1)
-
-    @cached_property
-    def load_s(self) -> FloatArray:
-        """Believed seconds of each microbatch on all lanes together ``[groups]``."""
-        return decisive(np.bincount(self.group, self.actions.duration_s * np.diff(self.actions.lane_offsets)))
-
-    @cached_property
-    def floor_s(self) -> float:
-        """No schedule ends before the busiest lane has done its work."""
-        actions = self.actions
-        row = rows_of(actions.lane_offsets)
-        least_s = actions.duration_s - actions.is_backward * actions.kept_s
-        work = np.bincount(actions.lanes, least_s[row])
-        tail_s = np.full(len(work), np.inf)
-        np.minimum.at(tail_s, actions.lanes, actions.tail_s[row])
-        return float((work + tail_s).max())
-
-    @cached_property
-    def llm_backward_s(self) -> float:
-        """Mean seconds of the LLM's backwards."""
-        return float(self.actions.duration_s[self.actions.of_llm * self.actions.is_backward == 1].mean())
-
-    @cached_property
-    def held_s(self) -> FloatArray:
-        """Seconds of each encoder backward, all of which may be held ``[encoder backwards]``."""
-        return self.actions.duration_s[self.actions.of_llm < self.actions.is_backward]
-
-
-def split_replicas(
+def listed_replicas(
     draft: Program, assignment: Assignment, profile: Profile, plain: Program | None = None
 ) -> list[Replica]:
-    """The replicas of a program made of an assignment, whatever its own order.
-
-    The list scheduler may keep activations that ``draft`` recomputes but ``plain``, the same program, does not.
-    """
-    layout = draft.layout
-    memory = profile.memory
+    """The replicas of a program; they may keep what ``draft`` recomputes but ``plain``, the same program, does not."""
     count = int(draft.first_action[-1])
-    lane_offsets, lanes = list_lanes(draft)
-    row = rows_of(lane_offsets)
-    change, working = (values[:count] for values in memory.action_bytes(draft))
+    change, working = (values[:count] for values in profile.memory.action_bytes(draft))
     duration_s = packed_durations(draft, profile)
     kept_bytes = np.zeros(count, np.int64)
     kept_s = np.zeros(count)
     if plain is not None:
-        whole, more = (values[:count] for values in memory.action_bytes(plain))
+        whole, more = (values[:count] for values in profile.memory.action_bytes(plain))
         working = np.maximum(working, more)
         kept_bytes = np.ceil(np.maximum(np.abs(whole) - np.abs(change), 0.0)).astype(np.int64)
         kept_s = np.maximum(duration_s - packed_durations(plain, profile), 0.0)
-    most = np.zeros(layout.num_lanes)
-    np.maximum.at(most, lanes, working[row])
-    spare = profile.job.planning_budget_bytes - memory.lane_state_bytes(layout) - memory.posted_bytes(draft) - most
     handed = profile.programs.handovers(draft)
-    wait = rows_of(draft.dep_offsets)
-    need = draft.dep_actions
-    first_lane = lanes[lane_offsets[:-1]]
-    links = np.concatenate([first_lane[wait], first_lane[row]]), np.concatenate([first_lane[need], lanes])
-    lane_set = components(layout.num_lanes, *links)
-    groups = chunk_groups(draft, assignment, lane_set[first_lane], 1 + int(lane_set.max()))
-    is_backward = (draft.kind[:count] == BACKWARD).astype(np.int64)
     partner = np.arange(count)
     for index in range(len(draft.chunks)):
         partner[draft.forward_actions(index)] = draft.backward_actions(index)
-    actions = draft_actions(
+    replicas = split_replicas(
         draft,
+        assignment,
+        profile,
         duration_s,
-        np.ceil(np.abs(change)).astype(np.int64),
-        np.floor(spare).astype(np.int64),
-        handed.delay_s,
+        change,
+        working,
+        delay_s=handed.delay_s,
         of_llm=(draft.module[:count] >= draft.model.llm_index).astype(np.int64),
         send_s=handed.send_s[:count],
         receive_s=handed.receive_s[:count],
-        station=components(layout.num_lanes, first_lane[row], lanes),
         tail_s=sync_after_s(draft, profile),
         backward=partner,
         kept_bytes=kept_bytes,
         kept_s=kept_s,
     )
-    depth = np.where(is_backward, -1, 1) * draft.stage[:count] / float(max(placed.pp for placed in layout.modules))
-    inner = groups.rank[is_backward, groups.chunk] + depth
-    replicas = []
-    for one, mine in enumerate(split_by_label(lane_set[first_lane], 1 + int(lane_set.max()))):
-        if len(mine):
-            members = np.flatnonzero(lane_set == one)
-            group = groups.group[groups.chunk[mine]] - groups.first_group[one]
-            replicas.append(Replica(mine, members, actions.of(mine, members), group, inner[mine]))
-    return replicas
+    stage = draft.stage[:count] / float(max(placed.pp for placed in draft.layout.modules))
+    # Forwards go along the chain, backwards against it.
+    depth = np.where(draft.kind[:count] == BACKWARD, -1, 1) * stage
+    return [replace(replica, rank=replica.rank + depth[replica.numbers]) for replica in replicas]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+def most_bytes(replica: Replica) -> FloatArray:
+    """Bytes which the forwards of a group add to each lane at most ``[lanes]``."""
+    actions = replica.actions
+    row = rows_of(actions.lane_offsets)
+    added = np.zeros((len(replica.members), 1 + int(replica.group.max())))
+    np.add.at(added, (actions.lanes, replica.group[row]), (actions.size_bytes * (1 - actions.is_backward))[row])
+    return added.max(axis=1)
+
+
+def floor_s(replica: Replica) -> float:
+    """No schedule ends before the busiest lane has done its work."""
+    actions = replica.actions
+    row = rows_of(actions.lane_offsets)
+    work = np.bincount(actions.lanes, (actions.duration_s - actions.is_backward * actions.kept_s)[row])
+    tail_s = np.full(len(work), np.inf)
+    np.minimum.at(tail_s, actions.lanes, actions.tail_s[row])
+    return float((work + tail_s).max())
+
+
+class Choice(NamedTuple):
     """A point of the search: order of a replica's groups, shifts of backwards, lead of the LLM, and hold."""
 
     order: IntArray
@@ -167,88 +116,44 @@ class Choice:
     lead: int
     hold: float
 
-    def effect(self, replica: Replica) -> tuple[bytes, bytes, int, int]:
-        """A value that is equal for choices with the same schedule, such as two leads beyond all groups."""
-        most = len(self.order) + int(self.shift.max()) - int(self.shift.min())
-        num_held = int(np.sum(replica.held_s > self.hold * replica.llm_backward_s)) if self.hold else 0
-        return self.order.tobytes(), self.shift.tobytes(), min(self.lead, most), num_held
 
-
-@dataclass(slots=True)
 class Search:
-    """Search for a replica's best schedule; ``known`` says when schedules end, by ``Choice.effect``."""
+    """Search for a replica's best schedule: its choice, when it ends, and the place of each action."""
 
-    replica: Replica
-    options: BraidScheduler
-    known: dict[tuple[bytes, bytes, int, int], float] = field(init=False, default_factory=dict)
-    seeds: list[Choice] = field(init=False)
-    best: Choice = field(init=False)
-    end_s: float = field(init=False, default=np.inf)
-    place: IntArray = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.seeds = first_choices(self.replica, self.options)
-        self.place = np.zeros(len(self.replica.numbers), np.int64)
+    def __init__(self, replica: Replica, options: BraidScheduler) -> None:
+        self.replica = replica
+        self.options = options
+        self.floor_s = floor_s(replica)
+        self.end_s = np.inf
+        actions = replica.actions
+        self.llm_backward_s = float(actions.duration_s[actions.of_llm * actions.is_backward == 1].mean())
+        load_s = decisive(np.bincount(replica.group, actions.duration_s * np.diff(actions.lane_offsets)))
+        self.seeds = first_choices(load_s, options)
         self.score(self.seeds.pop(0))
 
     def score(self, choice: Choice) -> None:
         """Make the schedule of a choice, and keep it if it is not slower than the best one."""
         replica = self.replica
-        effect = choice.effect(self.replica)
-        if effect in self.known and effect == self.best.effect(replica):
-            self.best = choice
-            return
-        if decisive(self.known.get(effect, 0.0)) > decisive(self.end_s):
-            return
-        place = np.empty_like(self.place)
-        self.known[effect] = end_s = _scheduled(
-            replica.actions,
-            (replica.group, replica.inner),
-            (choice.order, choice.shift),
-            choice.lead,
-            float(choice.hold * replica.llm_backward_s),
-            self.options.alternate,
-            place,
-            self.end_s * WORSE,
-        )
+        actions = replica.actions
+        place = np.empty(len(replica.numbers), np.int64)
+        group = np.argsort(choice.order)[replica.group]
+        shifted = group + actions.is_backward * choice.shift[replica.group] - choice.lead * actions.of_llm
+        hold_s = choice.hold * self.llm_backward_s
+        is_held = (actions.of_llm < actions.is_backward) & (hold_s > 0.0) & (hold_s < actions.duration_s)
+        priority = shifted * (2.0 * len(place)) + replica.rank
+        wish = Wish(group, priority, is_held.astype(np.int64), self.options.alternate, True)
+        end_s = list_schedule(actions, wish, place, self.end_s * WORSE)[0]
         if decisive(end_s) <= decisive(self.end_s):
             self.best = choice
             self.end_s = end_s
             self.place = place
 
 
-@njit(nogil=True)
-def _scheduled(  # type: ignore[no-untyped-def]
-    actions, labels, moves, lead, hold_s, alternate, place, limit_s
-):
-    """Return when the schedule of a choice ends; write its order to ``place`` ``[actions]``.
-
-    Labels are ``group`` and ``inner`` (``Replica``), moves the order of the groups and shifts of their backwards.
-    Encoder backwards longer than ``hold_s`` are held, none if it is 0.
-    """
-    (own_group, inner) = labels
-    (order, shift) = moves
-    count = len(place)
-    position = np.empty(len(order), np.int64)
-    position[order] = np.arange(len(order))
-    group = position[own_group]
-    priority = np.empty(count)
-    is_held = np.zeros(count, np.int64)
-    for action in range(count):
-        backward = actions.is_backward[action]
-        of_llm = actions.of_llm[action]
-        shifted = group[action] + backward * shift[own_group[action]] - lead * of_llm
-        priority[action] = shifted * (2.0 * count) + inner[action]
-        is_held[action] = 0.0 < hold_s < actions.duration_s[action] and of_llm < backward
-    wish = Wish(group, priority, is_held, alternate, True)
-    return list_schedule(actions, wish, place, limit_s)[0]
-
-
-def first_choices(replica: Replica, options: BraidScheduler) -> list[Choice]:
+def first_choices(load_s: FloatArray, options: BraidScheduler) -> list[Choice]:
     """The seeds: groups as dealt, and with the lightest at both ends; each with every lead and hold."""
-    count = len(replica.load_s)
+    count = len(load_s)
     still = np.zeros(count, np.int64)
-    rising = np.argsort(replica.load_s, kind="stable")
+    rising = np.argsort(load_s, kind="stable")
     orders = [np.arange(count)]
     for share in (8, 16, 4):
         ends = max(1, count // share)
@@ -261,11 +166,8 @@ def first_choices(replica: Replica, options: BraidScheduler) -> list[Choice]:
 def moved(choice: Choice, options: BraidScheduler, rng: np.random.Generator) -> Choice:
     """A neighbor of a choice."""
     draw = rng.random()
-    count = len(choice.order)
-    order = choice.order
-    shift = choice.shift
-    lead = choice.lead
-    hold = choice.hold
+    order, shift, lead, hold = choice
+    count = len(order)
     if draw < TOGETHER or count < 3:
         size = 1 if draw < ELSEWHERE else int(rng.integers(2, BLOCK))
         first = int(rng.integers(count))
@@ -287,14 +189,11 @@ def moved(choice: Choice, options: BraidScheduler, rng: np.random.Generator) -> 
 
 
 def improve(searches: list[Search], rollouts: int) -> None:
-    """Search for faster schedules with a total number of rollouts.
-
-    The slowest replica decides the iteration time, so it gets every rollout: first its seeds, then moves.
-    """
+    """Search for faster schedules with so many rollouts, all on the slowest replica: first its seeds, then moves."""
     rng = np.random.default_rng(0)
     for _ in range(rollouts):
         slowest = max(searches, key=lambda one: decisive(one.end_s))
-        if slowest.end_s <= slowest.replica.floor_s * (1 + CLOSE):
+        if slowest.end_s <= slowest.floor_s * (1 + CLOSE):
             break
         slowest.score(slowest.seeds.pop(0) if slowest.seeds else moved(slowest.best, slowest.options, rng))
 
@@ -341,19 +240,19 @@ class BraidScheduler(Recomputation):
             raise IncompatibleError(f"schedule: Braid does not support sharded weights ({sharded[0]}), {why}")
         draft = unordered_program(profile.job.model, shapes, layout, assignment)
         limit = profile.job.planning_budget_bytes
-        replicas = split_replicas(draft, assignment, profile)
+        replicas = listed_replicas(draft, assignment, profile)
         searches = [Search(replica, self) for replica in replicas]
         first = ordered(draft, searches)
         peak_bytes = profile.memory.peak_bytes(first)
         # Where a further microbatch would have fitted beside the most that was held, memory held none up.
-        is_ample = all((peak_bytes[replica.members] + replica.most_bytes <= limit).all() for replica in replicas)
+        is_ample = all((peak_bytes[replica.members] + most_bytes(replica) <= limit).all() for replica in replicas)
         rollouts = min(self.rollouts, afforded_rollouts(searches))
         if is_ample or not self.chooses_recomputation or profile.job.request.recompute is not None:
             improve(searches, rollouts)
             return ordered(draft, searches)
         # The list scheduler keeps activations that fit; what it counts as recomputed may fit after all.
         frugal = recompute_all(draft)
-        short = [Search(replica, self) for replica in split_replicas(frugal, assignment, profile, draft)]
+        short = [Search(replica, self) for replica in listed_replicas(frugal, assignment, profile, draft)]
         improve(short, rollouts)
         first = self.within_memory(ordered(frugal, short), profile)
         offers = [(packed_iteration_s(first, profile), first)]

@@ -1,7 +1,6 @@
 """DFLOP's profiling engine and online microbatch scheduler (arXiv:2603.25120): throughputs by shape, balanced buckets.
 
-LPT with exchange, then the ILP by CP-SAT: minimise C_max with every item in one bucket, and the sums of encoder
-durations and of LLM durations of every bucket at most C_max.
+LPT with exchange, then the ILP by CP-SAT: minimise C_max, which bounds every bucket's encoder and LLM durations.
 """
 
 from __future__ import annotations
@@ -59,10 +58,9 @@ class ThroughputTable:
         """Throughput at the given sizes, same shape."""
         wanted = np.asarray(size, np.float64)
         slope = np.diff(self.flops_per_s) / np.diff(self.sizes)
-        value = np.interp(wanted, self.sizes, self.flops_per_s)
-        value += (
-            np.minimum(wanted - self.sizes[0], 0.0) * slope[0] + np.maximum(wanted - self.sizes[-1], 0.0) * slope[-1]
-        )
+        beyond = np.minimum(wanted - self.sizes[0], 0.0) * slope[0]
+        beyond = beyond + np.maximum(wanted - self.sizes[-1], 0.0) * slope[-1]
+        value = np.interp(wanted, self.sizes, self.flops_per_s) + beyond
         return np.asarray(np.clip(value, LEAST * self.flops_per_s.min(), self.flops_per_s.max()))
 
 
@@ -112,8 +110,8 @@ def encoder_cost(profile: Profile, module: ModuleSpec, item_tokens: int, tp: int
 def llm_cost(profile: Profile, module: ModuleSpec, tp: int, cp: int = 1) -> LlmCost:
     """Measure the LLM on one sequence and on as many tokens cut into short ones.
 
-    The authors skip attention in a second run; here ``SHORT_TOKENS`` / tokens of it are left, so the difference of both
-    times is the rest. Communication counts as linear. Attention is never believed to be faster than the device's peak.
+    The difference of both times is attention's but for ``SHORT_TOKENS`` / tokens of it, and no faster than the device's
+    peak; the rest, communication included, is linear.
     """
     attention = np.zeros(len(LLM_TOKENS))
     linear = np.zeros(len(LLM_TOKENS))
@@ -167,31 +165,19 @@ def data_shapes(profile: Profile, shapes: SampleShapes) -> DataShapes:
     return DataShapes(tuple(items), tuple(tokens), mean_length(shapes.llm_tokens), tuple(most), longest)
 
 
-def makespan(cost: FloatArray, bucket: IntArray, num_buckets: int) -> float:
-    """C_max: the largest sum of either cost over a bucket."""
-    return float(_highs(cost, bucket, num_buckets).max())
-
-
 def balance(cost: FloatArray, num_buckets: int, work: float) -> IntArray:
-    """Bucket of each item, by its encoder and LLM duration ``[items, 2]``: LPT with exchange, then CP-SAT.
-
-    ``work`` is CP-SAT's deterministic time; 0: no solver.
-    """
+    """Bucket of each item by its costs ``[items, 2]``: LPT with exchange, then CP-SAT for ``work``; 0: no solver."""
     start = lpt_with_exchange(cost, num_buckets)
     return improve(cost, num_buckets, start, work) if work else start
 
 
 def improve(cost: FloatArray, num_buckets: int, start: IntArray, most_work: float) -> IntArray:
-    """Lower C_max of ``start`` by integer programs over the fullest bucket and a few others; deterministic.
-
-    First with the least full one. After every second program that gives nothing one more bucket joins, chosen at
-    random, up to the program over all buckets.
-    """
+    """Lower C_max by integer programs over the fullest bucket and a few others, one more after every two misses."""
     bucket = start.copy()
     work = 0.0
     misses = 0
     bound = trivial_bound(cost, num_buckets) * (1 + CLOSE)
-    high = _highs(cost, bucket, num_buckets)
+    high = highs(cost, bucket, num_buckets)
     members = split_by_label(bucket, num_buckets)
     rng = np.random.default_rng(0)
     while work < most_work and misses < PATIENCE:
@@ -209,10 +195,11 @@ def improve(cost: FloatArray, num_buckets: int, start: IntArray, most_work: floa
         most = most_work - work if size == num_buckets else most_work * PROGRAM_SHARE
         after, spent = solve(cost[items], size, before, most)
         work += spent
-        if makespan(cost[items], after, size) < high[fullest] * (1 - CLOSE):
+        lower = highs(cost[items], after, size)
+        if lower.max() < high[fullest] * (1 - CLOSE):
             bucket[items] = group[after]
             misses = 0
-            high[group] = _highs(cost[items], after, size)
+            high[group] = lower
             for place, one in enumerate(group):
                 members[one] = items[after == place]
         elif size == num_buckets:
@@ -222,25 +209,15 @@ def improve(cost: FloatArray, num_buckets: int, start: IntArray, most_work: floa
     return bucket
 
 
-class _BucketModel(cp_model.CpModel):
-    """A program without the old names of its methods, which take longer to make than a small program."""
-
-    def _add_pre_pep8_methods(self) -> None:
-        pass
-
-
 def solve(cost: FloatArray, num_buckets: int, start: IntArray, work: float) -> tuple[IntArray, float]:
-    """One integer program by CP-SAT, from ``start``; the k-th item by falling cost may only go to the first k buckets.
-
-    Returns the best assignment found, ``start`` if none, and the deterministic time taken, ``work`` at most.
-    """
+    """The best assignment that CP-SAT finds from ``start``, and the deterministic time it took, ``work`` at most."""
     order = by_falling(cost)
     # The same partition with buckets numbered in the order in which they appear.
     _, first, label = np.unique(start[order], return_index=True, return_inverse=True)
     hint = np.argsort(np.argsort(first, kind="stable"), kind="stable")[label]
-    weight = np.rint(cost[order] * (RESOLUTION / makespan(cost, start, num_buckets)))
-    most = int(makespan(weight, hint, num_buckets))
-    model = _BucketModel()
+    weight = np.rint(cost[order] * (RESOLUTION / highs(cost, start, num_buckets).max()))
+    most = int(highs(weight, hint, num_buckets).max())
+    model = cp_model.CpModel()
     largest = model.new_int_var(int(np.ceil(trivial_bound(weight, num_buckets))), most, "C_max")
     model.add_hint(largest, most)
     rows = []
@@ -258,8 +235,7 @@ def solve(cost: FloatArray, num_buckets: int, start: IntArray, work: float) -> t
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = work
-    # The program is as tight as presolve would make it, and its linear relaxation says no more than the trivial bound:
-    # without both, the time goes into search.
+    # Presolve would not tighten the program, nor its linear relaxation say more than the trivial bound.
     solver.parameters.cp_model_presolve = False
     solver.parameters.linearization_level = 0
     # It would leave the process without Python's handler: Ctrl-C could not clean up any more.
@@ -270,8 +246,8 @@ def solve(cost: FloatArray, num_buckets: int, start: IntArray, work: float) -> t
     return best, float(solver.response_proto.deterministic_time)
 
 
-def _highs(cost: FloatArray, bucket: IntArray, num_buckets: int) -> FloatArray:
-    """The larger of the two sums of every bucket ``[buckets]``."""
+def highs(cost: FloatArray, bucket: IntArray, num_buckets: int) -> FloatArray:
+    """The larger of the two sums of every bucket ``[buckets]``; the largest is C_max."""
     return np.maximum(*(np.bincount(bucket, weights=column, minlength=num_buckets) for column in cost.T))
 
 
@@ -356,10 +332,7 @@ class DflopAssigner:
 
 
 def split_evenly(group: IntArray, replica: IntArray, parts: int) -> IntArray:
-    """Part of each item: every group in order of replica and index, cut into parts of as many items each ``[items]``.
-
-    The first parts hold one more where the number does not divide.
-    """
+    """Part of each item: every group, by replica and index, in parts of as many items, the first ones with one more."""
     order = np.lexsort((replica, group))
     place = np.empty(len(group), np.int64)
     place[order] = place_in_group(group[order])

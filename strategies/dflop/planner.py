@@ -1,16 +1,16 @@
 """DFLOP's data-aware 3D parallelism optimizer (arXiv:2603.25120, Algorithm 1).
 
-The public code (BDAI-Research/DFLOP, 60e86d8, ``data_aware_optimizer.py``) walks over the plans differently: the
-encoder's GPUs grow from 1 to N - 1, L_dp need not divide the batch, memory is checked once a plan for the largest
-samples, and a plan has one number of microbatches.
+The public code (BDAI-Research/DFLOP, 60e86d8, ``data_aware_optimizer.py``) walks over the plans differently: L_dp need
+not divide the batch, memory is checked once a plan for the largest samples, and a plan has one number of microbatches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Annotated
+from math import prod
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -48,8 +48,7 @@ BUFFER = 1.25
 BLOCK = 1 << 21
 
 
-@dataclass(frozen=True, slots=True)
-class DflopDegrees:
+class DflopDegrees(NamedTuple):
     """Theta: degrees of the encoder and of the LLM, and LLM microbatches of a replica."""
 
     encoder_tp: int
@@ -87,14 +86,11 @@ def enumerate_degrees(job: Job, any_dp: bool = False) -> IntArray:
     dps = np.arange(1, batch + 1)
     dps = np.array([asked.dp]) if asked.dp else dps if any_dp else dps[batch % dps == 0]
     llm = _degrees(ranks, tps, len(job.model.llm.layers), dps)
-    rest = ranks - llm.prod(axis=1)
-    order = np.argsort(encoder.prod(axis=1), kind="stable")
-    sizes = encoder.prod(axis=1)[order]
-    low = np.searchsorted(sizes, rest)
-    high = np.searchsorted(sizes, rest, side="right")
-    row = np.repeat(np.arange(len(llm)), high - low)
-    within = np.arange(len(row)) - np.repeat(np.cumsum(high - low) - (high - low), high - low)
-    plans = np.concatenate([encoder[order][low[row] + within], llm[row]], axis=1)
+    by_size: dict[int, list[tuple[int, ...]]] = {}
+    for one in encoder:
+        by_size.setdefault(prod(one), []).append(one)
+    rows = [one + row for row in llm for one in by_size.get(ranks - prod(row), ())]
+    plans = np.array(rows, np.int64).reshape(-1, 6)
     if asked.pp:
         plans = plans[plans[:, 1] + plans[:, 4] == asked.pp]
     if not len(plans):
@@ -105,22 +101,18 @@ def enumerate_degrees(job: Job, any_dp: bool = False) -> IntArray:
     return plans
 
 
-def _degrees(ranks: int, tps: list[int], max_pp: int, dps: IntArray) -> IntArray:
-    """Every (tp, pp, dp) on fewer than all ranks ``[rows, 3]``."""
-    rows = [
-        (tp, pp, int(dp))
+def _degrees(ranks: int, tps: list[int], max_pp: int, dps: IntArray) -> list[tuple[int, ...]]:
+    """Every (tp, pp, dp) on fewer than all ranks."""
+    return [
+        (tp, pp, dp)
         for tp in tps
         for pp in range(1, min(max_pp, (ranks - 1) // tp) + 1)
-        for dp in dps[dps * (tp * pp) < ranks]
+        for dp in dps[dps * (tp * pp) < ranks].tolist()
     ]
-    return np.array(rows, np.int64).reshape(-1, 3)
 
 
 def microbatches(job: Job, shapes: DataShapes, degrees: IntArray) -> IntArray:
-    """N_mb of each plan: the least whose mean microbatch is no larger than the largest profiled sample ``[plans]``.
-
-    A plan that then lacks a sample a microbatch for some replica takes int(GBS / L_dp).
-    """
+    """N_mb of each plan: the least whose mean microbatch is no larger than the largest sample ``[plans]``."""
     batch = job.global_batch
     encoder_dp = degrees[:, 2]
     llm_dp = degrees[:, 5]
@@ -243,8 +235,8 @@ class DflopPlanner(TrialOptions):
                 ranking.append((rows[row], i[pick], total[row, pick], np.full(len(row), choice)))
         row, count, seconds, choices = (np.concatenate(column) for column in zip(*ranking, strict=True))
         for index in np.lexsort((row, choices, seconds)):
-            theta = (*degrees[row[index]].tolist(), int(count[index]))
-            yield float(seconds[index]), DflopDegrees(*theta), recompute[choices[index]]
+            plan = DflopDegrees(*degrees[row[index]].tolist(), int(count[index]))
+            yield float(seconds[index]), plan, recompute[choices[index]]
 
     def _walk(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, DflopDegrees, tuple[bool, ...]]]:
         """The public code's preference."""
@@ -267,17 +259,13 @@ class DflopPlanner(TrialOptions):
         accepted = accepted_plans(seconds, count, fits)
         others = np.argsort(seconds, kind="stable")
         for index in (*accepted[::-1], *others[fits[others] & ~np.isin(others, accepted)].tolist()):
-            theta = (*degrees[index].tolist(), int(count[index]))
-            yield float(seconds[index]), DflopDegrees(*theta), again
+            yield float(seconds[index]), DflopDegrees(*degrees[index].tolist(), int(count[index])), again
 
     @staticmethod
     def _largest_fit(
         profile: Profile, shapes: DataShapes, degrees: IntArray, estimates: PlanEstimates, again: tuple[bool, ...]
     ) -> BoolArray:
-        """Whether the largest samples fit memory by the public code's reckoning, on the largest stages ``[plans]``.
-
-        An encoder replica holds its share of L_dp samples with most items, an LLM replica the longest sample.
-        """
+        """Whether the largest samples fit memory by the public code's reckoning, on the largest stages ``[plans]``."""
         *encoders, llm = profile.job.model.modules
         encoder_tp, encoder_pp, encoder_dp, llm_tp, llm_pp, llm_dp = degrees.T
         encoder_act = np.zeros(len(degrees))
@@ -322,10 +310,7 @@ class DflopPlanner(TrialOptions):
     def estimates(
         self, profile: Profile, shapes: DataShapes, degrees: IntArray, counts: IntArray | None = None
     ) -> Iterator[tuple[IntArray, IntArray, PlanEstimates]]:
-        """Rows of ``degrees``, numbers of microbatches and estimates, in blocks with one TP a module.
-
-        The numbers are 1, 2, ... for all rows ``[1, numbers]``, or the given one of each row ``[plans, 1]``.
-        """
+        """Rows of ``degrees``, numbers of microbatches (``counts``, or 1, 2, ...), estimates; in blocks of one TP."""
         job = profile.job
         batch = job.global_batch
 
@@ -391,15 +376,11 @@ class DflopPlanner(TrialOptions):
     ) -> Candidate:
         """The layout of a plan; layers are split so that the slowest stage is fastest on a mean microbatch."""
         job = profile.job
-        theta = astuple(plan)
         islands = []
-        for index, module in enumerate(job.model.modules):
-            tp, pp, dp = theta[:3] if module.is_encoder else theta[3:6]
-            count = job.global_batch / (plan.num_microbatches * dp)
-            tokens = shapes.sequence_tokens
-            if module.is_encoder:
-                count = shapes.items[index] * job.global_batch / (plan.num_microbatches * dp)
-                tokens = shapes.item_tokens[index]
+        units = zip((*shapes.items, 1.0), (*shapes.item_tokens, shapes.sequence_tokens), strict=True)
+        for module, (per_sample, tokens) in zip(job.model.modules, units, strict=True):
+            tp, pp, dp = plan[:3] if module.is_encoder else plan[3:6]
+            count = per_sample * job.global_batch / (plan.num_microbatches * dp)
             layer_s = profile.layers.layer_s(module, np.full(max(1, round(count)), tokens), tp, 1)
             islands.append(Island(tp, 1, dp, partition_layers(layer_s, pp), recompute[not module.is_encoder]))
         unequal = self.communicator == "unequal_dp" and plan.encoder_dp != plan.llm_dp

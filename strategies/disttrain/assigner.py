@@ -79,10 +79,7 @@ def _fill_later(rest, order, forward_s, backward_s):  # type: ignore[no-untyped-
 
 @njit()
 def _warm_up(order, forward_s, backward_s):  # type: ignore[no-untyped-def]
-    """Ends of the latest forward and backward up to backward 0 ``[stages]``, from the order's first p microbatches.
-
-    Stage s is p - 1 - s forwards ahead of backward 0 and does one forward for each backward from then on.
-    """
+    """Ends of each stage's latest forward and backward up to backward 0, from the order's first p microbatches."""
     stages = forward_s.shape[1]
     forward_end, backward_end, arrived_s = np.zeros((3, stages))  # Arrivals are those of each microbatch at the stage.
     for stage in range(stages):

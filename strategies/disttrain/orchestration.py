@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 
 from entrain_bench.base.arithmetic import DECISIVE_BITS, decisive
 from entrain_bench.base.arrays import BoolArray, FloatArray
-from entrain_bench.base.compiled import inlined, njit
+from entrain_bench.base.compiled import njit
 
 # Of an interval, until no number lies between its ends.
 HALVINGS = 100
@@ -45,10 +44,7 @@ def iteration_s(loads: GroupLoads, gpus: FloatArray, num_steps: int) -> FloatArr
 
 
 def solve(loads: GroupLoads, num_gpus: int, num_steps: int) -> FloatArray:
-    """GPUs of each group, real numbers, that minimise ``iteration_s`` ``[problems, groups]``; NaN if none are enough.
-
-    All groups together have ``num_gpus`` at most; an iteration has ``num_steps`` pipeline steps, BS / (DP_lm M).
-    """
+    """GPUs of each group, real numbers, that minimise ``iteration_s`` ``[problems, groups]``; NaN if too few."""
     most = np.minimum(loads.most, float(num_gpus))
     feasible = np.all(loads.fewest <= most, axis=1) & (loads.fewest.sum(axis=1) <= num_gpus)
     gpus = np.full(loads.gpu_s.shape, np.nan)
@@ -58,135 +54,87 @@ def solve(loads: GroupLoads, num_gpus: int, num_steps: int) -> FloatArray:
     return gpus
 
 
-class GroupProblem(NamedTuple):
-    """One of several problems; arrays ``[groups]``."""
-
-    work: FloatArray
-    weight: FloatArray
-    warms: FloatArray
-    fewest: FloatArray
-    most: FloatArray
-    num_gpus: float
-
-
 @njit()
 def _bisect_steps(work, fewest, most, warms, num_gpus, num_more_steps):  # type: ignore[no-untyped-def]
     """The GPUs of least T; arguments as in ``GroupLoads``, ``warms`` 1.0 for groups that fill."""
     gpus = np.empty_like(work)
-    weight = warms * np.sqrt(work)
     for problem in range(len(work)):
-        one = GroupProblem(work[problem], weight[problem], warms, fewest[problem], most[problem], num_gpus)
-        _bisect_step(one, np.empty(work.shape[1]), gpus[problem], num_more_steps)
+        limits = fewest[problem], most[problem], num_gpus
+        gpus[problem] = _bisect_step(work[problem], warms, limits, num_more_steps)
     return gpus
 
 
-@inlined
-def _bisect_step(one, least, gpus, num_more_steps):  # type: ignore[no-untyped-def]
-    """Leaves a problem's GPUs in ``gpus``; ``least`` is used on the way."""
+@njit()
+def _bisect_step(work, warms, limits, num_more_steps):  # type: ignore[no-untyped-def]
+    fewest, most, num_gpus = limits
+    weight = warms * np.sqrt(work)
     # The slowest step lies between what it is with all the GPUs a group may have and with the fewest.
-    low = 0.0
-    high = 0.0
-    for group in range(len(gpus)):
-        low = max(low, one.work[group] / one.most[group])
-        high = max(high, one.work[group] / one.fewest[group])
+    low = (work / most).max()
+    high = (work / fewest).max()
     for _ in range(HALVINGS):
         before = (low, high)
         step = low + (high - low) / 2
-        _keep_within(one, step, least)
-        root = _share_out(one, least, gpus)
+        least = np.maximum(fewest, work / step) if step > 0.0 else fewest
+        root, gpus = _share_out(weight, least, most, num_gpus)
         # What a longer step saves of the warm-up, per second of it; without limit where there are too few GPUs.
         saved = np.inf if root == 0.0 else 0.0
-        for group in range(len(gpus)):
-            if root > 0.0 and least[group] > one.fewest[group]:
-                saved += max(0.0, (gpus[group] / root) ** 2 / one.work[group] - one.warms[group])
+        for group in range(len(work)):
+            if root > 0.0 and least[group] > fewest[group]:
+                saved += max(0.0, (gpus[group] / root) ** 2 / work[group] - warms[group])
         if saved > num_more_steps:
             low = step
         else:
             high = step
         if before == (low, high):
             break  # Every further turn would be like this one.
-    _keep_within(one, high, least)
-    _share_out(one, least, gpus)
+    return _share_out(weight, np.maximum(fewest, work / high) if high > 0.0 else fewest, most, num_gpus)[1]
 
 
-@inlined
-def _keep_within(one, step, least):  # type: ignore[no-untyped-def]
-    """The GPUs that every group needs for a step, into ``least``."""
-    for group in range(len(least)):
-        least[group] = one.fewest[group] if step == 0.0 else max(one.fewest[group], one.work[group] / step)
-
-
-@inlined
-def _share_out(one, least, gpus):  # type: ignore[no-untyped-def]
-    """GPUs of the shortest warm-up, at least ``least``, into ``gpus``, and the root y; 0 if not even those are there.
+@njit()
+def _share_out(weight, least, most, num_gpus):  # type: ignore[no-untyped-def]
+    """The root y, 0 if not even ``least`` GPUs are there, and the GPUs of the shortest warm-up.
 
     Their sum rises with y along straight lines that meet where a group leaves its least or reaches its most. Infinite
     y: groups may have no more.
     """
     last = 0.0
     high = 0.0
-    sum_there = 0.0
-    for group in range(len(gpus)):
-        if one.weight[group] > 0.0:
-            high = max(high, one.most[group] / one.weight[group])
-            for gpus_there in (least[group], one.most[group]):
-                root = gpus_there / one.weight[group]
-                total = _give(one, least, root, gpus)
-                if total <= one.num_gpus and root >= last:
+    for group in range(len(weight)):
+        if weight[group] > 0.0:
+            high = max(high, most[group] / weight[group])
+            for root in (least[group] / weight[group], most[group] / weight[group]):
+                if root >= last and _given(weight, least, most, root).sum() <= num_gpus:
                     last = root
-                    sum_there = total
     if last == high:
-        _give(one, least, high, gpus)
-        return np.inf
+        return np.inf, _given(weight, least, most, high)
     if last > 0.0:
         slope = 0.0
-        for group in range(len(gpus)):
-            if (
-                one.weight[group] > 0.0
-                and least[group] / one.weight[group] <= last < one.most[group] / one.weight[group]
-            ):
-                slope += one.weight[group]
+        for group in range(len(weight)):
+            if weight[group] > 0.0 and least[group] / weight[group] <= last < most[group] / weight[group]:
+                slope += weight[group]
         # Rounding may carry a least past its most, and the root with it: nothing can grow then.
         if slope > 0.0:
-            last += (one.num_gpus - sum_there) / slope
-    _give(one, least, last, gpus)
-    return last
-
-
-@inlined
-def _give(one, least, root, gpus):  # type: ignore[no-untyped-def]
-    """The GPUs under a root, into ``gpus``, and their sum."""
-    total = 0.0
-    for group in range(len(gpus)):
-        gpus[group] = min(max(least[group], root * one.weight[group]), one.most[group])
-        total += gpus[group]
-    return total
-
-
-# Integer options of a group, with the rest of the sub-problem fixed: GPUs, PP, seconds of a step through all stages and
-# at the slowest stage, DP ``[5, options]``.
-RANKS, STAGES, FILL, SLOWEST, REPLICAS = range(5)
-
-
-def undominated(options: FloatArray) -> FloatArray:
-    """Options without those that another one betters or equals in ranks, fill and slowest stage."""
-    order = np.lexsort((options[SLOWEST], options[FILL], options[RANKS]))
-    return options[:, order[_undominated(options[FILL][order], options[SLOWEST][order])]]
+            last += (num_gpus - _given(weight, least, most, last).sum()) / slope
+    return last, _given(weight, least, most, last)
 
 
 @njit()
-def _undominated(fill_s, slowest_s):  # type: ignore[no-untyped-def]
-    """Places of the options that none before them betters or equals in both."""
-    kept = np.empty(len(fill_s), np.int64)
-    count = 0
-    for index in range(len(fill_s)):
-        for place in kept[:count]:
-            if fill_s[place] <= fill_s[index] and slowest_s[place] <= slowest_s[index]:
-                break
-        else:
-            kept[count] = index
-            count += 1
-    return kept[:count]
+def _given(weight, least, most, root):  # type: ignore[no-untyped-def]
+    """The GPUs under a root."""
+    return np.minimum(np.maximum(least, root * weight), most)
+
+
+def undominated(options: FloatArray) -> FloatArray:
+    """A group's options without those that another one betters or equals in ranks, fill and slowest stage.
+
+    An option is its GPUs, PP, seconds of a step through all stages and at the slowest stage, and DP ``[5, options]``.
+    """
+    ranks, _, fill_s, slowest_s, _ = options
+    kept: list[int] = []
+    for index in np.lexsort((slowest_s, fill_s, ranks)).tolist():
+        if not np.any((fill_s[kept] <= fill_s[index]) & (slowest_s[kept] <= slowest_s[index])):
+            kept.append(index)
+    return options[:, kept]
 
 
 type Point = tuple[tuple[int, int], ...]
@@ -212,17 +160,14 @@ def best_integers(
     result = []
     for index in np.argsort(seconds, kind="stable")[:keep]:
         at = zip(groups, np.unravel_index(flat[index], shape), strict=True)
-        degrees = tuple((int(options[REPLICAS, i]), int(options[STAGES, i])) for options, i in at)
+        degrees = tuple((int(options[4, i]), int(options[1, i])) for options, i in at)
         result.append((float(seconds[index]), degrees))
     return result
 
 
 @njit()
 def _shortest(first, second, third, num_ranks, num_more_steps, num_stages, keep):  # type: ignore[no-untyped-def]
-    """Seconds of the ``keep`` best points and of all that may count as equal to them, and the points' numbers, rising.
-
-    What two groups take is a lower bound on what all three do, rounded or not.
-    """
+    """Seconds and rising numbers of the ``keep`` best points and of all that may count as equal to them."""
     best = np.full(keep, np.inf)
     seconds = [np.inf for _ in range(0)]
     numbers = [0 for _ in range(0)]
@@ -232,7 +177,7 @@ def _shortest(first, second, third, num_ranks, num_more_steps, num_stages, keep)
             stages = first[1, i] + second[1, j]
             fill_s = first[2, i] + second[2, j]
             slowest_s = max(first[3, i], second[3, j])
-            limit_s = best[keep - 1] * (1.0 + DECISIVE_SLACK)
+            limit_s = best[-1] * (1.0 + DECISIVE_SLACK)
             if ranks > num_ranks or fill_s + num_more_steps * slowest_s > limit_s:
                 continue
             for k in range(third.shape[1]):
@@ -242,17 +187,8 @@ def _shortest(first, second, third, num_ranks, num_more_steps, num_stages, keep)
                 if point_s <= limit_s:
                     seconds.append(point_s)
                     numbers.append((i * second.shape[1] + j) * third.shape[1] + k)
-                    limit_s = _enter(best, point_s) * (1.0 + DECISIVE_SLACK)
+                    if point_s < best[-1]:
+                        best[-1] = point_s
+                        best.sort()
+                        limit_s = best[-1] * (1.0 + DECISIVE_SLACK)
     return np.array(seconds), np.array(numbers)
-
-
-@inlined
-def _enter(best, value):  # type: ignore[no-untyped-def]
-    """Put a value into its place among rising ones, of which the last falls out; returns the new last."""
-    place = len(best) - 1
-    while place >= 0 and best[place] > value:
-        if place + 1 < len(best):
-            best[place + 1] = best[place]
-        best[place] = value
-        place -= 1
-    return best[-1]

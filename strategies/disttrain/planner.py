@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import heapify, heappop, heappush
@@ -17,7 +17,6 @@ from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.options import TrialOptions
 from entrain_bench.balancing.planning import (
     Island,
-    named_degrees,
     partitions,
     place_islands,
     recompute_choices,
@@ -25,11 +24,12 @@ from entrain_bench.balancing.planning import (
     stage_sums,
 )
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.rounds import splits
 from entrain_bench.balancing.schedules import OneForwardOneBackward
 from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
@@ -56,12 +56,15 @@ class SubProblem(NamedTuple):
     again: tuple[bool, ...]
 
 
+def by_group(problems: Sequence[SubProblem], value: Callable[[int, int, bool], float]) -> FloatArray:
+    """A value of each group at its TP and recomputation ``[problems, groups]``."""
+    known = cache(value)
+    return np.array([[*map(known, range(len(one.tps)), one.tps, one.again)] for one in problems])
+
+
 @dataclass(frozen=True)
 class Orchestration:
-    """The planner's problem: groups of modules (the paper's parallelism units), their costs, and what may be chosen.
-
-    The backbone is the group that holds the LLM.
-    """
+    """The planner's problem: groups of modules, their costs, and what may be chosen; the backbone holds the LLM."""
 
     profile: Profile  # for the job, whose requested degrees hold for the backbone
     samples: SampleShapes  # behind the cost functions
@@ -82,10 +85,7 @@ class Orchestration:
         return self.profile.job.request.cp or 1
 
     def layer_s(self, module: int, tp: int) -> FloatArray:
-        """Forward and backward seconds a sample spends in each layer ``[layers]``: C_u, by layer.
-
-        Measured on microbatches filled with the profiled samples in turn.
-        """
+        """C_u by layer: seconds of both passes that a sample spends there, in full microbatches ``[layers]``."""
         size = self.profile.job.microbatch_size
         spec = self.profile.job.model.modules[module]
         batches = np.resize(np.arange(len(self.samples)), (-(-len(self.samples) // size), size))
@@ -124,10 +124,8 @@ class Orchestration:
         job = self.profile.job
         if tp := self._requested(group).tp:
             return [tp]
-        sizes = [size for m in self.groups[group] for size in job.model.modules[m].sharded_sizes.values()]
-        node = job.cluster.gpus_per_node
-        powers = (2**i for i in range(node.bit_length()))
-        return [tp for tp in powers if node % tp == 0 and all(size % tp == 0 for size in sizes)]
+        powers = (tp for tp in divisors(job.cluster.gpus_per_node) if not tp & (tp - 1))
+        return [tp for tp in powers if all(splits(job.model.modules[m], tp) for m in self.groups[group])]
 
     def backbone_dps(self) -> list[int]:
         """DP the backbone may have: microbatches of all replicas divide the global batch."""
@@ -157,12 +155,11 @@ class Orchestration:
         """GPU-seconds w_u of one pipeline step in each group ``[problems, groups]``, for one DP of the backbone."""
         step = problems[0].backbone_dp * self.profile.job.microbatch_size
 
-        @cache
         def work(group: int, tp: int, again: bool) -> float:
             unit_s = sum(float(self.layer_s(module, tp).sum()) for module in self.groups[group])
             return tp * self.cp * step * recompute_factor(again) * unit_s
 
-        return np.array([[*map(work, range(len(p.tps)), p.tps, p.again)] for p in problems])
+        return by_group(problems, work)
 
     def _backbone_s(self, problem: SubProblem, works: FloatArray) -> FloatArray:
         """M C_lm, the backbone's own share of T: its work over the ranks that share a layer ``[problems]``."""
@@ -170,11 +167,7 @@ class Orchestration:
         return np.asarray(works[:, self.backbone] / width)
 
     def least_s(self, problems: Sequence[SubProblem]) -> FloatArray:
-        """T if all GPUs shared all work, without warm-up but the backbone's ``[problems]``; of one backbone.
-
-        No point is below it: the slowest of the w_u / x_u is at least the sum of the w_u over the sum of the x_u, at
-        most N.
-        """
+        """T if all GPUs shared all work, without warm-up but the backbone's, for one backbone ``[problems]``."""
         works = self.works(problems)
         job = self.profile.job
         steps = works.sum(axis=1) / job.cluster.num_ranks
@@ -208,10 +201,7 @@ class Orchestration:
         return every_option if job.request.pp else undominated(every_option)
 
     def solve(self, problems: Sequence[SubProblem]) -> tuple[FloatArray, FloatArray]:
-        """T of the convex program, infinite if memory leaves nothing ``[problems]``, for one backbone.
-
-        With the memory of states alone, and with that of activations, too, unless that leaves nothing.
-        """
+        """T of the convex program by the memory of states, and of activations, too; infinite if none ``[problems]``."""
         job = self.profile.job
         works = self.works(problems)
         dp = problems[0].backbone_dp
@@ -249,12 +239,11 @@ class Orchestration:
         """GPUs without which a group does not exist, or exceeds memory ``[problems, groups]``; of one backbone."""
         dp = problems[0].backbone_dp
 
-        @cache
         def fewest(group: int, tp: int, again: bool) -> float:
             least = float(tp * self.cp * self.dps(group, dp)[0])
             return max(least, self.needed_gpus(group, tp, dp, again, activations))
 
-        return np.array([[*map(fewest, range(len(p.tps)), p.tps, p.again)] for p in problems])
+        return by_group(problems, fewest)
 
     def needed_gpus(self, group: int, tp: int, backbone_dp: int, again: bool, activations: bool) -> float:
         """GPUs that hold a group's states, and with activations those of at least one step of the pipeline in flight.
@@ -314,25 +303,13 @@ class DistTrainPlanner(TrialOptions):
                 break
 
         def rising_candidates(sized: Profile) -> Iterator[Candidate]:
-            rising = candidates(Orchestration(sized, samples, job.request))
-            first = next(rising, None)
-            if first is None:
-                raise UserError(
-                    f"{named_degrees(job.request)}: no stages of encoder and LLM of model={job.model.name} fit the "
-                    f"{job.cluster.num_ranks} ranks of cluster={job.cluster.name}"
-                )
-            yield first
-            yield from rising
+            return candidates(Orchestration(sized, samples, job.request))
 
         return chosen_layout(profile, rising_candidates, make_program, self.num_trials)
 
 
 def candidates(space: Orchestration, keep: int = ROUNDED) -> Iterator[Candidate]:
-    """Layouts by rising estimate; of every DP and TP of the backbone the one with the least T, then the next.
-
-    Every backbone waits with what its next layout cannot fall below: a bound, then its T, then its T with the step. So
-    most layouts are neither rounded nor placed.
-    """
+    """Layouts by rising estimate; a backbone (DP and TP) waits with what its next layout cannot fall below."""
     searches = [points(space, problems, keep) for problems in space.problems()]
     queue: list[tuple[float, int, Solution | Layout | None]] = [(-np.inf, n, None) for n in range(len(searches))]
     while queue:
@@ -350,8 +327,7 @@ def candidates(space: Orchestration, keep: int = ROUNDED) -> Iterator[Candidate]
 def points(space: Orchestration, problems: Sequence[SubProblem], keep: int) -> Iterator[tuple[float, Solution | None]]:
     """Integer points by rising T, the best ``keep`` of every sub-problem, and before them bounds without a point.
 
-    Sub-problems are of one DP and TP of the backbone. No point that follows a bound is below it: first T under perfect
-    division, then that of the convex program with the memory of states alone, which relaxes the integers. Sub-problems
+    Bounds are T under perfect division, then that of the convex program with the memory of states alone. Sub-problems
     are rounded by rising optimum, activations included, each only when no point found so far comes before it.
     """
     least_s = space.least_s(problems)

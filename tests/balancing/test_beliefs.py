@@ -1,7 +1,5 @@
 """Estimates of programs: packed chunks, and what follows the passes of a stage until its step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

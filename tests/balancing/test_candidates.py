@@ -1,7 +1,5 @@
 """Which candidates fit memory, and which is the fastest."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

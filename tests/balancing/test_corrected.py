@@ -1,7 +1,5 @@
 """Estimates corrected by executed iterations, for assigners that do not learn themselves."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

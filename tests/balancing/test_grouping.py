@@ -1,7 +1,5 @@
 """Groups of several widths: joined against all nested groups, packs of micro-steps, and what a request binds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.interface import Programs
+from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.rank_groups import joined
 from entrain_bench.balancing.rounds import PlanePlanner, layouts_with_widths
 from entrain_bench.base.errors import OutOfMemoryError
@@ -99,7 +97,7 @@ def test_no_nested_groups_end_before_the_joined_ones(units: list[tuple[int, int]
 def test_a_position_has_one_pack_in_each_micro_step(strategy: str) -> None:
     made = setting(strategy)
     job, shapes = made.job, made.source.batch(0, 16, 0)
-    layout = PlanePlanner(sharded=True).plan(made.profile, Programs(made.strategy, made.profile))
+    layout = PlanePlanner(sharded=True).plan(made.profile, MakeProgram(made.strategy, made.profile))
     assert all(placed.sharded and placed.widths for placed in layout.modules)
     program = made.strategy.program(shapes, layout, made.profile)
     Simulator(made.truth, 1e18).execute(program)

@@ -1,7 +1,5 @@
 """Units dealt out: LPT against bounds and brute force, equal counts, largest differences, places of arrival."""
 
-from __future__ import annotations
-
 from itertools import combinations, product
 
 import numpy as np

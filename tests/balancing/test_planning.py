@@ -1,8 +1,5 @@
 """Building blocks of planners: brute force for partitions and shares, and placement worked by hand."""
 
-from __future__ import annotations
-
-import warnings
 from collections.abc import Iterator
 from itertools import combinations, pairwise, product
 
@@ -11,10 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.planning import (
     Island,
-    chain_bytes,
     gpus_to_stages,
     partition_layers,
     partitions,
@@ -27,18 +22,12 @@ from entrain_bench.balancing.planning import (
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import UserError
 from entrain_bench.program.assignment import same_microbatches
-from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.job import Degrees, Job, LayoutRequest
-from entrain_bench_strategies.megatron import ArrivalOrder
 from support.builders import (
-    generating_model,
     no_delay,
-    placed,
-    profile_of,
     random_samples,
-    samples,
     tiny_cluster,
     tiny_job,
     tiny_model,
@@ -52,9 +41,6 @@ def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
     for cuts in combinations(range(1, total), parts - 1):
         bounds = (0, *cuts, total)
         yield tuple(high - low for low, high in pairwise(bounds))
-
-
-# Layers to stages
 
 
 @settings(max_examples=150, deadline=None)
@@ -81,9 +67,6 @@ def test_partition_has_the_fastest_slowest_stage(costs: list[int], data: st.Data
 def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(UserError, match="3 layers cannot fill 4 stages"):
         partition_layers(np.ones(3), 4)
-
-
-# Shares of ranks
 
 
 @settings(max_examples=150, deadline=None)
@@ -121,19 +104,10 @@ def test_gpus_become_stages_in_favour_of_the_llm(gpus: tuple[int, ...], width: i
     assert gpus_to_stages(gpus, width) == stages
 
 
-def test_modules_without_any_work_share_evenly_and_quietly() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert proportional_allocation(4, np.zeros(2)) == (2, 2)
-
-
 @pytest.mark.parametrize(("total", "most"), [(1, None), (6, [3, 2])])
 def test_stages_that_cannot_be_shared_are_refused(total: int, most: list[int] | None) -> None:
     with pytest.raises(UserError, match=f"cannot split {total} stages among modules"):
         proportional_allocation(total, np.ones(2), most)
-
-
-# Placement
 
 
 def test_place_chain_puts_tp_innermost_and_replicas_outermost() -> None:
@@ -155,17 +129,6 @@ def test_place_chain_puts_encoders_on_the_first_llm_stage() -> None:
     vision, llm = layout.modules
     assert vision.ranks.tolist() == [[[0]], [[2]]]
     assert llm.ranks.tolist() == [[[0], [1]], [[2], [3]]]
-
-
-def test_a_chain_keeps_what_1f1b_has_under_way() -> None:
-    model = generating_model()
-    profile = profile_of(tiny_job(model, tiny_cluster(1, 4)), samples(*[(50, [40])] * 64))
-    layout = place_chain(profile.job, Degrees(1, 1, 4, 1), [(4,), (1, 1, 1, 1), (4,)], (False,) * 3, leading=False)
-    shapes = profile.samples.draw(profile.job.global_batch)
-    program = Interleaved().schedule(shapes, layout, ArrivalOrder().assign(shapes, layout, profile), profile)
-    peak, kept = profile.memory.peak_bytes(program).max(), chain_bytes(profile, shapes, layout)
-    # Beside it a pass has what it needs while it runs.
-    assert 0.8 * peak <= kept <= peak
 
 
 # Degrees of a job
@@ -248,25 +211,3 @@ def test_any_two_degrees_of_data_parallelism_form_a_chain(
     check_program(program)
     _, end, _ = place_actions(program, np.ones(program.num_actions), no_delay(program))
     assert np.all(np.isfinite(end))
-
-
-def test_an_encoder_replica_that_feeds_two_llm_replicas_serves_both_each_microbatch() -> None:
-    layout = Layout(
-        (
-            placed(PAIR.modules[0], np.array([[[0]]])),
-            placed(PAIR.modules[1], np.array([[[1]], [[2]]])),
-        ),
-        2,
-    )
-    shapes = samples(*[(10, [40])] * 4)
-    replica, microbatch = np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
-    assignment = same_microbatches(PAIR, shapes, replica, microbatch, microbatch, np.zeros(4, np.int64))
-    program = chain_program(PAIR, shapes, layout, assignment, stages_behind(layout))
-    assert len(program.chunks[0]) == 2
-    start, end, _ = place_actions(program, np.ones(program.num_actions), no_delay(program))
-    encoder, llm = program.forward_actions(0), program.forward_actions(1)
-    # rank 0: F0 F1 .  B0 B1 ;  rank 1 and 2: . F0 B0 F1 B1
-    assert start[encoder].ravel().tolist() == [0, 1]
-    assert start[llm].ravel().tolist() == [1, 3, 1, 3]
-    assert start[program.backward_actions(0)].ravel().tolist() == [3, 5]
-    assert end.max() == 8.0, "two unit steps follow the last backward"

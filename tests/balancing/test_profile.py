@@ -1,7 +1,5 @@
 """What strategies may know: draws, measurements, fits and estimates with a chosen error."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,8 +11,6 @@ from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.costs.edges import held_s
 from entrain_bench.costs.layer_times import PassTimes
-from entrain_bench.costs.truth import CostTruth
-from entrain_bench.simulate import Simulator
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import shapes_from_lists
@@ -87,9 +83,6 @@ def test_estimates_of_a_quadratic_cost_are_exact(quadratic: dict[str, tuple[floa
     assert llm == pytest.approx([whole_module(quadratic, LLM, x) for x in (211, 500, 1510, 3020)], rel=1e-6)
 
 
-# Errors of belief
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**31), st.integers(0, 1000), st.sampled_from([0.05, 0.2, 0.9]))
 def test_estimates_differ_by_at_most_the_error_and_the_same_way_each_time(seed: int, other: int, error: float) -> None:
@@ -131,9 +124,6 @@ def test_errors_are_uniform_unbiased_and_independent() -> None:
         assert abs(np.corrcoef(error[1:], error[:-1])[0, 1]) < 0.1
     assert abs(np.corrcoef(vision, llm)[0, 1]) < 0.1
     assert abs(np.corrcoef(vision, errors("vision", seed=1))[0, 1]) < 0.1
-
-
-# Draws
 
 
 def test_draws_are_new_each_time_and_repeat_with_the_seed() -> None:
@@ -199,18 +189,6 @@ def test_estimates_of_a_batch_are_kept_and_cannot_be_changed() -> None:
     assert profile.estimates.units(LLM, other, 1, 1).tolist() == first[[1, 0, 2, 3]].tolist()
     with pytest.raises(ValueError, match="read-only"):
         first[0] = 1.0
-
-
-def test_a_trial_is_the_simulation_of_a_program() -> None:
-    model = tiny_model(encoder=2, llm=4)
-    job = tiny_job(model, tiny_cluster(1, 8))
-    profile = profile_of(job, samples((10, [40])))
-    layout = chain_layout(model, 1, 2, 4)
-    shapes, assignment = uniform_batch(model, 4)
-    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
-    truth = CostTruth(model, job.cluster)
-    expected = Simulator(truth, job.memory_budget_bytes).execute(program).iteration_time_s
-    assert profile.trial_s(program) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("p2p", ["blocking", "overlapped"])

@@ -1,7 +1,5 @@
 """Recomputation by chunk: the choice against brute force, and the programs that come of it."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np
@@ -50,9 +48,6 @@ def ones(program: Program) -> list[FloatArray]:
     return [np.ones(own.shape) for own in program.remade]
 
 
-# ---- what is recomputed
-
-
 # ---- what it costs
 
 
@@ -88,9 +83,6 @@ def test_each_layer_adds_its_forward_and_frees_what_it_kept() -> None:
         assert np.all(more[ahead] == 0)
         assert less[ahead] == pytest.approx(remade[index] * saved, rel=1e-12)
         assert less[backward] == pytest.approx(-remade[index] * saved, rel=1e-12)
-
-
-# ---- the choice
 
 
 @st.composite
@@ -220,9 +212,6 @@ def test_planners_leave_the_choice_to_the_scheduler() -> None:
     assert recompute_choices(job, chosen_later=True) == [(False, False)]
     asked = tiny_job(MODEL, request=LayoutRequest(recompute=("llm",)))
     assert recompute_choices(asked, chosen_later=True) == [(False, True)]
-
-
-# ---- by stage
 
 
 def by_stage(layout: Layout, budget_bytes: float, count: int = 4) -> tuple[Program, FloatArray]:

@@ -1,7 +1,5 @@
 """Schedules of a chain: closed forms, three phases, and warm-ups within memory."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import pairwise
 
@@ -53,9 +51,6 @@ def uniform_program(
     return chain_program(model, shapes, layout, assignment, warmup or stages_behind(layout))
 
 
-# Closed form of uniform microbatches
-
-
 @pytest.mark.parametrize("dp", [1, 2])
 @pytest.mark.parametrize(("encoder_stages", "llm_stages"), [(0, 1), (1, 1), (1, 2), (2, 2), (3, 1), (2, 4), (0, 4)])
 @pytest.mark.parametrize("num_microbatches", [1, 2, 3, 4, 7, 12])
@@ -86,9 +81,6 @@ def test_warmups_that_fall_by_at_least_one_never_cost_time(
     program = uniform_program(2, 2, num_microbatches, warmup=[warmup[:2], warmup[2:]])
     _, end = uniform_times(program, forward, backward)
     assert makespan(program, end) <= (num_microbatches + 3) * (forward + backward)
-
-
-# Slots
 
 
 @settings(max_examples=60, deadline=None)

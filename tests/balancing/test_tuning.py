@@ -1,7 +1,5 @@
 """The tuner: against all fixed jobs by brute force, freedom that costs nothing, the same layout again, its budget."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -10,14 +8,13 @@ import numpy as np
 import pytest
 
 from entrain_bench.balancing.candidates import check_memory
-from entrain_bench.balancing.interface import Programs, Strategy
+from entrain_bench.balancing.interface import MakeProgram, Strategy
 from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.tuning import (
     FINALISTS,
     LAST,
     NUM_BATCHES,
-    Offer,
     by_turns,
     candidate_key,
     corrected_octaves,
@@ -50,7 +47,7 @@ def profile_for(job: Job, budget: int | None = 64, seed: int = 0) -> Profile:
 def mean_s(layout: Layout, profile: Profile) -> float:
     """Mean of the batches of the last round."""
     batches = tuning_batches(profile)
-    programs = Programs(STRATEGY, profile)
+    programs = MakeProgram(STRATEGY, profile)
     last = batches.last(int((profile.tuning_budget or 96) * LAST) // FINALISTS)
     return float(np.mean([profile.trial_s(programs(batches.drawn[index], layout)) for index in last]))
 
@@ -119,29 +116,27 @@ def test_what_is_tuned_fits_every_drawn_batch() -> None:
         profile = profile_for(replace(FREE, memory_budget_bytes=share * GIB))
         layout = STRATEGY.plan(profile)
         chosen.add(candidate_key(layout))
-        check_memory(profile, layout, Programs(STRATEGY, profile), tuning_batches(profile).drawn)
+        check_memory(profile, layout, MakeProgram(STRATEGY, profile), tuning_batches(profile).drawn)
     assert len(chosen) > 1
 
 
 def test_the_best_of_every_value_come_before_the_second_best() -> None:
     knobs = [("a", 1), ("a", 1), ("a", 2), ("b", 2), ("b", 3)]
-    offers = [Offer(float(index), knob, index) for index, knob in enumerate(knobs)]
-    turns = [offer.what for offer in by_turns(offers)]
     # Best of all, of "a" (the next), of 1 (none left), of 2, of "b", of 3.
-    assert turns == [0, 1, 2, 3, 4]
-    far = [Offer(1.0 + index / 10, (0,), index) for index in range(20)] + [Offer(99.0, (1,), 20)]
-    assert [offer.what for offer in by_turns(far)].index(20) < 4
+    assert [*by_turns(np.arange(5.0), knobs)] == [0, 1, 2, 3, 4]
+    near, far = 1.0 + np.arange(20) / 10, 99.0 + np.arange(10)
+    estimated_s, knobs = np.concatenate([near, far]), [(0,)] * 20 + [(1,)] * 10
+    assert [*by_turns(estimated_s, knobs)].index(20) < 4
     # The best of a value that cannot run do not cost it its turn.
-    refused = far[:-1] + [Offer(99.0 + index, (1,), 20 + index) for index in range(10)]
-    assert [offer.what for offer in by_turns(refused, lambda offer: offer.what not in range(20, 25))].index(25) < 4
+    assert [*by_turns(estimated_s, knobs, lambda index: index not in range(20, 25))].index(25) < 4
 
 
 def test_simulations_correct_estimates_of_the_same_values() -> None:
     """Estimates leave out a factor of 3 for one value; where one offer of it was simulated, the others are known."""
     knobs = [(first, second) for first in range(4) for second in range(5)]
-    offers = [Offer(1.0 + second / 10, (first, second), None) for first, second in knobs]
-    true_s = [offer.estimated_s * (3.0 if first == 0 else 1.0) for offer, (first, _) in zip(offers, knobs, strict=True)]
-    given = log2(np.array([offer.estimated_s for offer in offers])), knob_values(offers)
+    estimated_s = np.array([1.0 + second / 10 for _, second in knobs])
+    true_s = [seconds * (3.0 if first == 0 else 1.0) for seconds, (first, _) in zip(estimated_s, knobs, strict=True)]
+    given = log2(estimated_s), knob_values(knobs)
     some = [0, 6, 12, 18]
     expected = corrected_octaves(*given, some, [true_s[index] for index in some])
     assert expected[:5].min() > expected[5:].max()
@@ -181,7 +176,7 @@ def test_where_nothing_fits_the_reason_is_told() -> None:
     with pytest.raises(UserError, match="more than planners may use"):
         STRATEGY.plan(profile_for(replace(FREE, memory_budget_bytes=1e5)))
     with pytest.raises(UserError, match="too few layers"):
-        tuned(profile_for(FREE), [lambda _: []], Programs(STRATEGY, profile_for(FREE)), 16)
+        tuned(profile_for(FREE), [lambda _: []], MakeProgram(STRATEGY, profile_for(FREE)), 16)
 
 
 BUDGET = 96
@@ -234,13 +229,12 @@ def test_megatron_is_within_2_percent_of_all_its_layouts(
     layouts, trials = all_layouts(context.plan, monkeypatch)
     assert len(layouts) > 500
     last = trials.batches.last(int(BUDGET * LAST) // FINALISTS)
-    first_s = [trials.seconds(layout, last[0]) or np.inf for layout in layouts]
+    first_s = [trials.seconds(layout, last[0]) for layout in layouts]
     near = [one for one, seconds in zip(layouts, first_s, strict=True) if seconds <= HOPELESS * min(first_s)]
-    timed = [(trials.mean_s(layout, last), layout) for layout in near if trials.fits(layout)]
-    best = min(((seconds, layout) for seconds, layout in timed if seconds is not None), key=lambda each: each[0])[1]
+    best = min(filter(trials.fits, near), key=lambda layout: trials.mean_s(layout, last))
     rng = np.random.default_rng([planning_seed, 1])
     fresh = [context.source.draw(global_batch, rng) for _ in range(FRESH)]
-    programs = Programs(context.strategy, context.planning)
+    programs = MakeProgram(context.strategy, context.planning)
     own_s, best_s = (
         sum(context.planning.trial_s(programs(batch, layout)) for batch in fresh) for layout in (found, best)
     )

@@ -29,7 +29,6 @@ def test_from_files_to_a_run(data: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "- 1: no known format" in out
     assert "`a.parquet:40` (row 41): no known format: no image" in out
     assert "| image or frame (megapixels) |" in out
-    assert "Rank correlation (Spearman, LLM tokens of all samples): text and image" in out
     assert "Encoder's forward time over the LLM's" in out
     assert "b_min, the batch whose allocation of GPUs is stable" in out
     assert "entrain-bench workload=trace workload.path=mine.parquet runs it" in err

@@ -1,4 +1,4 @@
-"""Options of parts come from their dataclasses: defaults, meanings, which YAMLs get them, when they are read again."""
+"""Options of parts come from their dataclasses: defaults, which YAMLs get them, when they are read again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import yaml
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.comments import text_of
 from entrain_bench.config.compose import Composer, compose
-from entrain_bench.config.parts import TARGET, meanings_of, options_of, with_options
+from entrain_bench.config.parts import TARGET, options_of, with_options
 from entrain_bench.config.targets import trust
-from entrain_bench.config.tree import choices, config_tree
 
 CODE = """
 from dataclasses import dataclass, field
@@ -44,7 +43,6 @@ class Part(Base):
     second: tuple[int, ...] = (1, 2)
     label: str = field(default="x", init=False)
 """
-PARTS = [(kind, name) for kind in ("planner", "assigner", "scheduler") for name in choices(f"strategy/{kind}")]
 
 
 @pytest.fixture
@@ -62,17 +60,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_field_with_a_default_is_an_option(folder: Path) -> None:
     assert options_of("some_parts.Part") == {"limit": None, "first": 0.5, "second": [1, 2]}
-    sides = "weights of the two sides"
-    limit = "tokens of a microbatch; null: as many as memory allows"
-    assert meanings_of("some_parts.Part") == {"limit": limit, "base": "another part", "first": sides, "second": sides}
     assert options_of("pathlib.Path") == {}
     text = text_of("strategy/assigner", "bare", str(folder))
-    assert text.splitlines() == [
-        "_target_: some_parts.Part",
-        f"limit: null  # {limit}",
-        f"first: 0.5  # {sides}",
-        f"second: [1, 2]  # {sides}",
-    ]
+    assert text.splitlines()[:4] == ["_target_: some_parts.Part", "limit: null", "first: 0.5", "second: [1, 2]"]
+    assert "#     limit: tokens of a microbatch; None: as many as memory allows." in text
+    assert yaml.safe_load(text) == {TARGET: "some_parts.Part", **options_of("some_parts.Part")}
 
 
 def test_a_part_with_options_in_its_yaml_keeps_these_alone(folder: Path) -> None:
@@ -103,10 +95,3 @@ def test_a_changed_default_is_read_again_by_the_next_process(folder: Path) -> No
     os.utime(folder / "some_parts.py", (1, 1))
     del sys.modules["some_parts"]
     assert first() == 0.75
-
-
-@pytest.mark.parametrize(("kind", "name"), PARTS)
-def test_every_option_of_ours_has_a_meaning(kind: str, name: str) -> None:
-    values = yaml.safe_load((config_tree() / "strategy" / kind / f"{name}.yaml").read_text())
-    options = with_options(f"strategy/{kind}/{name}", values).keys() - values.keys()
-    assert not options or options <= meanings_of(values[TARGET]).keys()

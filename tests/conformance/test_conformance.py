@@ -1,7 +1,5 @@
 """What every strategy must do on every workload, and under every factor of ``Speed``."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Strategies that reach for the truth are caught: by what they import, and by what they do."""
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -97,17 +95,6 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
 
 
 # In every run of the tests the example does.
-@pytest.mark.slow
-def test_an_honest_part_passes(mine: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-    mine.write(HONEST)
-    require_walls(mine.config())
-    require_blind(mine.config())
-    assert mine.check("workload=chartqa", "model=tiny", "cluster=tiny") == 0
-    shown = capsys.readouterr().out
-    assert "blind to the truth behind its estimates" in shown
-    assert "failed:" not in shown
-
-
 @pytest.mark.wide
 def test_a_part_that_imports_the_truth_is_caught_by_both(mine: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     mine.write(IMPORTED + HEAD + BUILT + PEEKING)

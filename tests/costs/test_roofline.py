@@ -55,8 +55,6 @@ def seconds(times: Any) -> float:
     return float(np.asarray(times).reshape(-1)[0])
 
 
-# Matrix products
-
 COMPUTE_BOUND = cluster_with(memory_bandwidth_bytes_per_s=2e18, kernel_launch_s=1e-15)
 MEMORY_BOUND = cluster_with(peak_bf16_flops=2e21, kernel_launch_s=1e-15)
 
@@ -102,9 +100,6 @@ def test_a_product_attains_half_of_the_limit_at_half_flops() -> None:
     # At a fraction of the rate the FLOPs take longer, starting does not.
     slower = replace(rate, device=replace(rate.device, sustained_fraction=0.5))
     assert seconds(Roofline(slower).gemm_s(Gemm(100, 128), time, 1, 1)) == pytest.approx(3 * 3276800 / 1e12, rel=1e-12)
-
-
-# Attention
 
 
 @pytest.mark.parametrize(
@@ -225,9 +220,6 @@ def layer(cluster: ClusterSpec, framework: FrameworkOptions, tp: int = 1, split:
     return Roofline(cluster, framework).layer_s(BLOCK, LOADS, tp, 1, split)
 
 
-# Collectives
-
-
 def test_collectives_start_late_and_attain_a_part_of_their_links() -> None:
     tier = LinkTier("half", 8, 1e9, 1e-6, collective_efficiency=0.5, collective_start_s=7e-6)
     assert seconds(all_gather_s(8000, 4, tier)) == pytest.approx(7e-6 + 3e-6 + 12e-6, rel=1e-12)
@@ -236,9 +228,6 @@ def test_collectives_start_late_and_attain_a_part_of_their_links() -> None:
     assert seconds(broadcast_s(8000, 4, tier)) == pytest.approx(7e-6 + 3e-6 + 16e-6, rel=1e-12)
     alone = [seconds(call(8000, 1, tier)) for call in (all_gather_s, all_reduce_s, broadcast_s)]
     assert alone == [0.0, 0.0, 0.0]
-
-
-# Products
 
 
 @pytest.mark.parametrize(
@@ -256,9 +245,6 @@ def test_narrow_products_are_slower(gemm: Gemm, tp: int, slower: float) -> None:
     assert seconds(narrow.gemm_s(gemm, tokens, tp, 1)) == pytest.approx(
         slower * seconds(wide.gemm_s(gemm, tokens, tp, 1)), rel=1e-12
     )
-
-
-# Attention, norms, and all else that moves data
 
 
 @pytest.mark.parametrize(
@@ -296,9 +282,6 @@ def test_unfused_attention_stores_all_scores() -> None:
     assert seconds(backward) == pytest.approx(scores * (8 * 16 / 1e12 + 7 * 2 / 1e9), rel=1e-12)
 
 
-# Launches
-
-
 @pytest.mark.parametrize("split", [False, True])
 def test_a_layer_lasts_as_long_as_the_host_issues_its_kernels(split: bool) -> None:
     # Four products, seven elementwise kernels, attention; in backward twice, twice and once.
@@ -310,12 +293,6 @@ def test_a_layer_lasts_as_long_as_the_host_issues_its_kernels(split: bool) -> No
         assert seconds(times.weight_s) == 4
     quick = layer(cluster_with(host_launch_s=1e-15), FrameworkOptions())
     assert quick == layer(CLUSTER, FrameworkOptions())
-
-
-# Overlap
-
-
-# Settings
 
 
 def test_kernels_that_a_device_cannot_run_are_refused() -> None:

@@ -123,7 +123,7 @@ def test_what_decides_every_timeline_moves_all_keys(
 @pytest.mark.parametrize(
     ("file", "old", "new", "moved"),
     [
-        ("entrain_bench_strategies/dip/scheduler.py", "MOVED = 8.0", "MOVED = 9.0", {"dip", "optimus"}),
+        ("entrain_bench_strategies/dip.py", "MOVED = 8.0", "MOVED = 9.0", {"dip", "optimus"}),
         ("entrain_bench_strategies/dflop/assigner.py", "PATIENCE = 16", "PATIENCE = 17", {"dflop"}),
         ("entrain_bench_workloads/tokens.py", "_TOKEN_DECIMALS = 3", "_TOKEN_DECIMALS = 4", None),
         ("entrain_bench/train/measuring.py", "MOST_NAMED = 8", "MOST_NAMED = 9", {"train"}),

@@ -14,8 +14,8 @@ from entrain_bench.answers.compare import read_text
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.leaves import variant_text
-from entrain_bench.records.records import METRICS, PER_ITERATION, Record, Results, new_record
-from entrain_bench.records.tables import iterations_parquet, table_csv, write_tables
+from entrain_bench.records.records import METRICS, Record, Results, new_record
+from entrain_bench.records.tables import table_csv, write_tables
 from entrain_bench.run.cells import compose_cells
 
 
@@ -59,27 +59,6 @@ def test_a_record_is_read_once_and_again_if_its_file_changes(config: RunConfig, 
     assert Results(tmp_path).read(record.key) is None
     path.unlink()
     assert mine.read(record.key) is None
-
-
-def test_every_iteration_has_a_row(config: RunConfig, tmp_path: Path) -> None:
-    first = made_up(config)
-    values = [dict.fromkeys(PER_ITERATION, 0.1 + index) for index in range(3)]
-    # What trains measures less.
-    second = replace(first, key="0" * 16, labels={**first.labels, "seed": 7}, iterations=({"mfu": 0.3},))
-    results = Results(tmp_path)
-    for record in (replace(first, iterations=tuple(values)), second, replace(first, key="f" * 16, status="failed")):
-        results.write(record, None)
-    write_tables(results)
-    table = pd.read_parquet(tmp_path / "iterations.parquet")
-    assert [*table.columns] == ["key", "seed", "iteration", *PER_ITERATION]
-    assert "planning_time_s" not in table
-    mine = table[table["key"] == first.key]
-    assert mine[["seed", "iteration"]].to_numpy().tolist() == [[0, 0], [0, 1], [0, 2]]
-    assert mine["iteration_time_s"].tolist() == [0.1, 1.1, 2.1]
-    (other,) = table[table["key"] == second.key].to_dict("records")
-    assert (other["seed"], other["mfu"], pd.isna(other["iteration_time_s"])) == (7, 0.3, True)
-    assert len(table) == 4
-    assert iterations_parquet([]).startswith(b"PAR1")
 
 
 def cell(*overrides: str) -> Cell:

@@ -13,14 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.config.tree import choices
 from entrain_bench.program.layout import Layout, layout_to_json
 from entrain_bench.sampler import BalancedBatchSampler
+from entrain_bench.sampler.planning import deal, split
 from entrain_bench.specs.shapes import SampleShapes
-from support.builders import random_samples
+from support.builders import labels, random_samples, rngs
 
 RANKS, BATCH, MICROBATCH, SAMPLES = 4, 16, 2, 70
 ITERATIONS = SAMPLES // BATCH
@@ -253,7 +256,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"global_batch": 80}, "global_batch=80: must be at most 70, the number of samples"),
     ({"microbatch_size": 0}, "microbatch_size=0: must be an integer of at least 1"),
     ({"seed": -1}, r"seed=-1: must be an integer in 0..2\^32-1"),
-    ({"learning_lag": 0}, "learning_lag=0: must be at least 1"),
     ({"strategy": "entrian"}, r"entrian"),
     ({"counts": "even"}, "counts=even: unknown.*assigned, equal, fixed"),
     ({"layout": "pipelined"}, "layout=pipelined: unknown.*data_parallel, planned"),
@@ -302,3 +304,56 @@ def test_a_loader_with_workers_runs_ahead_and_iterations_are_still_told_apart() 
         wanted = one.microbatches(iteration, epoch=0)
         assert [*islice(batches, len(wanted))] == wanted
     assert next(batches, None) is None
+
+
+# Microbatches of ranks.
+
+
+def test_ranks_get_their_microbatches_in_order_and_samples_in_order_of_arrival() -> None:
+    dealt = deal(labels([1, 0, 1, 0, 1], [4, 0, 2, 0, 4]), 2)
+    assert dealt == (((1, 3),), ((2,), (0, 4)))
+
+
+@pytest.mark.parametrize("counts", ["fixed", "equal"])
+def test_ranks_with_fewer_microbatches_split_those_with_most_samples(counts: str) -> None:
+    dealt = deal(labels([0, 0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0, 1, 2]), 2, counts, 3)
+    assert dealt == (((0, 1), (2,), (3, 4)), ((5,), (6,), (7,)))
+
+
+def test_of_equally_large_microbatches_the_first_is_split() -> None:
+    assert split([(0, 1), (2, 3)], 3) == [(0,), (1,), (2, 3)]
+    assert split([(0, 1)], 0) == [(0, 1)]
+
+
+@given(rngs, st.integers(1, 4), st.integers(1, 6))
+def test_splitting_loses_no_sample_and_levels_sizes(rng: np.random.Generator, num_ranks: int, count: int) -> None:
+    size = num_ranks * count * 3
+    replica = np.arange(size) % num_ranks
+    dealt = deal(labels(replica, rng.integers(0, count, size)), num_ranks, "fixed", count)
+    for rank, rows in enumerate(dealt):
+        assert len(rows) == count
+        assert all(rows)
+        assert sorted(index for row in rows for index in row) == np.flatnonzero(replica == rank).tolist()
+
+
+@pytest.mark.parametrize(
+    ("replica", "microbatch", "counts", "message"),
+    [
+        ([0, 0], [0, 1], "assigned", "rank 1 received no sample of a global batch"),
+        (
+            [0, 1, 1],
+            [0, 0, 1],
+            "equal",
+            r"rank 0 has 1 samples in 1 microbatches, which cannot be split into 2. .*counts=assigned",
+        ),
+        (
+            [0, 0, 1],
+            [0, 1, 0],
+            "fixed",
+            r"rank 0 has 2 samples in 2 microbatches, which cannot be split into 1. .*counts=equal",
+        ),
+    ],
+)
+def test_what_cannot_be_dealt_is_one_line(replica: list[int], microbatch: list[int], counts: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        deal(labels(replica, microbatch), 2, counts, 1)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from entrain_bench.balancing.schedules import chain_program, stages_behind
-from entrain_bench.base.errors import DeadlockError
 from entrain_bench.program import ActionView, Pass, Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.validate import check_program
@@ -127,15 +126,3 @@ def test_a_batch_of_text_alone_runs(split: bool) -> None:
     _, end, _ = place_actions(program, durations(program, lambda _: 1.0), no_delay(program))
     assert makespan(program, end) == 2 * 2 + 2
     assert passes(program, 0) == []
-
-
-def test_llm_work_that_precedes_its_encoder_microbatch_is_a_deadlock() -> None:
-    model = tiny_model()
-    layout = chain_layout(model, 1, 1, 3)
-    shapes = samples(*[(10, [40])] * 3)
-    zeros = [0, 0, 0]
-    assignment = Assignment((labels(zeros, [0, 1, 2]), labels(zeros, [0, 1, 0])))
-    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
-    check_program(program)
-    with pytest.raises(DeadlockError, match="cycle of waits"):
-        place_actions(program, np.ones(program.num_actions), no_delay(program))

@@ -1,7 +1,5 @@
 """Clusters: every YAML and its sources, what links carry, and errors."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import fields
 

@@ -1,7 +1,5 @@
 """Models: every YAML, published parameter counts, hand-worked costs of a layer, and errors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -44,9 +42,6 @@ def test_every_model_composes_and_parses(name: str) -> None:
 )
 def test_every_module_is_used(path: Path) -> None:
     assert any(path.stem in other.read_text() for other in CONFIGS.glob("model*/**/*.yaml") if other != path)
-
-
-# Published sizes
 
 
 @pytest.mark.wide
@@ -127,9 +122,6 @@ def test_dflops_encoders_by_hand(name: str, layers: int, width: int, inner: int)
     assert encoder.config.num_heads * encoder.config.head_dim == width
 
 
-# Hand-worked layers
-
-
 def test_flops_of_a_llama_1b_block() -> None:
     block = model("qwen25vl_llama3_1b").llm.layers[1]
     # Per token: QKV 2 * 2048 * (2048 + 2 * 512), output 2 * 2048^2, gate and up 2 * 2048 * 16384, down 2 * 8192 * 2048.
@@ -185,9 +177,6 @@ def test_windows_bound_attention() -> None:
         4 * 1280 * 64 * 64,
         4 * 1280 * 6400 * 64,
     ]
-
-
-# Errors
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Items and their grids beside their samples."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

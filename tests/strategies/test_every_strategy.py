@@ -105,18 +105,18 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     "dip.DipScheduler": {"memory": ["none"], "priorities": ["none"], "search_rounds": [-1, 2**63]},
     "disttrain.DistTrainAssigner": {"intra": ["globl_batch"], "carry": [True]},
     "dynapipe.DynaPipeAssigner": {"order": ["size"]},
-    "dynapipe.DynaPipeScheduler": {"method": ["gpipe"], "memory": ["all"]},
+    "dynapipe.DynaPipeScheduler": {"memory": ["all"]},
     "entrain.EntrainPlanner": {"profile_samples": [0], "encoder_stages": [0]},
     "entrain.EntrainScheduler": {"eager": ["encoders"], "max_extra_forwards": [-1]},
     "hetero.NoncolocatedPlanner": {"encoder_ranks": [0], "profile_samples": [0], "num_trials": [0]},
     "hetero.BatchSlices": {"encoder_passes": [0]},
-    "length_grouped.LengthGrouped": {"rule": ["sorted"]},
+    "practice.LengthGrouped": {"rule": ["sorted"]},
     "megatron.MegatronPlanner": {"placement": ["first"], "virtual_stages": [0], "virtual_order": ["w"]},
-    "megatron_rigid.RigidPlanner": {"placement": ["auto"], "virtual_stages": [1]},
+    "megatron.RigidPlanner": {"placement": ["auto"], "virtual_stages": [1]},
     "omnibal.OmniBalAssigner": {"rounds": [0]},
     "orchmllm.PostBalancing": {"cost": ["cubic"], "padded": ["vision"]},
-    "token_budget.TokenBudget": {"rule": ["best_fit"], "counted": ["images"], "max_tokens": [0]},
-    "veomni.EncoderBalance": {"cost_exponent": [3]},
+    "practice.TokenBudget": {"rule": ["best_fit"], "counted": ["images"], "max_tokens": [0]},
+    "fsdp.EncoderBalance": {"cost_exponent": [3]},
 }
 # Options that are wrong together or in a list, and what the error names.
 OTHERS: list[tuple[str, dict[str, Any], str]] = [

@@ -12,7 +12,7 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
-from entrain_bench_strategies.flexsp import blasted, bucketed, solved
+from entrain_bench_strategies.sequence_balanced_cp import blasted, bucketed, solved
 
 WIDTHS = np.array([1, 2, 4])
 SMALL = ("model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "workload=synthetic", "layout.tp=1")

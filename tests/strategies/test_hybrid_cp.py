@@ -13,39 +13,28 @@ from entrain_bench.program.columns import Pass
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
-from entrain_bench_strategies.hybrid_cp import Group, dev_rounds, filled, main_rounds, number_rounds
+from entrain_bench_strategies.sequence_balanced_cp import dev_rounds, filled
 from support.builders import samples
 
-# Lengths, then the work of each of four ranks of capacity 4 in every round: of main (d98e8a64) and of dev (d48bd6be).
+# Lengths, then the work of each of four ranks of capacity 4 in every round of Megatron-LM's dev (d48bd6be).
 ORACLES = [
-    ([8, 4, 4], [[32, 32, 16, 16]], [[32, 32, 16, 16]]),
-    ([16, 4], [[64] * 4, [4] * 4], [[64] * 4, [4] * 4]),
-    ([16, 8, 4, 4, 4, 4], [[64] * 4, [32] * 4], [[64] * 4, [32, 32, 16, 16], [8] * 4]),
-    ([12, 4], [[36] * 4, [4] * 4], [[40] * 4]),
-    ([4] * 8, [[32] * 4], [[16] * 4, [16] * 4]),
+    ([8, 4, 4], [[32, 32, 16, 16]]),
+    ([16, 4], [[64] * 4, [4] * 4]),
+    ([16, 8, 4, 4, 4, 4], [[64] * 4, [32, 32, 16, 16], [8] * 4]),
+    ([12, 4], [[40] * 4]),
+    ([4] * 8, [[16] * 4, [16] * 4]),
 ]
 SMALL = ("model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "workload=synthetic", "layout.tp=1")
 FREE = ("layout.dp=null", "layout.cp=null")
 
 
-def work(lengths: list[int], rounds: list[list[Group]]) -> list[list[float]]:
-    """Squared lengths over widths, of each rank."""
-    return [
-        [
-            sum(lengths[sample] ** 2 / group.width for sample in group.samples)
-            for group in own
-            for _ in range(group.width)
-        ]
-        for own in rounds
-    ]
-
-
-@pytest.mark.parametrize(("lengths", "main", "dev"), ORACLES)
-def test_the_smallest_batches_are_grouped_as_megatron_does(
-    lengths: list[int], main: list[list[float]], dev: list[list[float]]
-) -> None:
-    assert work(lengths, main_rounds(np.array(lengths), 4, 4)) == main
-    assert work(lengths, dev_rounds(np.array(lengths), 4, 4)) == dev
+@pytest.mark.parametrize(("lengths", "expected"), ORACLES)
+def test_the_smallest_batches_are_grouped_as_megatron_does(lengths: list[int], expected: list[list[float]]) -> None:
+    rounds = dev_rounds(np.array(lengths), 4, 4)
+    work = np.zeros((1 + rounds.number.max(), 4))
+    for length, number, first, width in zip(lengths, rounds.number, rounds.first, rounds.width, strict=True):
+        work[number, first : first + width] += length**2 / width
+    assert work.tolist() == expected
 
 
 def test_idle_ranks_go_to_the_first_of_the_narrowest_groups() -> None:
@@ -59,28 +48,16 @@ def test_random_batches_lose_no_sample_and_leave_no_rank_idle(num_ranks: int) ->
     rng = np.random.default_rng(num_ranks)
     for _ in range(100):
         lengths = np.ceil(np.minimum(rng.lognormal(4, 1.5, rng.integers(1, 40)), 64 * num_ranks)).astype(np.int64)
-        for choose in (dev_rounds, main_rounds):
-            rounds = choose(lengths, num_ranks, 64)
-            assert sorted(sample for own in rounds for group in own for sample in group.samples) == [
-                *range(len(lengths))
-            ]
-            for own in rounds:
-                assert sum(group.width for group in own) == num_ranks
-                assert all(group.samples for group in own)
-                for group in own:
-                    assert all(lengths[sample] <= 64 * group.width for sample in group.samples)
-                    if choose is dev_rounds:
-                        assert lengths[group.samples].sum() <= 64 * group.width
-            made = number_rounds(rounds, len(lengths), one_pack=choose is dev_rounds)
-            assert not np.any(made.first % made.width)
-            # No two groups of a round overlap, and in main no two samples of a group run at once.
-            busy = np.zeros((made.number.max() + 1, num_ranks), np.int64)
-            packs = {*zip(made.number.tolist(), made.first.tolist(), made.width.tolist(), strict=True)}
-            for number, first, width in packs:
-                busy[number, first : first + width] += 1
-            assert busy.max() == 1
-            if choose is main_rounds:
-                assert len(packs) == len(lengths)
+        made = dev_rounds(lengths, num_ranks, 64)
+        assert not np.any(made.first % made.width)
+        # In every round each rank is in one group, whose sequences fit together.
+        packs = np.stack([made.number, made.first, made.width])
+        groups, group = np.unique(packs, axis=1, return_inverse=True)
+        assert np.all(np.bincount(group.ravel(), lengths) <= 64 * groups[2])
+        busy = np.zeros((made.number.max() + 1, num_ranks), np.int64)
+        for number, first, width in groups.T:
+            busy[number, first : first + width] += 1
+        assert np.all(busy == 1)
 
 
 def setting(*overrides: str) -> tuple[Profile, Strategy]:
@@ -129,15 +106,6 @@ def test_every_rank_has_one_pack_a_round_in_1f1b(pp: int) -> None:
         assert order[: ahead + 1] == [(0, each) for each in range(ahead + 1)]
         assert order[ahead + 1] == (1, 0)
         assert [each for kind, each in order if kind] == [*range(rounds)]
-
-
-def test_main_needs_one_stage_and_runs_samples_alone() -> None:
-    profile, strategy = setting(*FREE, "strategy.assigner.scheduler=main")
-    with pytest.raises(IncompatibleError, match=r"layout\.pp=2: must be 1 with strategy\.assigner\.scheduler=main"):
-        strategy.program(profile.samples.draw(16), layout_of(profile, 2), profile)
-    program = strategy.program(profile.samples.draw(16), layout_of(profile), profile)
-    assert len(program.chunks[-1]) == 16
-    assert {placed.pp for placed in strategy.plan(profile).modules} == {1}
 
 
 def test_rounds_need_widths_and_a_plane_that_is_a_power_of_two() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.interface import Programs, Strategy
+from entrain_bench.balancing.interface import MakeProgram, Strategy
 from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.planning import average_layer_s, partition_layers, spread_blocks, stage_sums
 from entrain_bench.balancing.profile import Profile
@@ -20,8 +20,7 @@ from entrain_bench.program.layout import Layout, check_layout, layout_to_json
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench_strategies.megatron import ArrivalOrder, LayerCosts, MegatronPlanner
-from entrain_bench_strategies.megatron_rigid import RigidPlanner
+from entrain_bench_strategies.megatron import ArrivalOrder, LayerCosts, MegatronPlanner, RigidPlanner
 from support.builders import GIB, PlainPrograms, plan_with, profile_of, samples, tiny_cluster, tiny_job, tiny_model
 from support.disttrain import generating
 
@@ -128,7 +127,7 @@ def test_trials_decide_among_schedules_each_with_as_many() -> None:
     def plan(chosen: list[str]) -> tuple[float, set[str]]:
         """Seconds of the layout that is taken, and the layouts that were looked at."""
         planner, asked = MegatronPlanner(profile_samples=4, num_trials=2, schedules=chosen), set[str]()
-        programs = Programs(Strategy("megatron", planner, ArrivalOrder(), Interleaved()), profile)
+        programs = MakeProgram(Strategy("megatron", planner, ArrivalOrder(), Interleaved()), profile)
 
         @PlainPrograms
         def make_program(shapes: SampleShapes, layout: Layout) -> Program:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.simulate import place_actions
-from entrain_bench_strategies.optimus import OptimusScheduler
+from entrain_bench_strategies.mdp import OptimusScheduler
 from support.builders import durations, labels, makespan, no_delay, passes, profile_of, samples, tiny_job, uniform_batch
 from support.dip import MEMORY, MODEL, colocated, peak_activations, program_of
 

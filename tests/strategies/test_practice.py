@@ -11,9 +11,16 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import check_assignment
 from entrain_bench.program.layout import Layout
-from entrain_bench_strategies.bridge_reorder import PatchBalance
-from entrain_bench_strategies.length_grouped import LengthGrouped, even_by_modality, sorted_in_mega_batches
-from entrain_bench_strategies.token_budget import TokenBudget, balanced, first_fit, next_fit
+from entrain_bench_strategies.practice import (
+    LengthGrouped,
+    PatchBalance,
+    TokenBudget,
+    balanced,
+    even_by_modality,
+    first_fit,
+    next_fit,
+    sorted_in_mega_batches,
+)
 from support.builders import chain_layout, placed, profile_of, random_samples, samples, tiny_job, tiny_model
 
 MODEL = tiny_model()

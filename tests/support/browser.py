@@ -6,11 +6,9 @@ import json
 import math
 import shutil
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlencode
 
 from mlflow import MlflowClient
@@ -18,10 +16,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.expected_conditions import (
-    element_to_be_clickable,
-    frame_to_be_available_and_switch_to_it,
-)
+from selenium.webdriver.support.expected_conditions import frame_to_be_available_and_switch_to_it
 from selenium.webdriver.support.ui import WebDriverWait
 
 from entrain_bench.answers.comparison import TIME
@@ -32,8 +27,6 @@ from support.servers import free_port, serving
 # A page of MLflow loads several megabytes of scripts.
 PAGE_S = 90.0
 WIDTH, HEIGHT = 1360, 1000
-# Charts move when a window changes.
-SETTLE_S = 2.0
 # What MLflow remembers of its assistant, which covers a quarter of the first page.
 CLOSED = {"mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true", "mlflow.assistant.panelOpen_v1": "false"}
 
@@ -86,13 +79,6 @@ class Pages:
         query = urlencode({name: json.dumps(each) for name, each in lists.items()} | WORKFLOW)
         return self._show(f"{self.base}/#/compare-runs?{query}", texts)
 
-    def click(self, *paths: str) -> None:
-        for path in paths:
-            WebDriverWait(self.driver, PAGE_S).until(element_to_be_clickable((By.XPATH, path))).click()
-
-    def save(self, path: Path, height: int) -> None:
-        save_window(self.driver, path, height)
-
     def _show(self, address: str, texts: Sequence[str]) -> str:
         self.driver.get(address)
 
@@ -101,35 +87,6 @@ class Pages:
 
         WebDriverWait(self.driver, PAGE_S).until(shown, f"{address}: lacks one of {texts}")
         return text_of(self.driver)
-
-
-def save_window(driver: webdriver.Chrome, path: Path, height: int) -> None:
-    """Write a picture of the browser's page in a window of this height in pixels."""
-    driver.set_window_size(WIDTH, height)
-    time.sleep(SETTLE_S)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(driver.get_screenshot_as_png())
-
-
-def save_files(pages: Mapping[Path, Path], height: int) -> None:
-    """Write a picture of each HTML file, by the file of the picture.
-
-    Raises:
-        RuntimeError: without a browser, and for a file that does not exist.
-    """
-    if missing := [page for page in pages.values() if not page.is_file()]:
-        raise RuntimeError(f"{missing[0]} does not exist")
-    with headless(*_programs()) as driver:
-        for picture, page in pages.items():
-            driver.get(page.resolve().as_uri())
-            save_window(driver, picture, height)
-
-
-def _programs() -> tuple[str, str]:
-    programs = chromium()
-    if programs is None:
-        raise RuntimeError("chromium and chromedriver must be on PATH")
-    return programs
 
 
 def text_of(driver: webdriver.Chrome) -> str:
@@ -158,7 +115,9 @@ def headless(browser: str, driver: str) -> Iterator[webdriver.Chrome]:
 
 @contextmanager
 def opened(results: Results) -> Iterator[Pages]:
-    programs, port = _programs(), free_port()
+    programs, port = chromium(), free_port()
+    if programs is None:
+        raise RuntimeError("chromium and chromedriver must be on PATH")
     command = [sys.executable, "-m", "entrain_bench.cli", "ui", f"results_dir={results.root}", f"port={port}"]
     with serving(command, port) as server:
         assert server.stdout is not None

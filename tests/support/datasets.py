@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from entrain_bench_workloads.dataset import scan as scan_module
-from entrain_bench_workloads.dataset.scan import Job, ScanReport, scan_shard
+from entrain_bench_workloads.dataset.scan import ScanReport, ShardTask, scan_shard
 
 IMAGES = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 TURNS = pa.list_(pa.struct([("user", pa.string()), ("assistant", pa.string())]))
@@ -135,9 +135,9 @@ def scan_here(source: Any, output: Path, tokenizer: str | None = "bytes") -> Pat
     return output
 
 
-def run_here(_: object, jobs: Iterable[Job], *__: object) -> Iterator[tuple[Job, ScanReport | str]]:
+def run_here(_: object, tasks: Iterable[ShardTask], *__: object) -> Iterator[tuple[ShardTask, ScanReport | str]]:
     """Run tasks like ``run_parallel``, in this process."""
-    return ((job, scan_shard(job)) for job in jobs)
+    return ((task, scan_shard(task)) for task in tasks)
 
 
 def write_repeated(path: Path, entries: int, column: str = "texts", value: str | int = "a text") -> Path:

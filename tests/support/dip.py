@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.chunk_groups import split_by_label
+from entrain_bench.balancing.chunk_groups import Replica
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Program, Slots, build_program
@@ -14,9 +14,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import PLANNING_SHARE
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench_strategies.dip import DipScheduler
-from entrain_bench_strategies.dip.partitioner import sub_microbatches
-from entrain_bench_strategies.dip.scheduler import ChunkSegments, believed_s, build_segments
+from entrain_bench_strategies.dip import DipScheduler, believed_s, listed_replicas, sub_microbatches
 from support.braid import scheduled
 from support.builders import placed, profile_of, random_samples, tiny_job, tiny_model
 
@@ -59,9 +57,12 @@ def colocated(stages: int, dp: int = 1, chunks: int = 1, model: ModelSpec = MODE
     return Layout(tuple(placed(module, ranks) for module in model.modules), 4)
 
 
-def segments(layout: Layout, shapes: SampleShapes, assignment: Assignment) -> ChunkSegments:
-    profile = profile_of(tiny_job(MODEL, budget_bytes=1e12), shapes)
-    return build_segments(program_of(layout, shapes, assignment), assignment, profile)
+def replicas_of(
+    layout: Layout, shapes: SampleShapes, assignment: Assignment, model: ModelSpec = MODEL
+) -> tuple[Program, list[Replica]]:
+    profile = profile_of(tiny_job(model, budget_bytes=1e12), shapes)
+    draft = program_of(layout, shapes, assignment, model=model, search_rounds=0)
+    return draft, listed_replicas(draft, assignment, profile)
 
 
 def finish(slot: IntArray, layout: Layout, shapes: SampleShapes, assignment: Assignment) -> float:
@@ -71,24 +72,16 @@ def finish(slot: IntArray, layout: Layout, shapes: SampleShapes, assignment: Ass
     return believed_s(profile_of(tiny_job(MODEL), shapes), program)
 
 
-def ends_by(found: ChunkSegments, group: IntArray, priority: FloatArray) -> FloatArray:
-    """End of every set in the order of these groups and priorities ``[sets]``."""
-    ends = []
-    for one, own in enumerate(split_by_label(found.lane_set[found.actions.lanes], len(found.num_groups))):
-        actions = found.actions.of(own, np.flatnonzero(found.lane_set == one))
-        ends.append(scheduled(actions, group[own], priority[own])[1])
-    return np.array(ends)
+def end_of(replica: Replica, place: IntArray) -> float:
+    """End of a replica whose groups have these places in its order."""
+    group = place[replica.group]
+    return scheduled(replica.actions, group, group * float(len(group)) + replica.rank)[1]
 
 
-def ends_of(found: ChunkSegments, place: IntArray) -> FloatArray:
-    """End of every set if its groups, as many in all, have these places in its order ``[sets]``."""
-    group = place[found.group]
-    return ends_by(found, group, group * float(len(group)) + found.rank)
-
-
-def makespan_of(found: ChunkSegments, order: IntArray) -> float:
-    """End of the only set if its elements, a module's part of a group each, are in this order."""
-    groups = list(dict.fromkeys((order // found.per_group).tolist()))
-    group = np.array([groups.index(one) for one in range(len(groups))])[found.group]
-    priority = np.argsort(order)[found.element] * float(len(found.rank)) + found.rank
-    return float(ends_by(found, group, priority).max())
+def makespan_of(replica: Replica, order: IntArray, module: IntArray) -> float:
+    """End of a replica whose elements, a module's part of a group each, are in this order."""
+    per_group = 1 + int(module.max())
+    groups = list(dict.fromkeys((order // per_group).tolist()))
+    group = np.argsort(groups)[replica.group]
+    element = replica.group * per_group + module[replica.numbers]
+    return scheduled(replica.actions, group, np.argsort(order)[element] * float(len(group)) + replica.rank)[1]

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from entrain_bench.balancing.candidates import Remembered
 from entrain_bench.balancing.tuning import Trials, asked, recomputing, tuning_batches
 from entrain_bench.program.layout import Layout
 
@@ -37,4 +36,4 @@ def all_layouts(plan: Callable[[], Layout], monkeypatch: pytest.MonkeyPatch) -> 
         )
     ]
     offers = asked(profile, jobs, sets, 100, [])
-    return [offer.what for offer in offers], Trials(profile, Remembered(make_program), tuning_batches(profile))
+    return [offer.layout for offer in offers], Trials(profile, make_program, tuning_batches(profile))

@@ -33,7 +33,7 @@ def pick(chance: Chance, root: Path, *patterns: str) -> Path:
 
 
 RECORDS, PLANS, TIMELINES, SWEEPS = "runs/*/*.json", "plans/*.json", "timelines/*/*.parquet", "sweeps/*.json"
-ALL = (RECORDS, RECORDS, PLANS, TIMELINES, SWEEPS, "table.csv", "iterations.parquet")
+ALL = (RECORDS, RECORDS, PLANS, TIMELINES, SWEEPS, "table.csv")
 
 
 def flip_bits(chance: Chance, root: Path) -> str:

@@ -26,9 +26,8 @@ from entrain_bench.cli import run_command
 from entrain_bench.commands.verify import Verification
 from entrain_bench.program.layout import layout_to_json
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Record, Results
+from entrain_bench.records.records import PlannedSweep, Record, Results, read_sweeps
 from entrain_bench.records.sealed import CachedLayout, CachedLayouts
-from entrain_bench.records.sweeps import PlannedSweep, read_sweeps
 from entrain_bench.records.tables import write_tables
 from entrain_bench.run.cells import compose_cells
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from entrain_bench.cli import run_command
 from entrain_bench.costs.profiled.file import read_profile
-from entrain_bench.records.run_result import RunResult
+from entrain_bench.records.metrics import RunResult
 from entrain_bench.train.modules import StageGroups
 from entrain_bench.train.modules.blocks import AttentionKernel, packed_attention
 from entrain_bench.train.modules.packing import Segments, make_segments

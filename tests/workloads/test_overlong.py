@@ -118,5 +118,3 @@ def test_other_choices_take_the_rest(tmp_path: Path) -> None:
     assert source.counts == {"listed": 2, "truncated": 0, "dropped": 2}
     with pytest.raises(UserError, match="no row is left that fits the model's 10 tokens"):
         write(tmp_path, "drop", [11]).source(RULES)
-    with pytest.raises(UserError, match=r"workload.on_overlong=cut: must be one of \['error', 'truncate', 'drop'\]"):
-        write(tmp_path, "cut", [11])

@@ -14,7 +14,7 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench_workloads.marginals import Marginal, latent_root, match_ranks, nearest_root, parse_marginal
-from entrain_bench_workloads.synthetic import BLOCK_SAMPLES, SyntheticSource, SyntheticWorkload
+from entrain_bench_workloads.synthetic import BLOCK_SAMPLES, BlockSource, SyntheticWorkload
 from entrain_bench_workloads.trace import TraceWorkload
 from entrain_bench_workloads.twin import TwinWorkload, fit
 
@@ -23,7 +23,7 @@ U = np.array([0.0, 0.001, 0.1, 0.25, 0.5, 0.75, 0.9, 0.999])
 WIDE = {"kind": "lognormal", "median": 1000, "sigma": 1.0, "max": 1e6}
 
 
-def source(text: Any = 10, modalities: Any = None, rank_correlation: Any = 0.0) -> SyntheticSource:
+def source(text: Any = 10, modalities: Any = None, rank_correlation: Any = 0.0) -> BlockSource:
     workload = SyntheticWorkload(name="test", text=text, modalities=modalities or {}, rank_correlation=rank_correlation)
     return workload.source(RULES)
 
@@ -87,16 +87,6 @@ def test_mixture_inverts_its_cdf(share: float, shape: float, median: float) -> N
     assert np.all(reference(x - 1e-6) <= U[1:])
     assert np.all(reference(x + 1e-6) >= U[1:])
     assert np.all(np.diff(x) >= 0)
-
-
-def test_a_mixture_is_rounded_as_its_quantiles_are() -> None:
-    u = np.random.default_rng(0).random(5000)
-    wide, few = (
-        {"kind": "lognormal", "median": 3000, "sigma": 1, "min": 20.4},
-        {"kind": "gamma", "shape": 2, "scale": 9},
-    )
-    for marginal in (mixture((1, wide), (2, few)), mixture((3, 10), (1, 20.5), (1, wide))):
-        assert marginal.rounded(u).tolist() == np.rint(marginal.ppf(u)).tolist()
 
 
 @pytest.mark.parametrize(
@@ -237,13 +227,12 @@ def test_draw_follows_the_given_generator() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": ""}, r"workload\.name=''"),
         ({"modalities": {"text": {"llm_tokens": 4}}}, r"workload\.modalities\.text=\.\.\.: must be another name"),
-        ({"modalities": {"image": 4}}, r"workload\.modalities\.image=4: must be a mapping with llm_tokens"),
+        ({"modalities": {"image": 4}}, r"workload\.modalities\.image=4: must be a mapping"),
         ({"modalities": {"image": {"llm_tokens": 4, "probability": 1.1}}}, r"image\.probability=1\.1: must be from 0"),
         (
             {"modalities": {"image": {"llm_tokens": 4, "encoder_tokens_per_llm_token": 0}}},
-            r"encoder_tokens_per_llm_token=0.0: must be a number above 0, or null",
+            r"encoder_tokens_per_llm_token=0.0: must be null or above 0",
         ),
         ({"text": {"kind": "lognormal", "median": 1e9, "sigma": 30}}, r"workload\.text=.* \(drawn\): must be at most"),
         (

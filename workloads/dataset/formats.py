@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import chain, groupby, islice, pairwise
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -26,7 +26,7 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import UserError
 
 from ..budget import BUDGET
-from ..columns import Take
+from ..columns import ALL, num_taken
 from .source import (
     AUTO,
     BadSampleError,
@@ -34,7 +34,6 @@ from .source import (
     RawSample,
     Reason,
     Row,
-    Section,
     Shard,
     Source,
     data_files,
@@ -73,7 +72,7 @@ class FileSource(Source):
 
     def files(self) -> list[Shard]:
         """Return the files that are taken; ``UserError`` if there are none."""
-        return data_files(self.path, self.ENDINGS, Take.parse(self.take, "source.take"))
+        return data_files(self.path, self.ENDINGS, self.take)
 
     @staticmethod
     @abstractmethod
@@ -91,26 +90,21 @@ class FileSource(Source):
                 shards.append(replace(file, first=int(numbers[start]), part=part))
         return shards
 
-    def record(self, file: Shard, number: int, limits: Limits, *, text_only: bool = False) -> RawSample:
-        """Read one sample with its media's content, or its text only; ``BadSampleError`` if there is none."""
-        if text_only and not self.texts:
-            return RawSample()
-        source = replace(self, images=None, audio=None, video=None, seconds=None) if text_only else self
+    def record(self, file: Shard, number: int, limits: Limits) -> RawSample:
+        """Read one sample with its media's content; ``BadSampleError`` if there is none."""
         places, numbers = self.index(file)
         if not 0 <= number < numbers[-1]:
             raise BadSampleError(Reason.FILE, f"{file.label} has no sample {number}")
         start = bisect_right(numbers, number) - 1
-        part = int(places[start]), int(places[start + 1]), number - int(numbers[start])
-        _, row = next(source.rows(replace(file, first=number, part=part), limits))
-        return source.sample(row, self.folder(file), content=True)
+        first = int(numbers[start])
+        rows = self.rows(replace(file, first=first, part=(int(places[start]), int(places[start + 1]))), limits)
+        _, row = next(islice(rows, number - first, None))
+        return self.sample(row, self.folder(file), content=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetSource(FileSource):
-    """Rows of Parquet files; images are structs with ``bytes``, or ``path`` below ``root`` (empty: no files).
-
-    A few rows are read at a time, so that a shard of gigabytes takes megabytes of memory.
-    """
+    """Rows of Parquet files; images are structs with ``bytes``, or ``path`` below ``root`` (empty: no files)."""
 
     ENDINGS: ClassVar[Sequence[str]] = (".parquet",)
 
@@ -134,8 +128,6 @@ class ParquetSource(FileSource):
 
     def rows(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, Row]]:  # noqa: ARG002
         """Read the rows of a shard; ``BadSampleError`` if a column is missing, or lists are beyond the budget."""
-        number = shard.first
-        start, stop, passed = (*shard.part, 0)[:3]
         # Without a buffer it reads a row group's column whole.
         with pq.ParquetFile(shard.place, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
             columns = {field.name: str(field.type) for field in file.schema_arrow}
@@ -147,12 +139,10 @@ class ParquetSource(FileSource):
                 blank = dict.fromkeys(columns)
             if missing := [name for name in names if name not in columns]:
                 raise BadSampleError(Reason.FILE, f"no column {missing[0]}")
-            for group in range(start, stop):
-                for batch in _batches(file, group, names):
-                    for row in batch.slice(min(passed, len(batch))).to_pylist():
-                        number += 1
-                        yield f"row {number}", blank | row
-                    passed = max(0, passed - len(batch))
+            batches = chain.from_iterable(_batches(file, group, names) for group in range(*shard.part))
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, row in enumerate(rows, shard.first + 1):
+                yield f"row {number}", blank | row
 
 
 def _batches(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -171,8 +161,6 @@ def _batches(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator
 @dataclass(frozen=True, kw_only=True)
 class RecordSource(FileSource):
     """Records of JSON arrays, or of files with one record per line, next to media: LLaVA's files, manifests.
-
-    Hugging Face's reader gives a column one type and reads an array whole; these files mix types and may be large.
 
     Attributes:
         root: folder of the media that records name; empty: the folder of the annotation file.
@@ -198,19 +186,15 @@ class RecordSource(FileSource):
 
     def rows(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, Row | BadSampleError]]:  # noqa: ARG002
         """Read the records of a shard."""
-        start, stop, *_ = shard.part
+        start, stop = shard.part
         for number, (end, content) in enumerate(_split(shard, start), shard.first + 1):
             key = f"record {number}"
             try:
-                record = json.loads(content)
-            except (ValueError, RecursionError) as error:
-                yield key, BadSampleError(Reason.RECORD, f"no JSON: {error}")
+                record = _parsed(content)
+            except BadSampleError as error:
+                yield key, error
             else:
-                if not isinstance(record, Mapping):
-                    record = BadSampleError(Reason.RECORD, "no mapping")
-                elif self.id in record:
-                    key = f"{key} ({record[self.id]})"
-                yield key, record
+                yield f"{key} ({record[self.id]})" if self.id in record else key, record
             if end >= stop:
                 return
 
@@ -267,10 +251,7 @@ def _split_array(where: str, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 @dataclass(frozen=True, kw_only=True)
 class TarSource(FileSource):
-    """WebDataset shards: members of a sample follow one another, of one name up to its first dot.
-
-    The webdataset package and Hugging Face's reader read and decode every member; here headers are enough. Members
-    become samples by the package's rule (tests compare them).
+    """WebDataset shards: members of a sample follow one another, of one name up to its first dot, as in its package.
 
     Attributes:
         text: suffixes of members that are text.
@@ -298,7 +279,7 @@ class TarSource(FileSource):
     @lru_cache(maxsize=1024)
     def index(file: Shard) -> Index:
         """Return where samples start, in bytes, up to any damage; ``BadSampleError`` for a compressed file."""
-        if not _is_plain(file):
+        if not file.place.endswith(".tar"):
             what = f"{file.label} is compressed; samples can be read from plain .tar files"
             raise BadSampleError(Reason.FILE, what)
         starts = list[int]()
@@ -311,7 +292,7 @@ class TarSource(FileSource):
         return self.files()
 
     def rows(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, Row | BadSampleError]]:
-        """Read samples as rows: texts, and media by what they hold; media of plain files are places in them."""
+        """Read samples as rows: texts, and media by what they hold."""
         for key, members in _grouped(shard, shard.part[0] if shard.part else 0):
             error: BadSampleError | None = None
             row: dict[str, list[Any]] = {"text": [], "images": [], "audio": [], "video": []}
@@ -319,42 +300,37 @@ class TarSource(FileSource):
             num_bytes = 0
             for archive, info in members:
                 try:
-                    _check_member(info, suffixes)
-                    num_bytes += _MEMBER_BYTES
-                    for field, value in self._read(archive, info, shard, limits):
-                        num_bytes += len(value) if isinstance(value, bytes | str) else 0
-                        row[field].append(value)
+                    suffix = _check_member(info, suffixes)
+                    kind = kind_of(suffix)
+                    is_json = bool(self.json_fields) and suffix.endswith("json")
+                    is_read = bool(kind or is_json or suffix in self.text)
+                    num_bytes += _MEMBER_BYTES + info.size * is_read
                     BUDGET.ask(num_bytes, "its members", over_budget)
+                    if not is_read:
+                        continue
+                    limits.check("file_bytes", info.size, f"{info.name}: {info.size} bytes")
+                    content = _content(archive, info)
+                    if kind:
+                        row[kind].append(content)
+                    elif is_json:
+                        record = _parsed(content)
+                        row["text"] += [record.get(name) for name in self.json_fields]
+                    else:
+                        row["text"].append(content.decode(errors="replace"))
                 except BadSampleError as first:
                     error = error or first
             yield key, error or row
 
-    def _read(
-        self, archive: tarfile.TarFile, info: tarfile.TarInfo, shard: Shard, limits: Limits
-    ) -> list[tuple[str, Any]]:
-        """Return the field that a member belongs to and its value; nothing for a member that is not read."""
-        _, suffix = _key_and_suffix(info.name)
-        kind = kind_of(suffix)
-        is_json = suffix.rpartition(".")[2] == "json" and bool(self.json_fields)
-        if kind is None and not is_json and suffix not in self.text:
-            return []
-        if kind is not None and _is_plain(shard):
-            return [(kind, Section(Path(shard.place), info.offset_data, info.size))]
-        if info.size > limits.file_bytes:
-            what = f"{info.name}: {info.size} bytes, limits.file_bytes={limits.file_bytes}"
-            raise BadSampleError(Reason.LIMIT, what)
-        content = archive.extractfile(info).read()  # type: ignore[union-attr]
-        if kind is not None:
-            return [(kind, content)]
-        if not is_json:
-            return [("text", content.decode(errors="replace"))]
-        try:
-            record = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise BadSampleError(Reason.RECORD, f".json: {error}") from error
-        if not isinstance(record, Mapping):
-            raise BadSampleError(Reason.RECORD, ".json: no mapping")
-        return [("text", record.get(name)) for name in self.json_fields]
+
+def _parsed(content: bytes) -> Mapping[str, Any]:
+    """Parse a record; ``BadSampleError`` for anything but a JSON object."""
+    try:
+        record = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise BadSampleError(Reason.RECORD, f"no JSON: {error}") from error
+    if not isinstance(record, Mapping):
+        raise BadSampleError(Reason.RECORD, "no mapping")
+    return record
 
 
 def _grouped(file: Shard, start: int) -> Iterator[tuple[str, Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]]]:
@@ -366,7 +342,7 @@ def _members(file: Shard, start: int) -> Iterator[tuple[tarfile.TarFile, tarfile
     try:
         with Path(file.place).open("rb") as opened:
             opened.seek(start)
-            with tarfile.open(fileobj=opened, mode="r:" if _is_plain(file) else "r:*") as archive:
+            with tarfile.open(fileobj=opened) as archive:
                 while info := archive.next():
                     # tarfile would keep all members.
                     archive.members.clear()  # type: ignore[attr-defined]
@@ -383,8 +359,15 @@ def _members(file: Shard, start: int) -> Iterator[tuple[tarfile.TarFile, tarfile
         raise BadSampleError(Reason.FILE, f"{error}") from error
 
 
-def _check_member(info: tarfile.TarInfo, suffixes: set[str]) -> None:
-    """Raise ``BadSampleError`` for a member that is no plain file, or has a suffix of another one; add the suffix."""
+def _content(archive: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
+    try:
+        return archive.extractfile(info).read()  # type: ignore[union-attr]
+    except (tarfile.TarError, EOFError) as error:
+        raise BadSampleError(Reason.FILE, f"{info.name}: {error}") from error
+
+
+def _check_member(info: tarfile.TarInfo, suffixes: set[str]) -> str:
+    """Return a member's suffix and add it to those of its sample; ``BadSampleError`` if it is bad or there already."""
     if leaves_root(info.name):
         raise BadSampleError(Reason.OUTSIDE, info.name)
     if not info.isreg() or info.issparse() or info.size < 0:
@@ -393,6 +376,7 @@ def _check_member(info: tarfile.TarInfo, suffixes: set[str]) -> None:
     if suffix in suffixes:
         raise BadSampleError(Reason.DUPLICATE, info.name)
     suffixes.add(suffix)
+    return suffix
 
 
 def _key_and_suffix(name: str) -> tuple[str, str]:
@@ -404,16 +388,11 @@ def _key_and_suffix(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{stem}", suffix.lower() if dot and stem else ""
 
 
-def _is_plain(file: Shard) -> bool:
-    return file.place.endswith(".tar")
-
-
 @dataclass(frozen=True, kw_only=True)
 class HubSource(Source):
-    """Rows of a dataset of the Hugging Face hub or a folder in one of its layouts (experiments/source/hub.yaml).
+    """Rows of a dataset of the Hugging Face hub or a folder in one of its layouts, streamed without its scripts.
 
-    Its library streams them and runs no script of a dataset. Without a ``revision``, a resumed scan of the hub notices
-    no change.
+    Without a ``revision``, a resumed scan of the hub notices no change.
     """
 
     config: str | None = None
@@ -429,10 +408,10 @@ class HubSource(Source):
         version = ""
         if folder := self.folder():
             # Names, sizes and times of all its files.
-            files = [f"{file.label} {file.version}" for file in data_files(folder, ("",), Take())]
+            files = [f"{file.label} {file.version}" for file in data_files(folder, ("",), ALL)]
             version = hashlib.sha256("\n".join(files).encode()).hexdigest()[:16]
         total = self._opened().num_shards
-        taken = Take.parse(self.take, "source.take").of(total)
+        taken = num_taken(self.take, total)
         labels = [f"{self.split}-{number:05d}" for number in range(taken)]
         return [Shard(label, version, self.path, 0, (number, total)) for number, label in enumerate(labels)]
 

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
-from functools import lru_cache
-from itertools import chain, pairwise
-from math import ceil
-from pathlib import Path
+from itertools import chain, islice, pairwise
 from typing import IO, Any
 
 import numpy as np
@@ -29,7 +27,7 @@ from entrain_bench.specs.workload import SOUND_HZ, Pixels, Sound
 from ..budget import BUDGET
 from ..processors import best_grids, closest_grids
 from ..tokens import MAX_ASPECT_RATIO
-from .source import BadSampleError, Content, Known, Limits, Medium, Reason, Section, one_line, over_budget
+from .source import BadSampleError, Content, Known, Limits, Medium, Reason, one_line, over_budget
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
 # EXIF: the tag of the orientation, its values and the turns that they ask for.
@@ -54,7 +52,6 @@ _HEAD_BYTES = 16
 _MP4 = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
 # What may be read to find the streams of a video.
 _VIDEO_OPTIONS = {"probesize": str(2**20), "analyzeduration": "0"}
-_BUFFER_BYTES = 16 * 1024
 # Data often round the length that they state for a sound.
 STATED_WITHIN_S = 0.1
 # The largest step between samples by which waves are stretched or compressed. A filter has 20 taps per step, and
@@ -70,6 +67,8 @@ _GREY = (127, 127, 127)
 # They comment on headers, file by file.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 logging.getLogger("libav").setLevel(logging.CRITICAL)
+# Limits of a scan refuse large images.
+Image.MAX_IMAGE_PIXELS = None
 
 
 @contextmanager
@@ -108,26 +107,21 @@ def turn(image: Image.Image) -> Image.Transpose | None:
 
 @contextmanager
 def opened_image(medium: Content, limits: Limits) -> Iterator[Image.Image]:
-    """Open an image without loading it. ``limits`` refuse large images, not Pillow's own limit."""
-    with opened(medium, limits.file_bytes) as file, warnings.catch_warnings():
+    """Open an image without loading it."""
+    with opened(medium, limits) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        usual = Image.MAX_IMAGE_PIXELS
-        Image.MAX_IMAGE_PIXELS = None
         try:
             with Image.open(file, formats=IMAGE_FORMATS) as image:
                 yield image
         except UnidentifiedImageError as error:
             raise BadSampleError(Reason.FORMAT, "no image") from error
-        finally:
-            Image.MAX_IMAGE_PIXELS = usual
 
 
 def _check_sides(width: int, height: int, limits: Limits) -> None:
     if width < 1 or height < 1:
         raise BadSampleError(Reason.HEADER, f"{width}x{height} pixels")
-    for name, value in (("side_pixels", max(width, height)), ("image_pixels", width * height)):
-        if value > getattr(limits, name):
-            raise BadSampleError(Reason.LIMIT, f"{width}x{height} pixels, limits.{name}={getattr(limits, name)}")
+    limits.check("side_pixels", max(width, height), f"{width}x{height} pixels")
+    limits.check("image_pixels", width * height, f"{width}x{height} pixels")
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
         raise BadSampleError(Reason.THIN, f"{width}x{height} pixels, at most {MAX_ASPECT_RATIO:g}")
 
@@ -149,7 +143,7 @@ def audio_seconds(medium: Medium, limits: Limits) -> float:
 def opened_sound(medium: Content, limits: Limits, reason: Reason) -> Iterator[Any]:
     """Open a sound in soundfile; ``BadSampleError`` with a reason, and for a rate beyond ``SOUND_RATES_HZ``."""
     soundfile = library("soundfile")
-    with opened(medium, limits.file_bytes, whole=False) as file, failing_as(reason):
+    with opened(medium, limits, whole=False) as file, failing_as(reason):
         try:
             sound = soundfile.SoundFile(file)
         except soundfile.LibsndfileError as error:
@@ -184,7 +178,7 @@ def video_header(medium: Medium, limits: Limits) -> Known:
 def opened_video(medium: Content, limits: Limits) -> Iterator[Any]:
     """Open a video in FFmpeg's container; ``BadSampleError`` for a container that is not known."""
     av = library("av")
-    with opened(medium, limits.file_bytes, whole=False) as file:
+    with opened(medium, limits, whole=False) as file:
         container = _container_format(file.read(_HEAD_BYTES))
         file.seek(0)
         with av.open(file, format=container, options=_VIDEO_OPTIONS) as video:
@@ -208,63 +202,23 @@ def _container_format(head: bytes) -> str:
 def _checked_seconds(seconds: float, limits: Limits) -> float:
     if not seconds > 0:
         raise BadSampleError(Reason.HEADER, f"{seconds} seconds")
-    if seconds > limits.seconds:
-        raise BadSampleError(Reason.LIMIT, f"{seconds:g} s, limits.seconds={limits.seconds:g}")
+    limits.check("seconds", seconds, f"{seconds:g} s")
     return float(seconds)
 
 
 @contextmanager
-def opened(medium: Content, most_bytes: int, whole: bool = True) -> Iterator[IO[bytes]]:
-    """Open a medium's bytes as a file; of at most ``most_bytes`` if its reader may read it ``whole``."""
-    with _file_of(medium) as file:
+def opened(medium: Content, limits: Limits, whole: bool = True) -> Iterator[IO[bytes]]:
+    """Open a medium's bytes as a file; of at most ``limits.file_bytes`` if its reader may read it ``whole``."""
+    try:
+        file: IO[bytes] = io.BytesIO(medium) if isinstance(medium, bytes) else medium.open("rb")
+    except OSError as error:
+        raise BadSampleError(Reason.MISSING, f"{medium.name}: {error.strerror}") from error  # type: ignore[union-attr]
+    with file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        if size > most_bytes and (whole or isinstance(medium, bytes)):
-            raise BadSampleError(Reason.LIMIT, f"{size} bytes, limits.file_bytes={most_bytes}")
+        if whole or isinstance(medium, bytes):
+            limits.check("file_bytes", size, f"{size} bytes")
         yield file
-
-
-def _file_of(medium: Content) -> IO[bytes]:
-    if isinstance(medium, bytes):
-        return io.BytesIO(medium)
-    if isinstance(medium, Section):
-        return io.BufferedReader(_SectionFile(medium), _BUFFER_BYTES)
-    try:
-        return medium.open("rb", buffering=_BUFFER_BYTES)
-    except OSError as error:
-        raise BadSampleError(Reason.MISSING, f"{medium.name}: {error.strerror}") from error
-
-
-class _SectionFile(io.RawIOBase):
-    """A part of a file as a file."""
-
-    def __init__(self, section: Section) -> None:
-        self._section = section
-        self._place = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._section.size}[whence]
-        self._place = max(0, base + offset)
-        return self._place
-
-    def readinto(self, buffer: Any) -> int:
-        wanted = max(0, min(len(buffer), self._section.size - self._place))
-        read = os.pread(_file(self._section.path).fileno(), wanted, self._section.offset + self._place)
-        buffer[: len(read)] = read
-        self._place += len(read)
-        return len(read)
-
-
-@lru_cache(maxsize=1)
-def _file(path: Path) -> IO[bytes]:
-    """Return the open archive; the members of an archive come one after another."""
-    return path.open("rb")
 
 
 def library(name: str) -> Any:
@@ -342,11 +296,11 @@ def _cut(pixels: Pixels, side: int) -> list[Pixels]:
 def _fitted(image: Image.Image, height: int, width: int) -> Pixels:
     """Scale an image to fit, in the middle of black."""
     if width * image.height < height * image.width:
-        high = min(height, ceil(image.height * (width / image.width)))
+        high = min(height, math.ceil(image.height * (width / image.width)))
         wide = width
     else:
         high = height
-        wide = min(width, ceil(image.width * (height / image.height)))
+        wide = min(width, math.ceil(image.width * (height / image.height)))
     canvas = np.zeros((height, width, 3), np.uint8)
     top = (height - high) // 2
     left = (width - wide) // 2
@@ -406,37 +360,35 @@ class VideoFrames:
     """
 
     def __init__(self, medium: Medium, limits: Limits, count: int, height: int, width: int) -> None:
-        self._content = content_of(medium)
-        self._limits = limits
         self._size = (height, width)
-        seconds = video_header(self._content, limits).seconds
-        self._times: list[float] = ((np.arange(count) + 0.5) * seconds / count).tolist()
+        content = content_of(medium)
+        seconds = video_header(content, limits).seconds
         self._kept = list[Pixels]()
-        self._rest = self._frames()
+        self._rest = _frames(content, limits, ((np.arange(count) + 0.5) * seconds / count).tolist())
 
     def between(self, first: int, stop: int) -> Pixels:
         """Return frames from one number up to another ``[frames, height, width, 3]``; ``BadSampleError`` if damaged."""
         height, width = self._size
         BUDGET.ask(6 * stop * height * width, f"{stop} frames of {width}x{height}", over_budget)
         with failing_as(Reason.DECODE):
-            while len(self._kept) < stop:
-                frame = next(self._rest, None)
-                if frame is None:
-                    raise BadSampleError(Reason.DECODE, f"it ends before frame {len(self._kept)} of {len(self._times)}")
+            for frame in islice(self._rest, max(0, stop - len(self._kept))):
                 self._kept.append(resized(frame.to_image(), height, width))
+        if len(self._kept) < stop:
+            raise BadSampleError(Reason.DECODE, f"it ends before frame {len(self._kept)}")
         return np.stack(self._kept[first:stop])
 
-    def _frames(self) -> Iterator[Any]:
-        """Yield the frames that the video shows at the times, in seconds from its first frame on."""
-        times = iter(self._times)
-        time = next(times, None)
-        start: float | None = None
-        with opened_video(self._content, self._limits) as video:
-            for frame, following in pairwise(chain(video.decode(video=0), [None])):
-                check_frame(frame.width, frame.height)
-                start = frame.time or 0.0 if start is None else start
-                while time is not None and (following is None or time < (following.time or 0.0) - start):
-                    yield frame
-                    time = next(times, None)
-                if time is None:
-                    return
+
+def _frames(content: Content, limits: Limits, times: Sequence[float]) -> Iterator[Any]:
+    """Yield the frames that a video shows at rising times, in seconds from its first frame on."""
+    start: float | None = None
+    place = 0
+    with opened_video(content, limits) as video:
+        for frame, following in pairwise(chain(video.decode(video=0), [None])):
+            check_frame(frame.width, frame.height)
+            start = frame.time or 0.0 if start is None else start
+            end = math.inf if following is None else (following.time or 0.0) - start
+            while place < len(times) and times[place] < end:
+                yield frame
+                place += 1
+            if place == len(times):
+                return

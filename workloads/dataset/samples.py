@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.remembered import remembered
+from entrain_bench.specs.parse import check_values
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TileRules, TokenRules
 from entrain_bench.specs.workload import Moved, Pixels, Sound
@@ -20,7 +21,7 @@ from entrain_bench.specs.workload import Moved, Pixels, Sound
 from ..columns import TraceColumns
 from .formats import FileSource, ParquetSource, RecordSource, TarSource
 from .media import STATED_WITHIN_S, VideoFrames, decoded_image, decoded_sound, image_tiles, resized, tile_of
-from .scan import BYTES, Sizes, measure, read_scan, token_ids, tokenizer_version, vocabulary_of
+from .scan import BYTES, measure, read_scan, token_ids, tokenizer_version, vocabulary_of
 from .source import BadSampleError, Limits, RawSample, Reason, Shard, one_line
 
 # By the names that a trace uses; a trace can name no other code to run.
@@ -31,7 +32,7 @@ class Kept:
     """The last content that a process has read; empty in other processes."""
 
     def __init__(self) -> None:
-        self.samples: dict[str, tuple[RawSample, Sizes]] = {}
+        self.samples: dict[str, RawSample] = {}
         self.tiles: dict[tuple[str, int], Sequence[Pixels]] = {}
         self.videos: dict[str, VideoFrames] = {}
 
@@ -66,19 +67,28 @@ class TraceSamples:
     def picture(self, shapes: SampleShapes, item: int) -> Pixels:
         """Return an image, a tile or the frames of a group, resized to the item's patches."""
         name, number, kind = _place(shapes, item)
-        with _named(name):
+        tiles = self.rules.tiles
+        with _naming(name):
+            raw, row, now = self._measured(shapes, item)
             if kind == "video":
-                return self._frames(shapes, item, number)
-            if self.rules.tiles is not None:
-                return self._tile(shapes, item, number, self.rules.tiles)
-            raw, _ = self._sample(shapes, item)
-            return resized(decoded_image(raw.images[number], self.limits), *self._sides(shapes, item))[None]
+                # A shortened sample has the first groups of all that the video is cut into.
+                groups = int(np.count_nonzero(now.item_modality == shapes.item_modality[item]))
+                pixels = self._frames(name, raw, number, groups, self._sides(shapes, item))
+            elif tiles is None:
+                return resized(decoded_image(raw.images[number], self.limits), *self._sides(shapes, item))[None]
+            else:
+                pixels = self._tile(name, raw, number, _sides_of(row, 0, row["n_images"]), tiles)
+        if tiles is None:
+            return pixels
+        # The pixels that a tile's patches cover: 27 x 14 of SigLIP's 384.
+        side = tiles.encoder_side * self.rules.patch_pixels
+        return pixels[:, :side, :side]
 
     def sound(self, shapes: SampleShapes, item: int) -> Sound:
         """Return an audio segment of ``rules.audio_segment_s`` seconds; the last of a sample may be shorter."""
         name, number, _ = _place(shapes, item)
-        with _named(name):
-            raw, _ = self._sample(shapes, item)
+        with _naming(name):
+            raw, _, _ = self._measured(shapes, item)
             assert raw.audio is not None
             start_s = number * self.rules.audio_segment_s
             return decoded_sound(raw.audio, self.limits, start_s, start_s + self.rules.audio_segment_s)
@@ -87,83 +97,69 @@ class TraceSamples:
         """Return the token ids of a sample's text; if the sample was shortened, the first ones."""
         name = shapes.name_of(sample)
         wanted = int(shapes.text_tokens[sample])
-        with _named(name):
-            tokens = token_ids(self._read(name, text_only=True).texts, self.tokenizer)
+        with _naming(name):
+            tokens = token_ids(self._read(name).texts, self.tokenizer)
             if len(tokens) < wanted or (len(tokens) > wanted and not self.truncates):
                 raise BadSampleError(Reason.CHANGED, f"its text has {len(tokens)} tokens, the trace says {wanted}")
         return tokens[:wanted]
 
-    def _sample(self, shapes: SampleShapes, item: int) -> tuple[RawSample, Sizes]:
-        """Read the sample of an item and check that it equals the trace."""
-        sample = int(np.searchsorted(shapes.item_offsets, item, side="right")) - 1
-        name = shapes.name_of(sample)
-
-        def read() -> tuple[RawSample, Sizes]:
-            raw = self._read(name)
-            sizes = measure(raw, self.limits)
-            sizes = replace(sizes, audio_seconds=_length(raw, sizes))
-            self._check(shapes, sample, self.shapes_of(_columns(sizes)))
-            return raw, sizes
-
-        return remembered(self.kept.samples, name, read, 4)
-
-    def _read(self, name: str, *, text_only: bool = False) -> RawSample:
+    def _read(self, name: str) -> RawSample:
         label, _, number = name.rpartition(":")
         if label not in self.files or not number.isdecimal():
             raise BadSampleError(Reason.MISSING, f"no {name} in the scanned data")
-        return self.source.record(self.files[label], int(number), self.limits, text_only=text_only)
 
-    def _check(self, shapes: SampleShapes, sample: int, now: SampleShapes) -> None:
-        """Raise ``BadSampleError`` unless the listed items of a sample are the first that it has now."""
+        def read() -> RawSample:
+            return self.source.record(self.files[label], int(number), self.limits)
+
+        return remembered(self.kept.samples, name, read, 4)
+
+    def _measured(self, shapes: SampleShapes, item: int) -> tuple[RawSample, dict[str, Any], SampleShapes]:
+        """Read the sample of an item, its sizes and its shape; the listed items must be the first that it has now."""
+        sample = _sample(shapes, item)
+        raw = self._read(shapes.name_of(sample))
+        row = measure(raw, self.limits)
+        if raw.audio is not None and raw.seconds is not None:
+            if abs(row["audio_seconds"] - raw.seconds) > STATED_WITHIN_S:
+                what = f"its sound takes {row['audio_seconds']:g} s, the data states {raw.seconds:g}"
+                raise BadSampleError(Reason.CHANGED, what)
+            row["audio_seconds"] = raw.seconds
+        now = self.shapes_of(_columns(row))
         first, last = shapes.item_offsets[sample : sample + 2].tolist()
         listed = last - first
         if now.num_items < listed or (now.num_items > listed and not self.truncates):
             raise BadSampleError(Reason.CHANGED, f"it has {now.num_items} items, the trace lists {listed}")
-        for place in range(listed):
-            sizes = [_size(now, place), _size(shapes, first + place)]
-            if sizes[0] != sizes[1]:
-                raise BadSampleError(Reason.CHANGED, f"its item {place + 1} is {sizes[0]}, the trace says {sizes[1]}")
+        pairs = zip(_items(now, 0, listed), _items(shapes, first, last), strict=True)
+        for number, (current, then) in enumerate(pairs, 1):
+            if current != then:
+                raise BadSampleError(Reason.CHANGED, f"its item {number} is {current}, the trace says {then}")
+        return raw, row, now
 
     def _sides(self, shapes: SampleShapes, item: int) -> tuple[int, int]:
-        """Return height and width in pixels of an item that is not a tile."""
+        """Return height and width in pixels of an image or a frame."""
+        if self.rules.tiles is not None:
+            return self.rules.tiles.pixels, self.rules.tiles.pixels
         assert shapes.item_grids is not None
         rows, columns = shapes.item_grids[item].tolist()
         return rows * self.rules.patch_pixels, columns * self.rules.patch_pixels
 
-    def _tile(self, shapes: SampleShapes, item: int, number: int, rules: TileRules) -> Pixels:
-        """Return a tile of an image; all tiles are decoded at once. Patches do not cover the last pixels."""
-        raw, sizes = self._sample(shapes, item)
-        widths, heights = (np.array(sides[: sizes.num_images]) for sides in (sizes.widths, sizes.heights))
-        place, tile = tile_of(number, widths, heights, rules)
+    def _tile(self, name: str, raw: RawSample, number: int, sides: FloatArray, rules: TileRules) -> Pixels:
+        """Return a tile of an image; all tiles are decoded at once."""
+        place, tile = tile_of(number, *sides.astype(np.int64), rules)
 
         def cut() -> Sequence[Pixels]:
-            return image_tiles(decoded_image(raw.images[place], self.limits), len(widths) == 1, rules)
+            return image_tiles(decoded_image(raw.images[place], self.limits), len(raw.images) == 1, rules)
 
-        tiles = remembered(self.kept.tiles, (_place(shapes, item)[0], place), cut, 1)
-        return self._covered(tiles[tile][None], rules)
+        return remembered(self.kept.tiles, (name, place), cut, 1)[tile][None]
 
-    def _frames(self, shapes: SampleShapes, item: int, group: int) -> Pixels:
+    def _frames(self, name: str, raw: RawSample, group: int, groups: int, sides: tuple[int, int]) -> Pixels:
         """Return the frames of a group of a video; earlier frames are decoded, later frames are not."""
-        raw, sizes = self._sample(shapes, item)
         many = self.rules.temporal_patch_frames
-        tiles = self.rules.tiles
 
         def begin() -> VideoFrames:
             assert raw.video is not None
-            # A shortened sample has the first groups of all that the video is cut into.
-            whole = self.shapes_of(_columns(sizes))
-            groups = int(np.count_nonzero(whole.item_modality == shapes.item_modality[item]))
-            size = (tiles.pixels, tiles.pixels) if tiles else self._sides(shapes, item)
-            return VideoFrames(raw.video, self.limits, groups * many, *size)
+            return VideoFrames(raw.video, self.limits, groups * many, *sides)
 
-        video = remembered(self.kept.videos, _place(shapes, item)[0], begin, 2)
-        frames = video.between(group * many, (group + 1) * many)
-        return self._covered(frames, tiles) if tiles else frames
-
-    def _covered(self, pixels: Pixels, rules: TileRules) -> Pixels:
-        """Return the pixels that a tile's patches cover: 27 x 14 of SigLIP's 384 pixels."""
-        side = rules.encoder_side * self.rules.patch_pixels
-        return pixels[:, :side, :side]
+        return remembered(self.kept.videos, name, begin, 2).between(group * many, (group + 1) * many)
 
 
 def samples_of(
@@ -190,6 +186,7 @@ def samples_of(
     try:
         source = _source(where, dict(scan["source"]), moved)
         limits = Limits(**scan["limits"])
+        check_values(Limits, scan["limits"], f"{where}: limits")
         versions = dict(scan["files"])
         tokenizer = scan["tokenizer"]
         tokenizer_hash = scan["tokenizer_version"]
@@ -260,54 +257,49 @@ def _check_tokenizer(tokenizer: str, version: str, where: str, vocab_size: int) 
         )
 
 
+def _sample(shapes: SampleShapes, item: int) -> int:
+    return int(np.searchsorted(shapes.item_offsets, item, side="right")) - 1
+
+
 def _place(shapes: SampleShapes, item: int) -> tuple[str, int, str]:
     """Return the name of an item's sample, the item's index among those of its modality, and the modality."""
-    sample = int(np.searchsorted(shapes.item_offsets, item, side="right")) - 1
+    sample = _sample(shapes, item)
     before = shapes.item_modality[shapes.item_offsets[sample] : item]
     kind = int(shapes.item_modality[item])
     return shapes.name_of(sample), int(np.count_nonzero(before == kind)), shapes.modalities[kind]
 
 
-def _size(shapes: SampleShapes, item: int) -> str:
-    """Return an item's modality and size in words."""
-    tokens = f"{shapes.modalities[int(shapes.item_modality[item])]} of {shapes.item_encoder_tokens[item]} tokens"
-    if shapes.item_grids is None or not shapes.item_grids[item, 0]:
-        return tokens
-    rows, columns = shapes.item_grids[item].tolist()
-    return f"{tokens} in {rows} rows of {columns}"
+def _items(shapes: SampleShapes, first: int, last: int) -> list[str]:
+    """Return modality and size of some items in words."""
+    return [
+        f"{shapes.modalities[int(shapes.item_modality[item])]} of {shapes.item_encoder_tokens[item]} tokens"
+        + ("" if shapes.item_grids is None else " in {} rows of {}".format(*shapes.item_grids[item]))
+        for item in range(first, last)
+    ]
 
 
-def _length(raw: RawSample, sizes: Sizes) -> float | None:
-    """Return a sample's audio seconds: the stated ones if the decoded length is close to them."""
-    decoded = sizes.audio_seconds
-    stated = raw.seconds
-    if decoded is None or stated is None:
-        return decoded
-    if abs(decoded - stated) > STATED_WITHIN_S:
-        raise BadSampleError(Reason.CHANGED, f"its sound takes {decoded:g} s, the data states {stated:g}")
-    return stated
+def _sides_of(row: Mapping[str, Any], first: int, last: int | None) -> FloatArray:
+    """Return widths and heights in pixels ``[2, images]`` of some images of a sample."""
+    return np.array([row[f"image_{side}s"][first:last] for side in ("width", "height")], np.float64)
 
 
-def _columns(sizes: Sizes) -> TraceColumns:
+def _columns(row: Mapping[str, Any]) -> TraceColumns:
     """Return a trace's columns for one sample, with one character of text, because it may have no item."""
-    images = sizes.num_images
-    widths, heights = (np.array(sides, np.float64) for sides in (sizes.widths, sizes.heights))
+    images = row["n_images"]
+    seconds = [np.array([row[f"{kind}_seconds"]], np.float64) for kind in ("audio", "video")]
     return TraceColumns(
-        sample_ids=np.arange(1),
-        text=np.ones(1),
-        text_in_tokens=True,
-        num_images=np.array([images]),
-        image_widths=widths[:images],
-        image_heights=heights[:images],
-        audio_seconds=np.array([sizes.audio_seconds], np.float64),
-        video_seconds=np.array([sizes.video_seconds], np.float64),
-        frame_widths=widths[images:],
-        frame_heights=heights[images:],
+        np.arange(1),
+        np.ones(1),
+        True,
+        np.array([images]),
+        *_sides_of(row, 0, images),
+        *seconds,
+        *_sides_of(row, images, None),
     )
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def _naming(name: str) -> Iterator[None]:
     """Turn any error into one line that names the sample."""
     try:
         yield

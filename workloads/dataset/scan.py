@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import errno
-import faulthandler
 import hashlib
 import io
 import json
 import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import version
+from itertools import chain, starmap
 from pathlib import Path
-from time import monotonic
 from typing import IO, Any
 
 import numpy as np
@@ -58,31 +57,14 @@ _COLUMNS: Mapping[str, pa.DataType] = {
 type Advance = Callable[[int, int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """A row of a trace without its text: sides in pixels, seconds of audio and video.
+def measure(sample: RawSample, limits: Limits) -> dict[str, Any]:
+    """Return the sizes of a sample by the headers of its media, as in a row of a trace.
 
-    The last sides are those of a video's frames, 0 if unknown. Seconds are None without audio or video.
+    The last sides are those of a video's frames, 0 if unknown. ``BadSampleError`` if it cannot be in a trace.
     """
-
-    widths: Sequence[int]
-    heights: Sequence[int]
-    audio_seconds: float | None
-    video_seconds: float | None
-
-    @property
-    def num_images(self) -> int:
-        """Images without the video's frames."""
-        return len(self.widths) - (self.video_seconds is not None)
-
-
-def measure(sample: RawSample, limits: Limits) -> Sizes:
-    """Return the sizes of a sample by the headers of its media; ``BadSampleError`` if it cannot be in a trace."""
     chars = sum(map(len, sample.texts))
-    if chars > limits.text_chars:
-        raise BadSampleError(Reason.LIMIT, f"{chars} characters, limits.text_chars={limits.text_chars}")
-    if len(sample.images) > limits.media:
-        raise BadSampleError(Reason.LIMIT, f"{len(sample.images)} images, limits.media={limits.media}")
+    limits.check("text_chars", chars, f"{chars} characters")
+    limits.check("media", len(sample.images), f"{len(sample.images)} images")
     sizes = [image_size(image, limits) for image in sample.images]
     audio = None if sample.audio is None else audio_seconds(sample.audio, limits)
     video = None if sample.video is None else video_header(sample.video, limits)
@@ -90,9 +72,14 @@ def measure(sample: RawSample, limits: Limits) -> Sizes:
         sizes.append((video.width, video.height))
     if not (chars or sizes or audio):
         raise BadSampleError(Reason.EMPTY)
-    widths = [width for width, _ in sizes]
-    heights = [height for _, height in sizes]
-    return Sizes(widths, heights, audio, None if video is None else video.seconds)
+    return {
+        "text_chars": chars,
+        "n_images": len(sample.images),
+        "image_widths": [width for width, _ in sizes],
+        "image_heights": [height for _, height in sizes],
+        "audio_seconds": audio,
+        "video_seconds": None if video is None else video.seconds,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +169,7 @@ class Scan:
         folder.mkdir(parents=True, exist_ok=True)
         remove_partial(folder)
         parts = [folder / f"{digest}.parquet" for digest in digests]
-        scan._scan(shards, parts, advance)
+        scan._scan([ShardTask(scan, *pair) for pair in zip(shards, parts, strict=True)], advance)
         tally = sum(map(ScanReport.read, parts), ScanReport())
         if not tally.samples:
             reasons = ", ".join(f"{many} {reason}" for reason, many in sorted(tally.counts.items()))
@@ -200,27 +187,21 @@ class Scan:
         shutil.rmtree(folder)
         return tally
 
-    def _scan(self, shards: Sequence[Shard], parts: Sequence[Path], advance: Advance) -> None:
-        """Scan the shards that have no part yet."""
-        jobs = list[Job]()
-        for shard, part in zip(shards, parts, strict=True):
-            if part.exists():
-                tally = ScanReport.read(part)
-                advance(len(shards), tally.samples, sum(tally.counts.values()))
-            else:
-                jobs.append(Job(self, shard, part))
+    def _scan(self, tasks: Sequence[ShardTask], advance: Advance) -> None:
+        """Scan the shards that have no part yet; ``ExecutionError`` if a shard cannot be read."""
+        missing = [task for task in tasks if not task.part.exists()]
+        done = (ScanReport.read(task.part) for task in tasks if task not in missing)
         cluster = RayCluster(self.ray_address, "engine=ray") if self.engine == RAY else None
         processes = self.workers or (-1 if cluster else num_processes())
         failures = list[str]()
-        for job, result in run_parallel(scan_shard, jobs, processes, cluster):
+        for result in chain(done, starmap(_named, run_parallel(scan_shard, missing, processes, cluster))):
             if isinstance(result, ScanReport):
-                advance(len(shards), result.samples, sum(result.counts.values()))
-                continue
-            slow = f"; perhaps a sample took longer than timeout_s={self.timeout_s:g}"
-            failures.append(f"{job.shard.label}: {result}{slow}" if isinstance(result, Died) else result)
+                advance(len(tasks), result.samples, sum(result.counts.values()))
+            else:
+                failures.append(result)
         if failures:
             raise ExecutionError(
-                f"{len(failures)} of {len(shards)} shards could not be scanned ({failures[0]}). "
+                f"{len(failures)} of {len(tasks)} shards could not be scanned ({failures[0]}). "
                 "The other shards are kept. To resume, run the same command"
             )
 
@@ -231,20 +212,6 @@ class Scan:
             for part in parts:
                 writer.write_table(pq.read_table(part).cast(schema))
 
-    def row(self, name: str, sample: RawSample) -> dict[str, Any]:
-        """Return a sample's row of the trace; ``BadSampleError`` if it cannot be in a trace."""
-        sizes = measure(sample, self.limits)
-        row = {
-            "sample_id": name,
-            "text_chars": sum(map(len, sample.texts)),
-            "n_images": sizes.num_images,
-            "image_widths": sizes.widths,
-            "image_heights": sizes.heights,
-            "audio_seconds": sizes.audio_seconds,
-            "video_seconds": sizes.video_seconds,
-        }
-        return row | {"text_tokens": len(token_ids(sample.texts, self.tokenizer))} if self.tokenizer else row
-
     @property
     def schema(self) -> pa.Schema:
         """Columns of the trace; tokens if they are counted."""
@@ -252,7 +219,7 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ShardTask:
     """A shard to be scanned to a part."""
 
     scan: Scan
@@ -260,21 +227,28 @@ class Job:
     part: Path
 
 
-def scan_shard(job: Job) -> ScanReport | str:
+def _named(task: ShardTask, result: ScanReport | str | Died) -> ScanReport | str:
+    if isinstance(result, Died):
+        slow = f"perhaps a sample took longer than timeout_s={task.scan.timeout_s:g}"
+        return f"{task.shard.label}: {result}; {slow}"
+    return result
+
+
+def scan_shard(task: ShardTask) -> ScanReport | str:
     """Read a shard and write its part, with what was left out; returns its counts, or why there is no part."""
-    schema = job.scan.schema
+    schema = task.scan.schema
     rows = list[dict[str, Any]]()
     batches = list[pa.RecordBatch]()
     counts = Counter[str]()
     listed = list[tuple[str, str, str]]()
     try:
-        for name, key, row in _read(job):
+        for name, key, row in _read(task):
             if isinstance(row, BadSampleError):
                 counts[row.reason] += 1
                 if len(listed) < MAX_LISTED:
                     listed.append((_plain(name), _plain(key), _plain(str(row))))
                 continue
-            rows.append(row)
+            rows.append({"sample_id": name, **row})
             if len(rows) == _BATCH_ROWS:
                 batches.append(pa.RecordBatch.from_pylist(rows, schema))
                 rows.clear()
@@ -283,29 +257,36 @@ def scan_shard(job: Job) -> ScanReport | str:
         content = io.BytesIO()
         metadata = {METADATA_KEY: json.dumps({"tally": asdict(tally)})}
         pq.write_table(table.replace_schema_metadata(metadata), content)
-        write_atomically(job.part, content.getvalue())
+        write_atomically(task.part, content.getvalue())
     except UserError as error:
         return str(error)
     except OSError as error:
-        return f"{job.shard.label}: {error}"
+        return f"{task.shard.label}: {error}"
     return tally
 
 
-def _read(job: Job) -> Iterator[tuple[str, str, dict[str, Any] | BadSampleError]]:
-    """Yield names, keys and rows; an error of a sample costs the sample, an error of the file the rest of the file."""
-    scan = job.scan
-    label = job.shard.label
-    number = job.shard.first
+def _read(task: ShardTask) -> Iterator[tuple[str, str, dict[str, Any] | BadSampleError]]:
+    """Yield names, keys and rows; an error of a sample costs the sample, an error of the file the rest of the file.
+
+    The alarm's signal ends this process if a sample takes too long, even within a library.
+    """
+    scan = task.scan
+    label = task.shard.label
+    number = task.shard.first
     try:
-        with BUDGET.held(), _watch(scan.timeout_s) as beat:
-            for key, sample in scan.source.samples(job.shard, scan.limits):
+        with BUDGET.held():
+            signal.setitimer(signal.ITIMER_REAL, scan.timeout_s)
+            for key, sample in scan.source.samples(task.shard, scan.limits):
                 name = f"{label}:{number}"
                 number += 1
-                beat()
+                signal.setitimer(signal.ITIMER_REAL, scan.timeout_s)
                 try:
                     if isinstance(sample, BadSampleError):
                         raise sample
-                    yield name, key, scan.row(name, sample)
+                    row = measure(sample, scan.limits)
+                    if scan.tokenizer:
+                        row["text_tokens"] = len(token_ids(sample.texts, scan.tokenizer))
+                    yield name, key, row
                 except BadSampleError as error:
                     yield name, key, error
     # The libraries that read files raise anything on damaged bytes.
@@ -316,27 +297,9 @@ def _read(job: Job) -> Iterator[tuple[str, str, dict[str, Any] | BadSampleError]
             raise
         what = " ".join(f"{type(error).__name__}: {error}".split())
         bad = error if isinstance(error, BadSampleError) else BadSampleError(Reason.FILE, what)
-        yield label, f"after {number - job.shard.first} records", bad
-
-
-@contextmanager
-def _watch(timeout_s: float) -> Iterator[Callable[[], None]]:
-    """End this process if a sample takes too long, even within a library; call the yielded function per sample."""
-    set_at = -timeout_s
-    with Path(os.devnull).open("w") as nowhere:
-
-        def beat() -> None:
-            # Setting the clock takes longer than most samples do.
-            nonlocal set_at
-            if (now := monotonic()) - set_at > timeout_s / 8:
-                faulthandler.dump_traceback_later(timeout_s, file=nowhere, exit=True)
-                set_at = now
-
-        try:
-            beat()
-            yield beat
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+        yield label, f"after {number - task.shard.first} records", bad
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _count_items(table: pa.Table) -> dict[str, int]:

@@ -13,12 +13,13 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, TypeGuard
+from typing import Annotated, Any, ClassVar, TypeGuard
 
 from entrain_bench.base.errors import UserError, require
+from entrain_bench.specs.parse import Allowed
 
 from ..budget import BUDGET
-from ..columns import ALL, MAX_PIXELS, MAX_SECONDS, MAX_TEXT, Take
+from ..columns import ALL, MAX_PIXELS, MAX_SECONDS, Take, num_taken
 
 # In place of a field's name: the first of the names below that the data has.
 AUTO = "auto"
@@ -52,10 +53,11 @@ ENDINGS: Mapping[str, Collection[str]] = {
 TURN_KEYS = ("user", "assistant", "value", "content", "text", "question", "answer")
 _PLACEHOLDER = re.compile("<(?:image|video|audio)>\n?")
 _DEPTH = 8
-# Fields are found by the first rows: of one shard, or where a row may lack fields, of each of some.
-_HEAD_ROWS = 32
-_SPARSE_HEAD_ROWS = 1000
+# Fields are found by the first rows of a shard, or where a row may lack fields, of each of some.
+_HEAD_ROWS = 128
 _HEAD_SHARDS = 8
+# That a field has any value.
+VALUE = "value"
 
 
 class Reason(StrEnum):
@@ -102,17 +104,8 @@ class Known:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A file inside another file; offset and size in bytes."""
-
-    path: Path
-    offset: int
-    size: int
-
-
 # An image, sound or video: its bytes, or where they are.
-type Content = bytes | Path | Section
+type Content = bytes | Path
 type Medium = Content | Known
 type Row = Mapping[str, Any]
 
@@ -136,34 +129,30 @@ class Shard:
     # Changes when the file does.
     version: str
     place: str
-    # Number of the first sample, and start and end of the part in units of the source; rows before that sample.
+    # Number of the first sample, and start and end of the part in units of the source.
     first: int = 0
     part: tuple[int, ...] = ()
+
+
+def _most(high: float) -> Allowed:
+    return Allowed(lambda value: 0 < value <= high, f"above 0, at most {high:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Upper limits of a sample (experiments/trace.yaml), checked on headers before decoding."""
 
-    side_pixels: int = 100_000
-    image_pixels: int = 1_000_000_000
-    file_bytes: int = 256 * 2**20
-    media: int = 4096
-    text_chars: int = 16 * 2**20
-    seconds: float = MAX_SECONDS
+    side_pixels: Annotated[int, _most(MAX_PIXELS)] = 100_000
+    image_pixels: Annotated[int, _most(MAX_PIXELS**2)] = 1_000_000_000
+    file_bytes: Annotated[int, _most(2.0**30)] = 256 * 2**20
+    media: Annotated[int, _most(2.0**20)] = 4096
+    text_chars: Annotated[int, _most(2.0**28)] = 16 * 2**20
+    seconds: Annotated[float, _most(MAX_SECONDS)] = MAX_SECONDS
 
-    def __post_init__(self) -> None:
-        highest = {
-            "side_pixels": MAX_PIXELS,
-            "image_pixels": MAX_PIXELS**2,
-            "file_bytes": 2.0**30,
-            "media": 2.0**20,
-            "text_chars": min(MAX_TEXT, 2.0**28),
-            "seconds": MAX_SECONDS,
-        }
-        for name, high in highest.items():
-            value = getattr(self, name)
-            require(_is_number(value) and 0 < value <= high, f"limits.{name}", value, f"above 0, at most {high:g}")
+    def check(self, limit: str, value: float, what: str) -> None:
+        """Raise ``BadSampleError`` for a value beyond a limit; ``what`` names the value."""
+        if value > getattr(self, limit):
+            raise BadSampleError(Reason.LIMIT, f"{what}, limits.{limit}={getattr(self, limit):.10g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,11 +171,10 @@ class Source(ABC):
     audio: str | None = None
     video: str | None = None
     seconds: str | None = None
-    take: str = ALL
+    take: Take = ALL
 
     def __post_init__(self) -> None:
         require(bool(self.names), "source", "no fields", "at least one of text, images, audio, video")
-        Take.parse(self.take, "source.take")
 
     @property
     def texts(self) -> Sequence[str]:
@@ -211,18 +199,22 @@ class Source(ABC):
         """Return the folder of the files that rows name; empty: they may name none."""
         return ""
 
-    def head(self) -> list[Row]:
-        """Return first rows with all their fields, by which fields are found."""
+    def head(self) -> dict[str, dict[str, str]]:
+        """Return the fields of first rows: what their values hold (``kind_of``, ``VALUE``), with an example's name."""
         whole = replace(self, text=AUTO)
-        rows = list[Row]()
-        for shard in self.shards()[:_HEAD_SHARDS]:
-            if rows and not self.SPARSE:
-                break
+        fields = dict[str, dict[str, str]]()
+        for shard in self.shards()[: _HEAD_SHARDS if self.SPARSE else 1]:
             # The scan reports what cannot be read.
             with suppress(Exception), BUDGET.held():
-                read = islice(whole.rows(shard, Limits()), _SPARSE_HEAD_ROWS if self.SPARSE else _HEAD_ROWS)
-                rows += [row for _, row in read if isinstance(row, Mapping)]
-        return rows
+                for _, row in islice(whole.rows(shard, Limits()), _HEAD_ROWS):
+                    for field, value in row.items() if isinstance(row, Mapping) else ():
+                        held = fields.setdefault(str(field), {})
+                        name = _file_name(value)
+                        if value not in (None, "", []):
+                            held[VALUE] = name
+                        if kind := kind_of(name):
+                            held.setdefault(kind, name)
+        return fields
 
     def samples(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, RawSample | BadSampleError]]:
         """Read the samples of a shard, each with its name for messages."""
@@ -267,49 +259,45 @@ def recognised(source: Source) -> Source:
     """
     if not isinstance(source, Source):
         return source
-    rows = source.head()
-    names = dict.fromkeys(str(name) for row in rows for name in row)
-    if not rows and AUTO not in source.names:
+    fields = source.head()
+    if not fields and AUTO not in source.names:
         return source
     chosen: dict[str, Any] = {kind: getattr(source, kind) for kind in (*MEDIA, "seconds", "text")}
     for kind, known in MEDIA.items():
-        if chosen[kind] == AUTO:
-            chosen[kind] = next((name for name in known if name in names and _may_hold(kind, name, rows)), None)
-        elif chosen[kind] is None:
+        if chosen[kind] is None:
             continue
-        _check_read(kind, chosen[kind], rows)
+        if chosen[kind] == AUTO:
+            named = (name for name in known if name in fields and (name not in PATHS or kind in fields[name]))
+            chosen[kind] = next(named, None)
+        _check_read(kind, chosen[kind], fields)
     if chosen["seconds"] == AUTO:
-        chosen["seconds"] = next((name for name in SECONDS if name in names), None)
+        chosen["seconds"] = next((name for name in SECONDS if name in fields), None)
         # A path with any ending is a sound's if a length stands next to it.
         if chosen["seconds"] and source.audio == AUTO and not (chosen["audio"] or chosen["video"]):
-            chosen["audio"] = next((name for name in PATHS if name in names), None)
+            chosen["audio"] = next((name for name in PATHS if name in fields), None)
     if AUTO in source.texts:
-        chosen["text"] = next((group for texts in TEXTS if (group := [name for name in texts if name in names])), [])
-    fields = f"fields: {', '.join(names) or 'none'}. Set source.text, source.images, source.audio or source.video"
+        chosen["text"] = next((group for texts in TEXTS if (group := [name for name in texts if name in fields])), [])
+    hint = f"fields: {', '.join(fields) or 'none'}. Set source.text, source.images, source.audio or source.video"
     if not any(chosen.values()):
-        raise UserError(f"source.path={source.path}: no field has a known name; {fields}")
-    named = replace(source, **chosen)
-    missing = [name for name in named.names if name not in names]
-    if rows and missing and not source.SPARSE:
-        raise UserError(f"source.path={source.path}: has no field {missing[0]}; {fields}")
+        raise UserError(f"source.path={source.path}: no field has a known name; {hint}")
     if source.SPARSE:
         # Later records may have media that the first lack.
-        absent = {kind: MEDIA[kind][0] for kind in MEDIA if getattr(source, kind) == AUTO and not chosen[kind]}
-        named = replace(named, **absent)
-    return named
+        chosen |= {kind: MEDIA[kind][0] for kind in MEDIA if getattr(source, kind) == AUTO and not chosen[kind]}
+        return replace(source, **chosen)
+    named_source = replace(source, **chosen)
+    missing = [name for name in named_source.names if name not in fields]
+    if fields and missing:
+        raise UserError(f"source.path={source.path}: has no field {missing[0]}; {hint}")
+    return named_source
 
 
-def _may_hold(kind: str, name: str, rows: Sequence[Row]) -> bool:
-    return name not in PATHS or any(kind_of(_file_name(row.get(name))) == kind for row in rows)
-
-
-def _check_read(kind: str, chosen: str | None, rows: Sequence[Row]) -> None:
+def _check_read(kind: str, chosen: str | None, fields: Mapping[str, Mapping[str, str]]) -> None:
     """Raise ``UserError`` if values look like names of files of a kind, and no row has the field that is read."""
-    if any(row.get(chosen or "") not in (None, "", []) for row in rows):
+    if VALUE in fields.get(chosen or "", ()):
         return
-    for field, value in (pair for row in rows for pair in row.items()):
-        name = _file_name(value)
-        if kind_of(name) == kind and not any(map(str.isspace, name)):
+    for field, held in fields.items():
+        name = held.get(kind, " ")
+        if not any(map(str.isspace, name)):
             raise UserError(
                 f"source.{kind}={chosen or AUTO}: finds no {kind}, but the field {field} names some ({name[:60]}). "
                 f"Set source.{kind}={field}, or null to leave them out"
@@ -330,7 +318,7 @@ def _file_name(value: Any) -> str:
 
 
 def _medium(value: Any, name: str | None, folder: str, content: bool) -> Medium:
-    if isinstance(value, bytes | Section):
+    if isinstance(value, bytes):
         return value
     if isinstance(value, str):
         return inside(folder, value)
@@ -395,7 +383,7 @@ def data_files(path: str, suffixes: Sequence[str], take: Take) -> list[Shard]:
     base = place if place.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
     return [
         Shard(file.relative_to(base).as_posix(), f"{file.stat().st_size}-{file.stat().st_mtime_ns}", str(file))
-        for file in files[: take.of(len(files))]
+        for file in files[: num_taken(take, len(files))]
     ]
 
 

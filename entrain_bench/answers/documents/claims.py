@@ -1,4 +1,4 @@
-"""Judged claims as files and texts: findings, a table, the page with all verdicts, and a page per paper.
+"""Judged claims as files and texts: findings, the page with all verdicts, and a page per paper.
 
 ``claims.json`` holds the findings; the other files are written from them and read by people only.
 """
@@ -7,67 +7,57 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from entrain_bench.answers.commands import sweep_command
-from entrain_bench.answers.documents.claim import Claim, Kind, cited, load_claims
-from entrain_bench.answers.documents.verdict import JUDGED, Finding, JudgedClaim, Verdict, judge_claim
+from entrain_bench.answers.documents.claim import FAIR, JUDGED, OTHERWISE, PUBLISHED, Claim, Kind, cited, load_claims
+from entrain_bench.answers.documents.verdict import Finding, JudgedClaim, Verdict, judge_claim
 from entrain_bench.answers.text import count, load_template, markdown_table
 from entrain_bench.base.files import write_atomically
 from entrain_bench.run.study import Output, Study
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 FINDINGS = "claims.json"
-TABLE = "claims.csv"
 INDEX = "claims.md"
 # How many claims have each verdict, for pages that show no claim.
 COUNTS = "tables/claims_counts.md"
 VERDICTS = ("paper_value", "published_value", "published_verdict", "fair_value", "fair_verdict")
-COLUMNS = (
-    *("name", "group", "claim", "paper", "where", *VERDICTS, "assumption", "otherwise_value", "otherwise_verdict"),
-    *("other_choices", "runs", "published", "fair"),
-)
 HEADINGS = ["paper", "as published", "verdict", "fair", "verdict, fair"]
 KINDS = {"Gains and orders": (Kind.GAIN, Kind.ORDER), "Levels and limits": (Kind.LEVEL, Kind.LIMIT)}
 # Verdicts that ``counts_sentence`` states; others are in between or undecided.
 CLEAR = (Verdict.REPRODUCED, Verdict.EXCEEDS, Verdict.NOT_REPRODUCED)
 
 
-def claims_output(config_dir: str | None = None, theirs: bool = False) -> Output:
-    """The document of all claims, or if ``theirs`` of those in a folder of the user's, if it has any."""
-    claims = load_claims(config_dir)
-    if theirs:
-        claims = [claim for claim in claims if claim.config_dir] or claims
+def claims_output() -> Output:
+    """The document of all claims."""
+    claims = load_claims()
     pages = dict.fromkeys(f"claims/{claim.file}.md" for claim in claims)
     numbers = [cell.printed for claim in claims for cell in (*claim.cells, *claim.per)]
     return Output(
         "claims",
         [*dict.fromkeys(sweep for claim in claims for sweep in claim.sweeps)],
         lambda study: write_claims(claims, study),
-        [FINDINGS, TABLE, INDEX, *pages],
+        [FINDINGS, INDEX, *pages],
         files=[COUNTS],
         details=[*numbers, *(path.read_text() for path in sorted(TEMPLATES.glob("claims*")))],
     )
 
 
 def write_claims(claims: Sequence[Claim], study: Study) -> str:
-    """Write findings, table, pages and counts; returns what was not measured, if anything."""
+    """Write findings, pages and counts; returns what was not measured, if anything."""
     judged = [judge_claim(claim, study) for claim in claims]
     findings = ",\n".join(json.dumps(one.to_dict()) for one in judged)
-    csv = pd.DataFrame(map(claim_row, judged), columns=[*COLUMNS]).to_csv(index=False, lineterminator="\n")
-    files = {FINDINGS: f"[\n{findings}\n]\n", TABLE: csv, **claims_pages(judged)}
+    files = {FINDINGS: f"[\n{findings}\n]\n", **claims_pages(judged)}
     for name, text in files.items():
         write_atomically(study.results.root / name, text.encode())
     return "; ".join(
         f"{one.claim.name} ({name}): {finding.verdict}: {finding.reason}"
         for one in judged
-        for name in JUDGED
-        if (finding := getattr(one, name)) and finding.verdict == Verdict.NOT_MEASURED
+        for name, finding in one.findings.items()
+        if name in JUDGED and finding.verdict == Verdict.NOT_MEASURED
     )
 
 
@@ -76,15 +66,12 @@ def read_claims(claims: Sequence[Claim], path: Path) -> list[JudgedClaim]:
     entries = json.loads(path.read_text()) if path.exists() else []
     known = {(entry["name"], entry["runs"]): entry for entry in entries}
     unknown = Finding(verdict=Verdict.NOT_MEASURED, reason="run make claims")
-    judged = []
-    for claim in claims:
-        entry = known.get((claim.name, claim.hash_of_runs))
-        if entry is None:
-            findings: dict[str, Any] = {name: unknown for name in JUDGED if getattr(claim, name)}
-            judged.append(JudgedClaim(claim, **findings))
-        else:
-            judged.append(JudgedClaim.from_dict(claim, entry))
-    return judged
+    return [
+        JudgedClaim.from_dict(claim, entry)
+        if (entry := known.get((claim.name, claim.hash_of_runs)))
+        else JudgedClaim(claim, dict.fromkeys(claim.settings, unknown))
+        for claim in claims
+    ]
 
 
 def claims_pages(judged: Sequence[JudgedClaim]) -> dict[str, str]:
@@ -101,11 +88,8 @@ def claims_pages(judged: Sequence[JudgedClaim]) -> dict[str, str]:
     }
 
 
-def _by_file(judged: Iterable[JudgedClaim]) -> Iterator[tuple[str, list[JudgedClaim]]]:
-    def file(one: JudgedClaim) -> str:
-        return one.claim.file
-
-    return ((name, [*members]) for name, members in groupby(sorted(judged, key=file), key=file))
+def _by_file(judged: Iterable[JudgedClaim]) -> list[tuple[str, list[JudgedClaim]]]:
+    return [(file, [*members]) for file, members in groupby(judged, key=lambda one: one.claim.file)]
 
 
 def _paper(file: str, judged: Sequence[JudgedClaim]) -> dict[str, Any]:
@@ -127,13 +111,13 @@ def _summary(file: str, members: Sequence[JudgedClaim]) -> list[str]:
     claim = members[0].claim
     if not claim.group:
         link = f"[{claim.claim}](claims/{file}.md#{claim.name})"
-        row = claim_row(members[0]) | {"published_value": value_text(claim, members[0].published)}
+        row = claim_row(members[0]) | {"published_value": value_text(claim, members[0].findings[PUBLISHED])}
         return [link, claim.where, *(row[name] for name in VERDICTS)]
     values = [value for one in members for value in one.claim.value]
     places = dict.fromkeys(cell.where.partition(",")[0] for one in members for cell in one.claim.cells)
     link = f"[{claim.title} ({len(members)} cells)](claims/{file}.md#{claim.group})"
     paper = claim.format((min(values), max(values)) if values else ())
-    return [link, "; ".join(places), paper, "", tally(members, "published"), "", tally(members, "fair")]
+    return [link, "; ".join(places), paper, "", tally(members, PUBLISHED), "", tally(members, FAIR)]
 
 
 def _section(members: Sequence[JudgedClaim]) -> dict[str, Any]:
@@ -152,19 +136,18 @@ def _section(members: Sequence[JudgedClaim]) -> dict[str, Any]:
 
 
 def claim_row(judged: JudgedClaim) -> dict[str, str]:
-    """A claim's row in ``claims.csv``: texts, and the plain verdicts ``published`` and ``fair``."""
+    """A claim's numbers and verdicts as texts."""
     claim = judged.claim
-    row = {name: str(getattr(claim, name)) for name in ("name", "group", "claim", "paper", "where")}
-    row |= {"paper_value": claim.format(claim.value), "runs": claim.hash_of_runs}
-    row |= {"published": str(judged.published.verdict), "fair": str(judged.fair.verdict) if judged.fair else ""}
+    row = {"paper_value": claim.format(claim.value)}
     for name in JUDGED:
-        row[f"{name}_value"] = value_text(claim, getattr(judged, name))
-        row[f"{name}_verdict"] = verdict_text(getattr(judged, name))
-    verdicts = {verdict_text(one): None for one in judged.choices.values() if one.number is not None}
+        row[f"{name}_value"] = value_text(claim, judged.findings.get(name))
+        row[f"{name}_verdict"] = verdict_text(judged.findings.get(name))
+    choices = {label: finding for label, finding in judged.findings.items() if label not in JUDGED}
+    verdicts = {verdict_text(one): None for one in choices.values() if one.number is not None}
     verdicts.pop(row["published_verdict"], None)
     row["published_verdict"] += f"; under other choices {' or '.join(verdicts)}" if verdicts else ""
-    row["published_value"] += _range(claim, [*judged.choices.values()])
-    row["other_choices"] = "; ".join(f"{label}: {_in_words(claim, one)}" for label, one in judged.choices.items())
+    row["published_value"] += _range(claim, [*choices.values()])
+    row["other_choices"] = "; ".join(f"{label}: {_in_words(claim, one)}" for label, one in choices.items())
     row["assumption"] = f"{claim.assumption}; otherwise, {claim.opposite}" if claim.assumption else ""
     return row
 
@@ -212,6 +195,7 @@ def _range(claim: Claim, choices: Sequence[Finding]) -> str:
 def claim_details(judged: JudgedClaim) -> dict[str, str]:
     """The details of a claim, by label."""
     claim = judged.claim
+    findings = judged.findings
     row = claim_row(judged)
     differs = "".join(f" Here otherwise: {text}." for text in claim.differs.values())
     published = f"{row['published_value'] or 'nothing'} ({row['published_verdict']})"
@@ -220,8 +204,8 @@ def claim_details(judged: JudgedClaim) -> dict[str, str]:
         "Paper": claim.paper_setting + differs,
         "As published": f"{published}. {claim.published.words}",
         "Other choices": f"{row['other_choices']}." if row["other_choices"] else "",
-        "Fair": f"{_in_words(claim, judged.fair)}. {claim.fair.words}" if claim.fair else "",
-        "What decides": f"{row['assumption']}: {_in_words(claim, judged.otherwise)}." if claim.assumption else "",
+        "Fair": f"{_in_words(claim, findings[FAIR])}. {claim.settings[FAIR].words}" if FAIR in findings else "",
+        "What decides": f"{row['assumption']}: {_in_words(claim, findings[OTHERWISE])}." if claim.assumption else "",
         "Why": claim.why,
     }
     return {label: text for label, text in details.items() if text}
@@ -229,13 +213,11 @@ def claim_details(judged: JudgedClaim) -> dict[str, str]:
 
 def claim_commands(claim: Claim) -> dict[str, str]:
     """The command of every sweep, once, with the setting that it is of first."""
-    settings = {"as published": claim.published, "fair": claim.fair}
-    settings |= {f"other choice: {label}": setting for label, setting in claim.choices.items()}
-    settings[f"otherwise: {claim.opposite}"] = claim.otherwise
+    words = {PUBLISHED: "as published", FAIR: FAIR, OTHERWISE: f"otherwise: {claim.opposite}"}
     commands: dict[str, str] = {}
-    for label, setting in settings.items():
-        for sweep in setting.sweeps if setting else ():
-            commands.setdefault(sweep_command(sweep, claim.config_dir), label)
+    for label, setting in claim.settings.items():
+        for sweep in setting.sweeps:
+            commands.setdefault(sweep_command(sweep), words.get(label, f"other choice: {label}"))
     return commands
 
 
@@ -254,8 +236,8 @@ def claims_text(judged: Sequence[JudgedClaim]) -> str:
         lines.append(f"{members[0].claim.system}, {counts(members)}")
         for one in members:
             row = claim_row(one)
-            fair = f" | fair {row['fair_value']} {row['fair_verdict']}" if one.fair else ""
-            published = f"{value_text(one.claim, one.published)} {row['published_verdict']}"
+            fair = f" | fair {row['fair_value']} {row['fair_verdict']}" if FAIR in one.findings else ""
+            published = f"{value_text(one.claim, one.findings[PUBLISHED])} {row['published_verdict']}"
             lines.append(f"  {one.claim.name:{width}}  {row['paper_value']}: {published}{fair}")
         lines.append("")
     return "\n".join([*lines, counts(judged), agreement(judged)])
@@ -270,7 +252,7 @@ def agreement(judged: Sequence[JudgedClaim]) -> str:
 
 def counts(judged: Sequence[JudgedClaim]) -> str:
     """How many claims there are, and how many have each verdict as published and fair."""
-    fair = tally(judged, "fair")
+    fair = tally(judged, FAIR)
     text = f"{count(len(judged), 'claim')}: as published {tally(judged, 'published')}"
     return text + (f"; fair {fair}" if fair else "")
 
@@ -284,7 +266,7 @@ def tally(judged: Iterable[JudgedClaim], name: str) -> str:
 def counts_sentence(judged: Sequence[JudgedClaim]) -> str:
     """How many claims are reproduced and how many are not, for pages that show no claim."""
     ends = {}
-    for name in ("published", "fair"):
+    for name in (PUBLISHED, FAIR):
         number = _verdicts(judged, name)
         others = number.total() - sum(number[verdict] for verdict in CLEAR)
         clear = ", ".join(f"{number[verdict]} {verdict}" for verdict in CLEAR)
@@ -297,4 +279,4 @@ def counts_sentence(judged: Sequence[JudgedClaim]) -> str:
 
 
 def _verdicts(judged: Iterable[JudgedClaim], name: str) -> Counter[Verdict]:
-    return Counter(finding.verdict for one in judged if (finding := getattr(one, name)))
+    return Counter(finding.verdict for one in judged if (finding := one.findings.get(name)))

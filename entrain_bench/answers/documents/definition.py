@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -32,7 +33,7 @@ def read_definitions[T](path: Path, kind: str, parse: Callable[[str, Mapping[str
         for name, values in content[kind].items():
             where = f"{path.name}: {name}"
             yield from parse(name, {**content.get("defaults", {}), **values})
-    except (UserError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError) as error:
         raise UserError(f"{where}: {' '.join(str(error).split())}") from error
 
 
@@ -52,19 +53,15 @@ def flat(value: Any) -> Iterator[Any]:
         yield from flat(inner) if isinstance(inner, list | tuple) else (inner,)
 
 
-def insert(value: Any, fields: Mapping[str, Any]) -> Any:
-    """A value in whose texts ``{name}`` is replaced by the field of this name; ``UserError`` for an unknown field."""
+def insert(values: Any, fields: Mapping[str, Any]) -> Any:
+    """Plain values in whose texts ``{name}`` is replaced by the field of this name; ``UserError`` if it is unknown."""
 
     def field(match: re.Match[str]) -> str:
         if match[1] not in fields:
             raise unknown_choice("field", match[1], fields)
-        return str(fields[match[1]])
+        return json.dumps(str(fields[match[1]]))[1:-1]
 
-    if isinstance(value, Mapping):
-        return {insert(key, fields): insert(inner, fields) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [insert(inner, fields) for inner in value]
-    return FIELD.sub(field, value) if isinstance(value, str) else value
+    return json.loads(FIELD.sub(field, json.dumps(values)))
 
 
 def words(value: Any) -> str:
@@ -74,14 +71,4 @@ def words(value: Any) -> str:
 
 def overrides(value: Any) -> Overrides:
     """Overrides from a list; a later one replaces an earlier one of the same key, in its place."""
-    return {override_key(text): text for text in map(str, flat(value))}
-
-
-def override_key(override: str) -> str:
-    """The configuration key of an override."""
-    return override.partition("=")[0].lstrip("+~")
-
-
-def override_value(override: str) -> str:
-    """The value that an override gives; empty without one."""
-    return override.partition("=")[2]
+    return {text.partition("=")[0].lstrip("+~"): text for text in map(str, flat(value))}

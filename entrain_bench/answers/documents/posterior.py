@@ -1,12 +1,10 @@
-"""Posterior runs: which strategies of a sweep run under which draws of the hardware constants; ``posterior.csv``.
-
-``experiments/posterior.yaml`` says which. Strategies that are far behind run few draws: sweeps follow from results.
-"""
+"""Posterior runs under draws of the hardware constants (``experiments/posterior.yaml``), and ``posterior.csv``."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -15,13 +13,13 @@ import pandas as pd
 import yaml
 
 from entrain_bench.answers.comparison import TIME, Comparison, Verdict
-from entrain_bench.answers.documents.definition import override_value, overrides
+from entrain_bench.answers.documents.definition import overrides
 from entrain_bench.answers.posterior import KEY, chances, contenders, times_of
 from entrain_bench.answers.tables import MISSING, compared, run_table
-from entrain_bench.base.errors import UserError, require
+from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.constants import speed_of
-from entrain_bench.config.schema import NUM_DRAWS, RunConfig
+from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.tree import config_tree
 from entrain_bench.records.cells import Cell
 from entrain_bench.run.study import Output, Study, SweepOverrides
@@ -46,13 +44,6 @@ class PosteriorPlan:
     rounds: Mapping[int, float]
     action_noise: float
 
-    def __post_init__(self) -> None:
-        """Check ranges."""
-        require(1 <= self.draws <= NUM_DRAWS, "draws", self.draws, f"in 1..{NUM_DRAWS}")
-        require(all(0 < end < self.draws for end in self.rounds), "rounds", [*self.rounds], f"below {self.draws}")
-        limits = [self.within, *self.rounds.values()]
-        require(min(limits) >= 1, "within, rounds", min(limits), "at least 1")
-
     @property
     def stages(self) -> Iterator[tuple[range, float]]:
         """Draws of every round, and the limit of who runs further ones; the last has none."""
@@ -67,10 +58,7 @@ def read_plan() -> PosteriorPlan:
 
 @dataclass(frozen=True, slots=True)
 class JobDraws:
-    """Sweeps of a job under draws, as far as they are known, and their run table with the column ``constants``.
-
-    The table is None if any run is missing. Then no further sweeps are known.
-    """
+    """Sweeps of a job under draws, and their run table with the column ``constants``; None if any run is missing."""
 
     draws: Sequence[SweepOverrides]
     table: pd.DataFrame | None
@@ -86,12 +74,11 @@ def committed_runs() -> Known:
 
 def jobs_of(study: Study, plan: PosteriorPlan, known: Known = MappingProxyType({})) -> list[JobDraws]:
     """The posterior runs of every job of the sweep; none if its results or the draws of its device are missing."""
-    cells = study.cells(f"figure={plan.sweep}")
     if _missing(study, plan):
         return []
-    jobs = dict[tuple[str, ...], list[Cell]]()
-    for cell in cells:
-        jobs.setdefault((str(cell.config.model["name"]), str(cell.config.workload["name"])), []).append(cell)
+    jobs = defaultdict[tuple[str, ...], list[Cell]](list)
+    for cell in (cells := study.cells(f"figure={plan.sweep}")):
+        jobs[str(cell.config.model["name"]), str(cell.config.workload["name"])].append(cell)
     comparisons = compared(run_table(cells, study.results), JOB)
     return [_job(study, plan, known, job, mine, _close(comparisons[job], plan.within)) for job, mine in jobs.items()]
 
@@ -146,8 +133,7 @@ def chances_table(data: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for job, times in times_of(data).items():
         for strategy, chance in chances(times).items():
-            lead = chance.lead
-            ends = (lead.median, lead.low, lead.high) if lead else (None,) * 3
+            ends = astuple(chance.lead) if chance.lead else (None,) * 3
             counts = (chance.num_draws, len(times[strategy]), chance.num_fastest, chance.probability)
             rows.append((*job, strategy, *counts, *ends))
     names = ["num_draws", "num_runs", "num_fastest", "probability", "lead", "lead_low", "lead_high"]
@@ -168,18 +154,17 @@ def _job(
     """Rounds of draws as far as their results are there; none without a strategy that has all results."""
     if not names:
         return JobDraws((), pd.DataFrame())
-    common = _common(cells, plan.sweep)
+    # Cells of a job differ in strategy and seed.
+    common = [text for key, text in overrides(cells[0].overrides).items() if key not in ("strategy", "seed")]
     choices = {
-        str(cell.config.strategy["name"]): override_value(overrides(cell.overrides).get("strategy", ""))
-        for cell in cells
+        str(cell.config.strategy["name"]): overrides(cell.overrides)["strategy"].partition("=")[2] for cell in cells
     }
     sweeps = list[SweepOverrides]()
     tables = list[pd.DataFrame]()
     for draws, limit in plan.stages:
-        chosen = ",".join(filter(None, (choices[name] for name in names)))
-        job_overrides = (*([f"strategy={chosen}"] if chosen else []), *common)
+        chosen = ",".join(choices[name].partition("=")[2] for name in names)
         noise = f"action_noise={plan.action_noise:g}"
-        asked = [(*job_overrides, f"seed={draw}", f"{KEY}={draw}", noise) for draw in draws]
+        asked = [(f"strategy={chosen}", *common, f"seed={draw}", f"{KEY}={draw}", noise) for draw in draws]
         sweeps += asked
         table = _table(study, asked, known)
         if table is None:
@@ -188,23 +173,6 @@ def _job(
         times = times_of(pd.concat(tables, ignore_index=True))[job[0], job[1]]
         names = contenders({name: times[name] for name in names}, limit)
     return JobDraws(sweeps, pd.concat(tables, ignore_index=True))
-
-
-def _common(cells: Sequence[Cell], sweep: str) -> SweepOverrides:
-    """Return the overrides of a job's cells other than strategy and seed.
-
-    Raises:
-        UserError: if they differ, because draws of one cell would be compared with those of another.
-    """
-    given = [
-        {key: text for key, text in overrides(cell.overrides).items() if key not in ("strategy", "seed")}
-        for cell in cells
-    ]
-    swept = {key for one in given for key in one if any(one[key] != other.get(key) for other in given)}
-    if swept:
-        allowed = "Allowed: strategy, model, workload, seed"
-        raise UserError(f"{DEFINITION}: sweep={sweep}: must not sweep {', '.join(sorted(swept))}. {allowed}")
-    return tuple(given[0].values())
 
 
 def _table(study: Study, sweeps: Sequence[SweepOverrides], known: Known) -> pd.DataFrame | None:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.base.errors import unknown_choice
 from entrain_bench.config.tree import config_tree
 
 FOLDER = "published"
 NAMES = "names.yaml"
-KINDS = ("time", "throughput", "ratio", "memory", "count", "std", "share", "loss", "mfu", "setting")
-# How a number was obtained: read, in a figure, from an axis, inferred from other cells, from a secondary source.
-HOW = ("R", "F", "A", "I", "S")
 NOTES = "notes"
 # Sizes of the papers' nodes.
 GPUS_PER_NODE = 8
@@ -34,11 +30,11 @@ class PublishedCell:
         source: name of the CSV, without its suffix.
         where: table and row, figure and panel, or section.
         system, baseline: the system of the number, and for a ratio or gain the system it is compared with.
-        model, data, setting: as the paper writes them.
         gpus: GPUs of the number; ``256/264`` is baseline / system.
-        value: the number in ``unit``; None if the cell holds a word.
-        printed: the number as printed.
+        value, printed: the number in ``unit``, None if the cell holds a word; the number as printed.
         low, high: bounds of a value from an axis, in ``unit``.
+        how: how a number was obtained: R read, F in a figure, A from an axis, I inferred from other cells, S from a
+            secondary source.
         note: misprints, contradictions, inferences.
     """
 
@@ -62,11 +58,6 @@ class PublishedCell:
     high: float | None
     note: str
 
-    def __post_init__(self) -> None:
-        """Check what the CSV states."""
-        for name, known in (("kind", KINDS), ("how", HOW)):
-            require(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
-
     @property
     def place(self) -> str:
         """Table, figure or section, and whether only notes of others have the number."""
@@ -82,27 +73,13 @@ class PublishedCell:
 
 
 @cache
-def published_cells(config_dir: str | None = None) -> Mapping[str, PublishedCell]:
-    """Every cell by its id, those in a folder of the user's included.
-
-    Raises:
-        UserError: naming file and line, for a cell that cannot be, and for an id that another cell has.
-    """
+def published_cells() -> Mapping[str, PublishedCell]:
+    """Every cell by its id."""
     cells: dict[str, PublishedCell] = {}
-    for path in (path for folder in _folders(config_dir) for path in sorted(folder.glob("*.csv"))):
+    for path in sorted((config_tree() / FOLDER).glob("*.csv")):
         with path.open(newline="", encoding="utf-8") as file:
-            for line, row in enumerate(csv.DictReader(file), 2):
-                try:
-                    cell = _cell(path.stem, row)
-                    require(cell.id not in cells, "id", cell.id, "stated once")
-                except UserError as error:
-                    raise UserError(f"{path.name}:{line}: {error}") from error
-                cells[cell.id] = cell
+            cells |= {row["id"]: _cell(path.stem, row) for row in csv.DictReader(file)}
     return cells
-
-
-def _folders(config_dir: str | None) -> list[Path]:
-    return [folder / FOLDER for folder in (config_tree(), *([Path(config_dir)] if config_dir else []))]
 
 
 def _cell(source: str, row: Mapping[str, str]) -> PublishedCell:
@@ -119,13 +96,12 @@ def _number(text: str) -> float | None:
         return None
 
 
-def find_cells(patterns: Sequence[str], config_dir: str | None = None) -> tuple[PublishedCell, ...]:
+def find_cells(patterns: Iterable[str]) -> tuple[PublishedCell, ...]:
     """The cells of some ids, in order; a pattern (``*``, ``?``) stands for all cells with a number that it matches.
 
-    Raises:
-        UserError: for an unknown id, and for a pattern without any cell.
+    ``UserError`` for an unknown id, and a pattern without any cell.
     """
-    cells = published_cells(config_dir)
+    cells = published_cells()
     chosen: dict[str, PublishedCell] = {}
     for pattern in patterns:
         matches = {name: one for name, one in cells.items() if one.value is not None and fnmatchcase(name, pattern)}
@@ -136,17 +112,16 @@ def find_cells(patterns: Sequence[str], config_dir: str | None = None) -> tuple[
 
 
 @cache
-def our_names(config_dir: str | None = None) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-    """Models and data of the papers by our names: ``models`` and ``data``; those of a user's folder come last."""
-    ours: dict[str, dict[str, tuple[str, ...]]] = {"models": {}, "data": {}}
-    for file in (folder / NAMES for folder in _folders(config_dir) if (folder / NAMES).exists()):
-        for group, names in (yaml.safe_load(file.read_text()) or {}).items():
-            require(group in ours, f"{FOLDER}/{NAMES}", group, f"one of {', '.join(ours)}")
-            ours[group] |= {str(name): (to,) if isinstance(to, str) else tuple(to) for name, to in names.items()}
-    return ours
+def our_names() -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+    """Models and data of the papers by our names: ``models`` and ``data``."""
+    stated = yaml.safe_load((config_tree() / FOLDER / NAMES).read_text())
+    return {
+        group: {str(name): (ours,) if isinstance(ours, str) else tuple(ours) for name, ours in names.items()}
+        for group, names in stated.items()
+    }
 
 
-def cell_fields(cell: PublishedCell, config_dir: str | None = None) -> dict[str, Any]:
+def cell_fields(cell: PublishedCell) -> dict[str, Any]:
     """Return a cell's fields for its claim: ``value``, ``gpus``, ``nodes``, our ``model`` and ``workload``, settings.
 
     Numbers of the setting are plain (``8K`` is 8192, ``50%`` is 0.5); ``full`` recomputation is the module's name, none
@@ -161,7 +136,7 @@ def cell_fields(cell: PublishedCell, config_dir: str | None = None) -> dict[str,
         gpus = [int(number) for number in cell.gpus.split("/")]
         for prefix, number in (("base_", gpus[0]), ("", gpus[-1])):
             fields |= {f"{prefix}gpus": number, f"{prefix}nodes": number // GPUS_PER_NODE}
-    names = our_names(config_dir)
+    names = our_names()
     ours = {"model": names["models"].get(cell.model), "workload": names["data"].get(cell.data)}
     return fields | {key: ",".join(known) for key, known in ours.items() if known}
 

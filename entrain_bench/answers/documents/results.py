@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from entrain_bench.answers.comparison import TIME, lead_of
+from entrain_bench.answers.comparison import lead_of
 from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
 from entrain_bench.answers.documents.tables import Lead, lead_markdown, load_tables
 from entrain_bench.answers.labels import FAMILIES, OURS, families, names
@@ -16,10 +16,9 @@ from entrain_bench.answers.posterior import Chance, chances_by_job
 from entrain_bench.answers.sentences import lead_sentence, posterior_sentences, winners_sentence
 from entrain_bench.answers.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
 from entrain_bench.answers.text import count, listing, markdown_table, seconds
-from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.files import write_atomically
 from entrain_bench.records.metrics import BELIEVED
-from entrain_bench.run.study import Output, Study, SweepOverrides
+from entrain_bench.run.study import Output, Study
 
 CASE = ["model", "workload", "strategy"]
 # The text in brackets, and the column of runs whose mean it shows.
@@ -37,12 +36,8 @@ PAGE = "results.md"
 HEADLINE = "tables/headline.md"
 # The lead whose sentences follow those of the first heading: further rivals in the same jobs.
 WITH_RIVALS = "braid_main"
-# What keys that the tuner chooses cost against those of the second heading.
-FREE_KEYS = "tables/free_keys.md"
-COSTLY = 0.01
-# The table of believed against simulated iteration times, and the page of ``docs`` that has it.
+# The table of believed against simulated iteration times.
 BELIEFS = "beliefs"
-BELIEFS_PAGE = "costs.md"
 # Keys that make estimates wrong or actions noisy: runs with any of them have no exact belief and are left out.
 EXACT = ("belief_error", "belief_bias", "action_noise")
 RUN = ["workload", "model", "cluster", "seed"]
@@ -51,24 +46,19 @@ RUN = ["workload", "model", "cluster", "seed"]
 def results_output() -> Output:
     """The document of all tables."""
     sweeps = [*((f"figure={experiment}",) for experiment in TABLES.values()), *with_rivals().sweeps]
-    return Output("results", sweeps, write_results, [PAGE], files=[HEADLINE, FREE_KEYS], further=posterior_sweeps)
+    return Output("results", sweeps, write_results, [PAGE], files=[HEADLINE], further=posterior_sweeps)
 
 
 def write_results(study: Study) -> str:
     """Write ``results.md`` and sentences for other pages; returns what is missing from them, if anything."""
     parts = [TEXT.read_text()]
-    sweeps: list[SweepOverrides] = []
-    tables: list[pd.DataFrame] = []
     headlines = []
     for title, experiment in TABLES.items():
-        sweeps.append((f"figure={experiment}",))
-        table = run_table(study.cells(*sweeps[-1]), study.results)
+        table = run_table(study.cells(f"figure={experiment}"), study.results)
         odds = chances_by_job(posterior_runs(study)) if experiment == read_plan().sweep else {}
         sentences = lead_sentences(table, [*odds.values()])
-        if not tables:
+        if not headlines:
             sentences.append(rivals_sentence(with_rivals(), study))
-            sweeps += with_rivals().sweeps
-        tables.append(table)
         strategies = count(table["strategy"].nunique(), "strategy", "strategies")
         jobs = count(len(table[CASE[:2]].drop_duplicates()), "job")
         seeds = count(table["seed"].nunique(), "seed")
@@ -77,10 +67,9 @@ def write_results(study: Study) -> str:
         parts.append(results_markdown(table))
         if odds:
             parts.append(posterior_markdown(table, odds))
-    files = {HEADLINE: f"{headlines[0]}\n", FREE_KEYS: f"{free_keys_sentence(*tables)}\n", PAGE: "\n".join(parts)}
-    for name, text in files.items():
+    for name, text in {HEADLINE: f"{headlines[0]}\n", PAGE: "\n".join(parts)}.items():
         write_atomically(study.results.root / name, text.encode())
-    return "; ".join(filter(None, (study.problem(*sweep) for sweep in sweeps)))
+    return "; ".join(filter(None, (study.problem(*sweep) for sweep in results_output().sweeps)))
 
 
 def with_rivals() -> Lead:
@@ -98,33 +87,8 @@ def rivals_sentence(lead: Lead, study: Study) -> str:
     return f"Including {listing(ways)}: {lead_markdown(lead, study)[1]}"
 
 
-def free_keys_sentence(free: pd.DataFrame, fixed: pd.DataFrame) -> str:
-    """Return in how many cells (job and strategy) free keys cost time, and the cells, the most costly first.
-
-    Args:
-        free: run table of jobs with free keys; cells with a failed run are left out, also below.
-        fixed: run table of the same jobs and seeds with fixed keys.
-    """
-    tables = (over_seeds(runs, CASE, time=(TIME, "mean")) for runs in (free, fixed))
-    one, other = (table[table["num_ok"] == table["num_runs"]].set_index(CASE)["time"] for table in tables)
-    cost = (one / other - 1.0).dropna()
-    slow = cost[cost.map(decisive) > COSTLY].sort_values(ascending=False, kind="stable")
-    labels = [names(free, column) for column in CASE]
-    cells = [
-        f"{' '.join(known[part] for known, part in zip(labels, key, strict=True))} ({value:.0%})"
-        for key, value in zip(slow.index, slow, strict=True)
-    ]
-    named = f": {listing(cells)}" if cells else ""
-    return f"Free keys cost over {COSTLY:.0%} of the time in {len(slow)} of {count(len(cost), 'cell')}{named}."
-
-
 def posterior_markdown(data: pd.DataFrame, odds: Mapping[tuple[str, str], Mapping[str, Chance]]) -> str:
-    """A row for each strategy that is the fastest of its job in any draw.
-
-    Args:
-        data: run table, for labels.
-        odds: chances by job.
-    """
+    """A row for each strategy that is the fastest of its job in any draw; the run table gives the labels."""
     labels = {column: names(data, column) for column in CASE}
     rows = []
     for (model, workload), chances in odds.items():
@@ -199,13 +163,7 @@ def _cell(row: Mapping[Hashable, Any], mark: str) -> str:
 
 
 def belief_errors(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs whose beliefs are exact, with the relative ``error`` of their believed iteration time.
-
-    Args:
-        runs: rows of ``table_of``; without the metric, as from older runs, none is returned.
-    """
-    if BELIEVED not in runs:
-        return runs.iloc[:0].assign(error=pd.Series(dtype="float64"))
+    """Return the rows of ``table_of`` whose beliefs are exact, with the relative ``error`` of their believed time."""
     exact = runs["status"].eq("ok") & runs[BELIEVED].notna() & runs[[*EXACT]].eq(0).all(axis=1)
     return runs[exact].assign(error=lambda table: (table[BELIEVED] / table["iteration_time_s"] - 1).abs())
 

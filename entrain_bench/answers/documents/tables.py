@@ -1,17 +1,14 @@
-"""Measured tables of ``experiments/table``, their Markdown, and how pages of ``docs`` take them.
-
-A table shows numbers of runs by row and column. A lead shows one strategy next to the fastest of its rivals.
-"""
+"""Measured tables of ``experiments/table``, their Markdown, and how pages of ``docs`` take them."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from itertools import product
-from pathlib import Path
 from statistics import median
 from string import Formatter
 from typing import Any
@@ -26,19 +23,19 @@ from entrain_bench.answers.sentences import lead_sentence, winners_sentence
 from entrain_bench.answers.statistics import mean_interval
 from entrain_bench.answers.tables import run_actions, run_table, times_by_seed, without_result
 from entrain_bench.answers.text import markdown_table, seconds, speedup
-from entrain_bench.base.errors import UserError, require, unknown_choice
+from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.compose import IN_FIGURES
 from entrain_bench.config.tree import config_tree
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import MEASURED, METRICS, Results
+from entrain_bench.records.records import Results
 from entrain_bench.run.study import Output, Study, SweepOverrides
 
 # Folder of the tables in results, and end of the name of the file with a lead's sentences alone.
 TABLES = "tables"
 SENTENCES = "_sentences"
-# A table's place on a page, up to its end or what comes instead of it.
-PLACE = re.compile(r"<!-- table: (\S+) -->.*?(<!-- end -->|(?=<!-- table: )|\Z)", re.DOTALL)
+# A table's place on a page.
+PLACE = re.compile(r"(<!-- table: (\S+) -->).*?(<!-- end -->)", re.DOTALL)
 # From the pages of most tables to the top of the repository.
 WAY_UP = "../../"
 # Column of the key that numbers are spread over, and the usual key.
@@ -64,9 +61,6 @@ DEGREES = "degrees"
 RECOMPUTED = "recomputed"
 # Name of the strategy that leads among the rivals, whose names are their strategies and labels.
 LEADER = ""
-# A page shows what is the same on all machines, so no wall times.
-NUMBERS = (*(name for name in METRICS if name not in MEASURED), GIB, MICROBATCHES, SAMPLES)
-FIELDS = (*NUMBERS, DEGREES, RECOMPUTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,27 +87,20 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """The fields that all kinds of tables have.
-
-    Attributes:
-        common: overrides of all runs.
-        corner: heading of the first column.
-        rows: overrides of each row, by its label.
-        file: name of the YAML, without its suffix; empty in a folder of the user's.
-    """
+    """The fields that all kinds of tables have; ``corner`` is the heading of the first column, ``file`` the YAML."""
 
     name: str
     title: str
     common: SweepOverrides
     corner: str
     rows: Mapping[str, SweepOverrides]
-    file: str = ""
+    file: str
 
     def captioned(
         self, heading: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], notes: Iterable[str]
     ) -> str:
         """Return a table below its title and the overrides that all runs share, and above its notes."""
-        source = f"[{self.name}]({WAY_UP}experiments/table/{self.file}.yaml)" if self.file else self.name
+        source = f"[{self.name}]({WAY_UP}experiments/table/{self.file}.yaml)"
         listed = "".join(f"\n- {note}" for note in notes)
         # Sentences of their own: the check of words reads titles alone.
         caption = f"{self.title}. Runs of {source}: `{' '.join(self.common)}`.\n\n"
@@ -125,7 +112,6 @@ class Table(Definition):
     """A table of measured numbers.
 
     Attributes:
-        columns: overrides of each column, by its heading.
         show: what each column shows, by a further heading; texts with numbers in braces, as ``str.format`` takes them.
         over: key whose values a cell's numbers are spread over, each value with its mean over the seeds; ``seed``: the
             runs themselves.
@@ -147,15 +133,14 @@ class Table(Definition):
     @property
     def fields(self) -> set[str]:
         """Everything that its cells show."""
-        return {name for text in self.show.values() for name in fields_of(text)}
+        return {name for text in self.show.values() for name in _fields(text)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lead(Definition):
-    """A table of the speedups of one strategy over the fastest of others; its rows are jobs.
+    """A table of the speedups of one strategy (``leader``) over the fastest of others; its rows are jobs.
 
     Attributes:
-        leader: overrides of that strategy.
         strategies: names of the strategies that it is compared with.
         rivals: overrides that each of them gets, by a label; several labels are rivals of their own. ``strategy=...``
             takes the place of the names.
@@ -182,19 +167,16 @@ class Lead(Definition):
         return [*map(self.of_leader, self.rows), *rivals]
 
 
-def fields_of(text: str) -> set[str]:
+def _fields(text: str) -> set[str]:
     """Names in the braces of a text, without what follows a dot."""
     return {name.partition(".")[0] for _, name, _, _ in Formatter().parse(text) if name is not None}
 
 
-def parse_table(name: str, values: Mapping[str, Any], families: Mapping[str, Sequence[str]]) -> Table | Lead:
+def parse_table(name: str, values: Mapping[str, Any], file: str) -> Table | Lead:
     """A table from plain values; with ``leader`` it is a lead.
 
     What is in ``USUAL`` may be left out, ``show`` may be one text, and ``strategies`` is a list of names, one of the
-    families, or ``all`` but the leader.
-
-    Raises:
-        UserError: for an unknown or missing key, an unknown family, and a text that cannot be shown.
+    families, or ``all`` but the leader. Raises ``UserError`` for an unknown or missing key.
     """
     is_lead = "leader" in values
     kind = Lead if is_lead else Table
@@ -205,34 +187,20 @@ def parse_table(name: str, values: Mapping[str, Any], families: Mapping[str, Seq
         stated[key] = _labelled(stated[key])
     for key in ("common", "leader") if is_lead else ("common",):
         stated[key] = tuple(overrides(stated[key]).values())
-    stated |= {"name": name, "title": words(stated["title"])}
+    stated |= {"name": name, "title": words(stated["title"]), "file": file}
     if is_lead:
-        return Lead(**stated | {"strategies": _strategies(stated, families)})
-    show = stated["show"] if isinstance(stated["show"], Mapping) else {"": stated["show"]}
-    for text in show.values():
-        _check_shown(text)
-    return Table(**stated | {"show": show})
+        return Lead(**stated | {"strategies": _strategies(stated["strategies"], stated["leader"])})
+    show = stated["show"]
+    return Table(**stated | {"show": show if isinstance(show, Mapping) else {"": show}})
 
 
-def _strategies(stated: Mapping[str, Any], families: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    chosen = stated["strategies"]
-    if isinstance(chosen, str):
-        known = {**families, "all": [strategy for members in families.values() for strategy in members]}
-        require(chosen in known, "strategies", chosen, f"a list, or one of {', '.join(known)}")
-        chosen = [strategy for strategy in known[chosen] if f"strategy={strategy}" not in stated["leader"]]
-    return tuple(chosen)
-
-
-def _check_shown(text: str) -> None:
-    try:
-        names = fields_of(text)
-        if unknown := sorted(names - {*FIELDS}):
-            raise unknown_choice("show", unknown[0], FIELDS)
-        text.format(**{name: Spread() if name in NUMBERS else "" for name in names})
-    except UserError:
-        raise
-    except (AttributeError, ValueError) as error:
-        raise UserError(f"show={text}: {error}") from error
+def _strategies(stated: Sequence[str] | str, leader: SweepOverrides) -> Sequence[str]:
+    """The names that a list or a family stands for; those without a family are in no figure."""
+    if not isinstance(stated, str):
+        return stated
+    families = strategies_by_family()
+    known = [name for family, members in families.items() if stated in ("all", family) for name in members]
+    return [name for name in known if f"strategy={name}" not in leader]
 
 
 def _labelled(values: Any) -> dict[str, SweepOverrides]:
@@ -291,55 +259,39 @@ def _seconds(standing: Standing) -> str:
     return ", ".join(filter(None, [seconds(standing.time.mean) if standing.time else "", failed]))
 
 
-def load_tables(config_dir: str | None = None) -> list[Table | Lead]:
-    """Every table of ours, or of a folder of the user's, file by file.
+def load_tables() -> list[Table | Lead]:
+    """Every table, file by file; ``UserError`` naming a file and a table that is malformed."""
 
-    Leads of a folder know the families of its strategies, too.
+    def parse(file: str, name: str, values: Mapping[str, Any]) -> list[Table | Lead]:
+        return [parse_table(name, values, file)]
 
-    Raises:
-        UserError: for one in a folder that is called as one of ours.
-    """
-    families = strategies_by_family(config_dir)
-
-    def parse(name: str, values: Mapping[str, Any]) -> list[Table | Lead]:
-        return [parse_table(name, values, families)]
-
-    folder = Path(config_dir) if config_dir else config_tree()
-    tables = [
-        replace(table, file="" if config_dir else path.stem)
-        for path in sorted((folder / "table").glob("*.yaml"))
-        for table in read_definitions(path, "tables", parse)
+    return [
+        table
+        for path in sorted((config_tree() / "table").glob("*.yaml"))
+        for table in read_definitions(path, "tables", partial(parse, path.stem))
     ]
-    taken = {table.name for table in load_tables()} & {table.name for table in tables} if config_dir else set()
-    if taken:
-        raise UserError(f"{config_dir}: there is a table {min(taken)}; must have another name")
-    return tables
 
 
-def strategies_by_family(config_dir: str | None = None) -> dict[str, list[str]]:
+def strategies_by_family() -> dict[str, list[str]]:
     """Names of the strategies of every family that a strategy's YAML states; without those that no figure shows."""
     families: dict[str, list[str]] = {}
-    for folder in (config_tree(), *([Path(config_dir)] if config_dir else [])):
-        for path in sorted((folder / "strategy").glob("*.yaml")):
-            stated = yaml.safe_load(path.read_text())
-            if (family := stated.get("family")) and stated.get("in_figures") != IN_FIGURES[-1]:
-                families.setdefault(str(family), []).append(path.stem)
+    for path in sorted((config_tree() / "strategy").glob("*.yaml")):
+        stated = yaml.safe_load(path.read_text())
+        if (family := stated.get("family")) and stated.get("in_figures") != IN_FIGURES[-1]:
+            families.setdefault(str(family), []).append(path.stem)
     return families
 
 
-def tables_output(table: Table | Lead | None = None) -> Output:
-    """A table, or all of ours; each is read once."""
-    tables = [table] if table else load_tables()
-    sweeps = [sweep for definition in tables for sweep in definition.sweeps]
+def tables_output() -> Output:
+    """All tables."""
+    tables = load_tables()
     # Tables with columns that only timelines tell.
     counting = [one for one in tables if isinstance(one, Table) and one.fields & {MICROBATCHES, SAMPLES}]
-    counted = [sweep for one in counting for sweep in one.sweeps]
-
     return Output(
-        table.name if table else "tables",
-        sweeps,
+        "tables",
+        [sweep for table in tables for sweep in table.sweeps],
         lambda study: write_tables(tables, study),
-        timelines=lambda study: [[cell] for sweep in counted for cell in study.cells(*sweep)],
+        timelines=lambda study: [[cell] for table in counting for cell in study.cells_by_key(table.sweeps).values()],
     )
 
 
@@ -362,7 +314,7 @@ def table_markdown(table: Table, study: Study) -> str:
     shows = {
         " ".join(filter(None, (column, shown))): text for column in table.columns for shown, text in table.show.items()
     }
-    right = [heading for heading, text in shows.items() if DEGREES not in fields_of(text)]
+    right = [heading for heading, text in shows.items() if DEGREES not in _fields(text)]
     rows = [
         [row, *(text for column in table.columns for text in _texts(table, row, column, study))] for row in table.rows
     ]
@@ -417,55 +369,25 @@ def spread(values: pd.Series[float]) -> Spread:
 
 
 def microbatches(actions: pd.DataFrame) -> pd.Series[float]:
-    """LLM microbatches of every replica of every seed ``[seeds x replicas]``.
+    """LLM microbatches of every replica of every seed ``[seeds x replicas]``, of ``run_actions``.
 
-    Args:
-        actions: as ``run_actions`` returns them.
-
-    Raises:
-        UserError: if there are none, for the timelines of large programs are not kept.
+    Raises ``UserError`` if there are none, for the timelines of large programs are not kept.
     """
     require(not actions.empty, "show", MICROBATCHES, "left out where no timeline was kept")
     forwards = actions[(actions["side"] == "llm") & actions["pass"].eq("forward")]
     return forwards.groupby(["seed", "replica"])["microbatch"].nunique().astype(float)
 
 
-def pages_with_tables(pages: Mapping[Path, str], root: Path) -> Iterator[tuple[Path, str]]:
-    """The pages that have places for tables, and their text with the tables that are in a folder of results.
-
-    Args:
-        pages: the way from each page's folder to the top of the repository, for links.
-        root: the folder of results.
-
-    Raises:
-        UserError: as ``splice`` does, naming the page.
-    """
-    tables = {path.stem: path.read_text() for path in (root / TABLES).glob("*.md")}
-    for page, way_up in pages.items():
-        text = page.read_text()
-        if not PLACE.search(text):
-            continue
-        linked = {name: table.replace(f"]({WAY_UP}", f"]({way_up}") for name, table in tables.items()}
-        try:
-            yield page, splice(text, linked)
-        except UserError as error:
-            raise UserError(f"{page}: {error}") from error
-
-
-def splice(page_text: str, tables: Mapping[str, str]) -> str:
+def splice(page_text: str, tables: Mapping[str, str], way_up: str = WAY_UP) -> str:
     """A page with each table put between its ``<!-- table: NAME -->`` and ``<!-- end -->``.
 
-    Raises:
-        UserError: for a name that no table has, and a marker without its end.
+    ``way_up`` leads from the page's folder to the top of the repository. Raises ``UserError`` for an unknown table.
     """
 
     def put(match: re.Match[str]) -> str:
-        name = match[1]
-        end = match[2]
+        begin, name, end = match.groups()
         if name not in tables:
             raise unknown_choice("table", name, tables)
-        if not end:
-            raise UserError(f"table={name}: must be followed by <!-- end -->")
-        return f"<!-- table: {name} -->\n\n{tables[name].strip('\n')}\n\n{end}"
+        return f"{begin}\n\n{tables[name].strip('\n').replace(f']({WAY_UP}', f']({way_up}')}\n\n{end}"
 
     return PLACE.sub(put, page_text)

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from entrain_bench.answers.documents.claim import SCALES, Claim, Kind, device_memory_bytes
-from entrain_bench.answers.documents.definition import overrides
-from entrain_bench.answers.documents.published import find_cells
-from entrain_bench.answers.documents.sides import (
+from entrain_bench.answers.documents.claim import (
     ENCODER_GPUS,
     ENCODER_STAGES,
     GPU_DAYS,
     MEMORY,
     PRODUCTS,
+    SCALES,
+    Claim,
     ClaimSetting,
+    Kind,
     Measure,
 )
+from entrain_bench.answers.documents.definition import overrides
+from entrain_bench.answers.documents.published import find_cells
 from entrain_bench.answers.statistics import Interval, mean_interval, ratio_interval
 from entrain_bench.answers.tables import MISSING, encoder_stages_and_gpus, run_table
 from entrain_bench.base.errors import UserError
+from entrain_bench.config.compose import compose
 from entrain_bench.run.study import Study
 
 CASE = ["workload", "model"]
@@ -44,8 +47,6 @@ NEARLY = 1.05
 SECONDS_PER_DAY = 86400
 # Overrides of the seeds over which a number is averaged.
 SEEDS = ("seed=", "planning_seed=")
-# Settings of a claim that have a verdict of their own.
-JUDGED = ("published", "fair", "otherwise")
 # Significant digits of a finding's numbers, so that machines agree.
 DIGITS = 12
 
@@ -72,9 +73,8 @@ class Finding:
 
     Attributes:
         number: the mean over cases and seeds; None without a result.
-        low, high: ends of its 95% interval, or of the cases' numbers if an order has several cases; None for one seed.
-        num_cases, num_held, num_unclear: for an order with several cases, their number, and in how many it holds or
-            may hold.
+        low, high: its 95% interval, or the ends of the cases' numbers if an order has several; None for one seed.
+        num_cases, num_held, num_unclear: of an order with several cases; in how many it holds, and may hold.
         num_runs, num_lost, lost_seeds: runs, those without a result, and the seeds that are left out for them.
         need_bytes, has_bytes: memory that a run needs, and that of the published device, if that is too little.
         reason: why there is no result.
@@ -107,40 +107,30 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class JudgedClaim:
-    """A claim with the findings of its settings; None and no choices for settings that it does not have."""
+    """A claim with the finding of each of its settings, by label."""
 
     claim: Claim
-    published: Finding
-    fair: Finding | None = None
-    otherwise: Finding | None = None
-    choices: Mapping[str, Finding] = field(default_factory=dict)
+    findings: Mapping[str, Finding]
 
     def to_dict(self) -> dict[str, Any]:
         """The findings as JSON holds them."""
-        settings = {name: finding.to_dict() if (finding := getattr(self, name)) else None for name in JUDGED}
-        choices = {label: finding.to_dict() for label, finding in self.choices.items()}
-        return {"name": self.claim.name, "runs": self.claim.hash_of_runs, **settings, "choices": choices}
+        findings = {label: finding.to_dict() for label, finding in self.findings.items()}
+        return {"name": self.claim.name, "runs": self.claim.hash_of_runs, "findings": findings}
 
     @classmethod
     def from_dict(cls, claim: Claim, values: Mapping[str, Any]) -> JudgedClaim:
         """The findings that ``to_dict`` gave, also after JSON."""
-        findings = {name: Finding.from_dict(values[name]) for name in JUDGED if values[name]}
-        choices = {label: Finding.from_dict(finding) for label, finding in values["choices"].items()}
-        return cls(claim, **findings, choices=choices)
+        return cls(claim, {label: Finding.from_dict(finding) for label, finding in values["findings"].items()})
 
 
 def judge_claim(claim: Claim, study: Study) -> JudgedClaim:
     """Measure and judge a claim in all its settings."""
-    settings = {name: setting for name in JUDGED if (setting := getattr(claim, name))}
-    findings = {name: _finding(claim, setting, study) for name, setting in settings.items()}
-    return JudgedClaim(
-        claim, **findings, choices={label: _finding(claim, one, study) for label, one in claim.choices.items()}
-    )
+    return JudgedClaim(claim, {label: _finding(claim, setting, study) for label, setting in claim.settings.items()})
 
 
 def _finding(claim: Claim, setting: ClaimSetting, study: Study) -> Finding:
     """Return the finding of a setting's runs; seeds at which any run has no result are left out."""
-    pairs = [[_side_table(claim, setting, side, study) for side in pair] for pair in setting.pairs]
+    pairs = [[_side_table(setting, side, study) for side in pair] for pair in setting.pairs]
     tables = [table for pair in pairs for table in pair]
     for table, sweep in zip(tables, setting.sweeps, strict=True):
         if (table["status"] == MISSING).any():
@@ -168,12 +158,15 @@ def _finding(claim: Claim, setting: ClaimSetting, study: Study) -> Finding:
 
 def _memory(sweep: Sequence[str], study: Study) -> float:
     """Memory of the published device in bytes, also if the sweep changes it."""
-    if "cluster.device.memory_bytes" in overrides(sweep):
-        return device_memory_bytes(sweep)
-    return float(study.cells(*sweep)[0].config.cluster["device"]["memory_bytes"])
+    texts = overrides(sweep)
+    if "cluster.device.memory_bytes" in texts:
+        cluster = compose(*(text for key, text in texts.items() if key == "cluster")).cluster
+    else:
+        cluster = study.cells(*sweep)[0].config.cluster
+    return float(cluster["device"]["memory_bytes"])
 
 
-def _side_table(claim: Claim, setting: ClaimSetting, side: Sequence[str], study: Study) -> pd.DataFrame:
+def _side_table(setting: ClaimSetting, side: Sequence[str], study: Study) -> pd.DataFrame:
     """The runs of one side; ``configuration`` distinguishes those that differ by more than the seed.
 
     A plan is the same at every seed of a job. Where a claim sweeps the planning seed, that seed counts instead.
@@ -196,26 +189,17 @@ def _side_table(claim: Claim, setting: ClaimSetting, side: Sequence[str], study:
     )
     if setting.measure.metric == GPU_DAYS:
         cluster = cells[0].config.cluster
-        (samples,) = find_cells([setting.measure.samples], claim.config_dir)
+        (samples,) = find_cells([setting.measure.samples])
         gpus = cluster["num_nodes"] * cluster["gpus_per_node"]
         table[GPU_DAYS] = (samples.value or np.nan) * gpus / table["samples_per_s"].astype(float) / SECONDS_PER_DAY
     return table
 
 
 def measured(claim: Claim, measure: Measure, pairs: Sequence[Sequence[pd.DataFrame]]) -> pd.DataFrame:
-    """The claim's numbers from the runs of one setting: ratios of what is compared, or the metric itself.
+    """The claim's numbers from the run tables of every situation's sides: ratios, or the metric itself.
 
-    Args:
-        claim: whose numbers these are.
-        measure: of the setting.
-        pairs: for every situation the run tables of its sides, numerator first.
-
-    Returns:
-        A row for every workload and model, a single one where two situations are compared; a column for every seed.
-
-    Raises:
-        UserError: if the sides of a pair have no workload, model and seed in common, and for a ratio of numbers that
-            are not positive.
+    A row for every workload and model, a single one where two situations are compared; a column for every seed.
+    Raises ``UserError`` for sides without a workload, model and seed in common, and ratios that are not positive.
     """
     situations = [_compared(claim, measure, tables) for tables in pairs]
     if len(situations) == 1:
@@ -225,17 +209,11 @@ def measured(claim: Claim, measure: Measure, pairs: Sequence[Sequence[pd.DataFra
 
 
 def judge(claim: Claim, measure: Measure, cases: pd.DataFrame) -> Finding:
-    """Judge a claim by how much of the paper's number is measured.
-
-    Gain: ``reproduced`` from 0.8 to 1.25 of the paper's gain, ``exceeds`` beyond, ``partly`` from a third, else ``not
-    reproduced``; for a range its ends bound these shares. A paper's ratio within 2% of 1 is reproduced within 2%,
-    partly within 5%. Order: reproduced if it holds (``ORDER``) in every case, partly if in a third. Level: within a
-    factor of 1.25 of the paper's number, partly within 2; stages where they are equal, partly one off; GPUs within one,
-    partly three. Limit: reproduced if kept, partly if exceeded by up to 25%. ``undecided``: the verdicts of the
-    interval's ends differ.
-    """
+    """Judge a claim by how much of the paper's number is measured; docs/claims.md states the rule of every kind."""
     interval = _interval(claim, measure, _over(cases, measure.over))
-    ends = {"low": interval.low, "high": interval.high} if interval.num_values > 1 else {}
+    ends = {"number": interval.mean}
+    if interval.num_values > 1:
+        ends |= {"low": interval.low, "high": interval.high}
     counts: dict[str, Any] = {}
     if claim.kind == Kind.ORDER:
         intervals = [_interval(claim, measure, row) for _, row in cases.iterrows()]
@@ -244,23 +222,19 @@ def judge(claim: Claim, measure: Measure, cases: pd.DataFrame) -> Finding:
         verdicts = {_by_part(count / len(cases), 1.0) for count in (held, may)}
         if len(cases) > 1:
             means = [one.mean for one in intervals]
-            ends = {"low": min(means), "high": max(means)}
+            ends |= {"low": min(means), "high": max(means)}
             counts = {"num_cases": len(cases), "num_held": held, "num_unclear": may - held}
     else:
         by = _by_share if claim.kind == Kind.GAIN else _by_distance
         verdicts = {by(claim, end) for end in (interval.low, interval.high)}
     verdict = verdicts.pop() if len(verdicts) == 1 else Verdict.UNDECIDED
-    numbers: dict[str, Any] = {
-        name: float(f"{end:.{DIGITS}g}") for name, end in {"number": interval.mean, **ends}.items()
-    }
+    numbers: dict[str, Any] = {name: float(f"{end:.{DIGITS}g}") for name, end in ends.items()}
     return Finding(verdict=Verdict.NO_SOURCE if claim.no_source else verdict, **numbers, **counts)
 
 
 def _by_part(part: float, enough: float) -> Verdict:
     """The verdict on a part of a gain, or of the cases of an order."""
-    if part >= enough:
-        return Verdict.REPRODUCED
-    return Verdict.PARTLY if part >= PARTLY else Verdict.NOT_REPRODUCED
+    return _within(-part, -enough, -PARTLY)
 
 
 def _by_share(claim: Claim, number: float) -> Verdict:

@@ -31,8 +31,8 @@ from entrain_bench.answers.comparison import (
     with_result,
 )
 from entrain_bench.answers.console_table import Column, fitting, table_lines
+from entrain_bench.answers.documents.claim import FREE
 from entrain_bench.answers.documents.posterior import lacks_draws, read_plan
-from entrain_bench.answers.documents.sides import FREE
 from entrain_bench.answers.posterior import KEY, Chance, ChanceSummary, chances
 from entrain_bench.answers.statistics import LEVEL, Interval, mean_interval, not_worse
 from entrain_bench.answers.text import NOTHING, TIME_WORDS, decimals, ends, listing, load_template, percent, seconds

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from entrain_bench.base.errors import UserError, unknown_choice
+from entrain_bench.base.errors import unknown_choice
 from entrain_bench.config.hub import token_rules
-from entrain_bench.config.hub.fields import DEFAULTS, Fields
+from entrain_bench.config.hub.fields import Fields, class_defaults
 from entrain_bench.config.hub.modules import (
     CONFORMER_NAMES,
     NEWER_NAMES,
@@ -26,15 +26,6 @@ from entrain_bench.config.hub.modules import FAMILIES as DECODERS
 CONFIG = "config.json"
 PROCESSOR = "preprocessor_config.json"
 CLIP = "clip_vision_model"
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """The files of a published model."""
-
-    config: Fields
-    processor: Fields  # with what ``processor_config.json`` adds; empty without them
-    other: Callable[[str], Published]  # finds a published model by its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +66,14 @@ class VisionModel:
         return str(self.vision.get("model_type") or CLIP) == CLIP
 
 
-def model_values(published: Published) -> dict[str, Any]:
+def model_values(config: Fields, processor: Fields) -> dict[str, Any]:
     """Modules and token rules of a published model as in a YAML; ``UserError`` names a field that does not fit."""
-    kind = str(published.config.needed("model_type"))
-    config = replace(published.config, defaults=DEFAULTS.get(kind, {}))
-    published = replace(published, config=config)
+    kind = str(config.needed("model_type"))
+    config = replace(config, defaults=class_defaults(kind))
     if kind in VISION_FAMILIES:
-        parts = _with_vision(published, *VISION_FAMILIES[kind])
+        parts = _with_vision(config, processor, *VISION_FAMILIES[kind])
     elif kind in FAMILIES:
-        parts = FAMILIES[kind](published)
+        parts = FAMILIES[kind](config, processor)
     elif kind in DECODERS:
         parts = Parts({}, config, kind, {})
     else:
@@ -96,20 +86,17 @@ def model_values(published: Published) -> dict[str, Any]:
     return {"modules": modules, "tokens": {**token_rules.USUAL, **parts.tokens}}
 
 
-# Of a vision model the encoder with its projector, and token rules.
 type Built = tuple[dict[str, Any], Mapping[str, Any]]
 type Build = Callable[[VisionModel], Built]
 
 
-def _with_vision(published: Published, build: Build, vision_type: str, exact: bool, llm: str) -> Parts:
-    """A model whose vision transformer is of a type by default or, if older files state another one, ``exact``."""
-    config = published.config
+def _with_vision(config: Fields, processor: Fields, build: Build, vision_type: str, exact: bool, llm: str) -> Parts:
     vision = (config.part_as if exact else config.part)("vision_config", vision_type)
     text = config.part(llm)
     kind = str(text.needed("model_type"))
     bare = vision_encoder(vision, vision_type)
     width = text.integer("hidden_size")
-    model = VisionModel(config, published.processor, vision, bare, width, text.integer("intermediate_size"))
+    model = VisionModel(config, processor, vision, bare, width, text.integer("intermediate_size"))
     encoder, tokens = build(model)
     return Parts({"vision": encoder}, text, kind, tokens)
 
@@ -207,46 +194,42 @@ def _internvl_chat(model: VisionModel) -> Built:
 
 
 def _shuffled(model: VisionModel, ratio: float) -> dict[str, Any]:
-    """InternVL's encoder: patches are merged by pixel shuffle, then two linear layers."""
     encoder = _two_layers(model.encoder, model.width, ratio**2, round(1 / ratio**2))
     return {**encoder, "modalities": ["image", "video"]}
 
 
-def _qwen_vl(published: Published) -> Parts:
-    config = published.config
+def _qwen_vl(config: Fields, processor: Fields) -> Parts:
     kind = str(config.get("model_type"))
     vision = config.part_as("vision_config", f"{kind}_vision")
     # Older configurations have the language model's fields at the top.
     text = config if config.get("text_config") is None else config.part("text_config")
-    text = replace(text, defaults=DEFAULTS[f"{kind}_text"])
-    tokens = token_rules.qwen_images(published.processor, vision)
+    text = replace(text, defaults=class_defaults(f"{kind}_text"))
+    tokens = token_rules.qwen_images(processor, vision)
     return Parts({"vision": qwen_vision(vision, kind)}, text, f"{kind}_text", tokens)
 
 
-def _phi4(published: Published) -> Parts:
-    config = published.config
+def _phi4(config: Fields, processor: Fields) -> Parts:
     vision = config.part_as("vision_config", "phi4_multimodal_vision")
     audio = config.part_as("audio_config", "phi4_multimodal_audio")
     heard = conformer(audio, CONFORMER_NAMES, audio.integer("nemo_conv_channels"))
     rate = audio.integer("downsample_rate") * audio.integer("time_reduction")
-    return _phi4_parts(published, vision, token_rules.tile_side(published.processor), heard, rate)
+    return _phi4_parts(config, processor, vision, token_rules.tile_side(processor), heard, rate)
 
 
-def _phi4mm(published: Published) -> Parts:
+def _phi4mm(config: Fields, processor: Fields) -> Parts:
     """Phi-4-multimodal as its authors publish it; its vision encoder is fixed in their code."""
-    config = published.config
-    vision = Fields({}, CONFIG, defaults=DEFAULTS["phi4_multimodal_vision"])
+    vision = Fields({}, CONFIG, defaults=class_defaults("phi4_multimodal_vision"))
     audio = config.part("audio_processor").part("config")
     channels = audio.part("nemo_conv_settings").integer("conv_channels")
     embedding = config.part("embd_layer")
     pixels = embedding.part("image_embd_layer").integer("crop_size")
     rate = embedding.part("audio_embd_layer").integer("downsample_rate") * audio.integer("time_reduction")
-    return _phi4_parts(published, vision, pixels, conformer(audio, PHI4MM_NAMES, channels), rate)
+    return _phi4_parts(config, processor, vision, pixels, conformer(audio, PHI4MM_NAMES, channels), rate)
 
 
-def _phi4_parts(published: Published, vision: Fields, pixels: int, heard: dict[str, Any], rate: int) -> Parts:
-    """Phi-4-multimodal with tiles of ``pixels``, and a token of ``rate`` spectrogram frames."""
-    config = published.config
+def _phi4_parts(
+    config: Fields, processor: Fields, vision: Fields, pixels: int, heard: dict[str, Any], rate: int
+) -> Parts:
     width = config.integer("hidden_size")
     # Speech has a projector of its own, and another one next to images.
     projector = [product(heard["hidden_size"], width), product(width, width)]
@@ -254,20 +237,20 @@ def _phi4_parts(published: Published, vision: Fields, pixels: int, heard: dict[s
         "vision": _two_layers(vision_encoder(vision, "phi4_multimodal_vision"), width, 0.25),
         "audio": with_projector(heard, *projector, *projector, norm=False),
     }
-    tokens = token_rules.padded_grid(published.processor, pixels, vision.square("patch_size"))
+    tokens = token_rules.padded_grid(processor, pixels, vision.square("patch_size"))
     return Parts(encoders, config, "phi4_multimodal", tokens | token_rules.conformer_audio(rate))
 
 
-def _qwen2_audio(published: Published) -> Parts:
-    heard = whisper(published.config.part("audio_config", "qwen2_audio_encoder"), OPENAI_NAMES)
-    text = published.config.part("text_config")
+def _qwen2_audio(config: Fields, _: Fields) -> Parts:
+    heard = whisper(config.part("audio_config", "qwen2_audio_encoder"), OPENAI_NAMES)
+    text = config.part("text_config")
     heard = with_projector(heard, product(heard["hidden_size"], text.integer("hidden_size"), 0.5))
     return Parts({"audio": heard}, text, str(text.needed("model_type")), token_rules.whisper_audio(2))
 
 
-def _voxtral(published: Published) -> Parts:
-    audio = published.config.part("audio_config", "voxtral_encoder")
-    text = published.config.part("text_config")
+def _voxtral(config: Fields, _: Fields) -> Parts:
+    audio = config.part("audio_config", "voxtral_encoder")
+    text = config.part("text_config")
     heard = whisper(audio, NEWER_NAMES)
     stacked = audio.integer("intermediate_size")
     rows = heard["hidden_size"] / stacked
@@ -277,10 +260,9 @@ def _voxtral(published: Published) -> Parts:
     return Parts({"audio": heard}, text, str(text.needed("model_type")), tokens)
 
 
-def _ultravox(published: Published) -> Parts:
-    config = published.config
-    audio = _named(published, "audio")
-    text = _named(published, "text")
+def _ultravox(config: Fields, _: Fields) -> Parts:
+    audio = config.part("audio_config")
+    text = config.part("text_config")
     if audio.get("model_type") != "whisper":
         raise unknown_choice(f"{audio.path}model_type", str(audio.get("model_type")), ["whisper"])
     heard = whisper(audio, OPENAI_NAMES)
@@ -293,21 +275,6 @@ def _ultravox(published: Published) -> Parts:
     rules = {"frames_per_s": 50.0, "window_s": 0.01, "encoder_steps": [], "llm_steps": [[1, stack, 0]]}
     tokens = {"audio": rules, "audio_segment_s": 30.0, "audio_merge_frames": stack}
     return Parts({"audio": with_projector(heard, first, second)}, text, str(text.needed("model_type")), tokens)
-
-
-def _named(published: Published, part: str) -> Fields:
-    """A part that a configuration holds, or names as another published model."""
-    held = published.config.get(f"{part}_config")
-    name = published.config.get(f"{part}_model_id")
-    if not (isinstance(held, Mapping) and held.get("model_type")) and name:
-        config = published.other(str(name)).config
-        return replace(config, defaults=DEFAULTS.get(str(config.get("model_type")), {}))
-    return published.config.part(f"{part}_config")
-
-
-def _whisper_alone(published: Published) -> Parts:
-    kind = published.config.get("model_type")
-    raise UserError(f"model_type={kind}: has cross-attention, which is not supported; use a model with an LLM")
 
 
 # How to build it, the type of its vision transformer, whether that is so whatever files state, and its LLM's part.
@@ -324,7 +291,7 @@ VISION_FAMILIES: Mapping[str, tuple[Build, str, bool, str]] = {
     "paligemma": (_paligemma, "siglip_vision_model", False, "text_config"),
     "smolvlm": (_idefics3, "idefics3_vision", True, "text_config"),
 }
-FAMILIES: Mapping[str, Callable[[Published], Parts]] = {
+FAMILIES: Mapping[str, Callable[[Fields, Fields], Parts]] = {
     "phi4_multimodal": _phi4,
     "phi4mm": _phi4mm,
     "qwen2_audio": _qwen2_audio,
@@ -333,5 +300,4 @@ FAMILIES: Mapping[str, Callable[[Published], Parts]] = {
     "qwen3_vl": _qwen_vl,
     "ultravox": _ultravox,
     "voxtral": _voxtral,
-    "whisper": _whisper_alone,
 }

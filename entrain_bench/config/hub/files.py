@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.hub.families import CONFIG, PROCESSOR, Published, model_values
+from entrain_bench.config.hub.families import CONFIG, PROCESSOR, model_values
 from entrain_bench.config.hub.fields import Fields
 
 HUB = "hf:"
-# Names of repositories of the hub, with an optional revision.
-REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 # Set to 1, missing files are downloaded.
 DOWNLOAD = "ENTRAIN_BENCH_DOWNLOAD"
+REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 # Newer processors are in a file of their own, next to what else there is to know.
 NEWER_PROCESSOR = "processor_config.json"
 NESTED = ("image_processor", "feature_extractor", "audio_processor")
-# Bytes of a configuration at most.
 MAX_BYTES = 2**24
 
 
@@ -35,7 +33,7 @@ def is_reference(value: object) -> bool:
 def published_model(reference: str) -> dict[str, Any]:
     """A model as in a YAML, called like its reference; ``UserError`` for files or fields that do not fit."""
     try:
-        values = model_values(_published(reference))
+        values = model_values(*_published(reference))
     except UserError as error:
         raise UserError(f"model={reference}: {error}") from error
     for module in values["modules"].values():
@@ -43,7 +41,7 @@ def published_model(reference: str) -> dict[str, Any]:
     return {"name": reference, **values}
 
 
-def _published(reference: str) -> Published:
+def _published(reference: str) -> tuple[Fields, Fields]:
     files = {name: _json(path) for name in (CONFIG, PROCESSOR, NEWER_PROCESSOR) if (path := _file(reference, name))}
     if CONFIG not in files:
         raise UserError(_missing(reference))
@@ -52,13 +50,24 @@ def _published(reference: str) -> Published:
     for name in NESTED:
         if isinstance(newer.get(name), Mapping):
             processor |= newer[name]
-    return Published(Fields(files[CONFIG], CONFIG), Fields(processor, PROCESSOR), lambda name: _published(HUB + name))
+    return Fields(_with_named_parts(files[CONFIG]), CONFIG), Fields(processor, PROCESSOR)
+
+
+def _with_named_parts(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with those of other published models that it names in place of parts (Ultravox)."""
+    for part in ("audio", "text"):
+        name = config.get(f"{part}_model_id")
+        held = config.get(f"{part}_config")
+        if name and not (isinstance(held, Mapping) and held.get("model_type")):
+            if not (path := _file(f"{HUB}{name}", CONFIG)):
+                raise UserError(f"{part}_model_id={name}: {_missing(f'{HUB}{name}')}")
+            config = config | {f"{part}_config": _json(path)}
+    return config
 
 
 def _file(reference: str, name: str) -> Path | None:
     place = Path(reference.removeprefix(HUB)).expanduser()
     if place.is_dir() or place.suffix == ".json" or not reference.startswith(HUB):
-        # The processor's files are in the folder of the configuration.
         beside = place / name if place.is_dir() else place if name == CONFIG else place.with_name(name)
         return beside if beside.is_file() else None
     if not (match := REPOSITORY.fullmatch(reference.removeprefix(HUB))):

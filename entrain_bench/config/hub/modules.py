@@ -95,17 +95,12 @@ def qwen_vision(fields: Fields, model_type: str) -> dict[str, Any]:
 def whisper(fields: Fields, names: Names) -> dict[str, Any]:
     """Whisper's encoder, by the names of its fields."""
     width = fields.integer(names[0])
-    # Convolutions of width 3, the second with stride 2.
     convolutions = [product(3 * fields.integer("num_mel_bins"), width, 2.0), product(3 * width, width)]
     return encoder(fields, names, AUDIO, embed_gemms=convolutions, **LAYER_NORM)
 
 
 def conformer(fields: Fields, names: Names, channels: int) -> dict[str, Any]:
-    """The conformer of Phi-4-multimodal, with one MLP in place of two gated ones and the products between convolutions.
-
-    Products have the same sizes in all, and a layer the same number of parameters except for norms and biases.
-    ``channels`` are those of its first convolutions.
-    """
+    """The conformer of Phi-4-multimodal by products of the same size; its first convolutions have ``channels``."""
     width = fields.integer(names[0])
     stride = fields.integer("time_reduction")
     require(stride == 8, fields.named("time_reduction"), stride, "8: three convolutions of stride 2")
@@ -141,7 +136,6 @@ def _whole(fields: Fields, name: str, times: int) -> int:
 
 
 FULL, SLIDING = ATTENTION_TYPES = ("full_attention", "sliding_attention")
-# Fields of mixtures of experts, by several authors.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # Layers of Gemma 3 of which the last attends in full, where a configuration does not list them.
 GEMMA3_PATTERN = 6
@@ -218,7 +212,6 @@ def head_dim(fields: Fields, width: int, heads: int) -> int:
 
 
 def _windows(fields: Fields, family: Family) -> dict[str, Any]:
-    """The window of layers that do not attend in full, and which do; nothing if all do."""
     layers = fields.integer("num_hidden_layers")
     window = fields.get("sliding_window")
     full = _full_layers(fields, family, layers)

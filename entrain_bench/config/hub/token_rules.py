@@ -174,10 +174,7 @@ def conformer_audio(rate: int) -> dict[str, Any]:
 
 
 def whisper_audio(pooling: int, pads_llm: bool = False) -> dict[str, Any]:
-    """Segments of 30 seconds, padded before Whisper's encoder; the LLM gets a token of ``pooling`` of its own.
-
-    Whisper's spectrogram has 100 frames a second; convolutions ``[kernel, stride, padding]`` halve them.
-    """
+    """Segments of 30 seconds, padded before Whisper's encoder; the LLM gets a token of ``pooling`` of its own."""
     rules = {
         "frames_per_s": 100.0,
         "encoder_steps": [[3, 1, 1], [3, 2, 1]],

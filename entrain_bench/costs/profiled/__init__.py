@@ -1,1 +1,1 @@
-"""Layer times that ``entrain-bench profile`` measured: file, interpolation between points, and residuals."""
+"""Layer times that ``entrain-bench profile`` measured: file, and interpolation between points."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +14,6 @@ from entrain_bench.base.files import write_atomically
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.parse import Allowed, Count, OneOf, Rate, at_least, check_mapping, parse
 
-STATISTICS = ("p10", "median", "p90")
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "send")
 # Keys of a module's configuration that change no layer's time.
 IRRELEVANT = frozenset({"source", "num_layers", "full_attention_layers", "context_tokens", "tied_embeddings"})
@@ -36,10 +35,7 @@ QuantilesOrNone = Annotated[tuple[float, ...], Allowed(lambda seconds: not secon
 
 @dataclass(frozen=True, slots=True)
 class StagePoint:
-    """Measured times of a stage of ``layers`` layers of one kind, forward and backward on one pack.
-
-    Seconds are the 10th percentile, median and 90th percentile of the repetitions.
-    """
+    """10th percentile, median and 90th percentile of seconds of a stage of layers of one kind on one pack."""
 
     module: str
     kind: str
@@ -138,19 +134,6 @@ class DeviceProfile:
     stages: tuple[StagePoint, ...] = ()
     steps: tuple[StepPoint, ...] = ()
     collectives: tuple[CollectivePoint, ...] = ()
-
-    def only(self, statistic: str) -> DeviceProfile:
-        """Return the profile with every point's three times replaced by one statistic."""
-        index = STATISTICS.index(statistic)
-        kinds = dict[str, Any]()
-        for name in ("stages", "steps", "collectives"):
-            kinds[name] = tuple(_only(point, index) for point in getattr(self, name))
-        return replace(self, **kinds)
-
-
-def _only[T: StagePoint | StepPoint | CollectivePoint](point: T, index: int) -> T:
-    names = [name for name in ("forward_s", "backward_s", "remade_s", "seconds") if hasattr(point, name)]
-    return replace(point, **{name: getattr(point, name)[index : index + 1] * len(STATISTICS) for name in names})
 
 
 def module_values(module: ModuleSpec) -> dict[str, Any]:

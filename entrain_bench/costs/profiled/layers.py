@@ -2,8 +2,7 @@
 
     seconds = products(tokens) + attention(scores) + segments * segment_s
 
-Packs with the same tokens in one or in many sequences have different scores, which separates the terms. Both functions
-are linear between knots and never fall. ``attention`` is 0 without scores.
+Both functions are linear between knots and never fall. ``attention`` is 0 without scores.
 """
 
 from __future__ import annotations
@@ -51,10 +50,7 @@ class PiecewiseLine:
 
 
 def rises(knots: FloatArray, places: FloatArray) -> FloatArray:
-    """Return functions that rise from 0 to 1 between two knots; the last keeps rising ``[places, knots - 1]``.
-
-    Their sums with factors >= 0 are the functions that are linear between knots and never fall.
-    """
+    """Return functions that rise from 0 to 1 between two knots; the last keeps rising ``[places, knots - 1]``."""
     most = np.append(np.ones(max(0, len(knots) - 2)), np.inf)[: len(knots) - 1]
     return np.clip((places[:, None] - knots[:-1]) / np.diff(knots), 0.0, most)
 
@@ -103,21 +99,6 @@ class LayerCurves:
     stage: tuple[Curve, ...]  # of a stage without its layers, by ``PASSES``; empty if layers are not blocks
     tokens: tuple[int, int]  # fewest and most measured tokens of a rank
     scores: float  # most measured scores of a rank
-
-
-@dataclass(frozen=True, slots=True)
-class Residual:
-    """Measured and fitted seconds of a pass over a stage."""
-
-    point: StagePoint
-    name: str
-    measured_s: float
-    curve_s: float
-
-    @property
-    def relative(self) -> float:
-        """Error of the fit, relative to the measurement."""
-        return self.curve_s / self.measured_s - 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +158,7 @@ def num_segments(attention: Attention, lengths: IntArray) -> FloatArray:
 
 
 def held_segments(attention: Attention, segments: FloatArray, cp: int, whole_pack: bool) -> FloatArray:
-    """Return the segments of each chunk that one of ``cp`` ranks attends in ``[chunks]``.
-
-    It has two runs of every sequence, which are two segments under a causal mask. Of windows, and of a pack that is cut
-    as a whole, it has its share, and those that are cut at the ends of its two runs.
-    """
+    """Return the segments that one of ``cp`` ranks attends in, by its two runs of every sequence ``[chunks]``."""
     if cp == 1:
         return segments
     if attention.window_tokens or whole_pack:
@@ -192,17 +169,6 @@ def held_segments(attention: Attention, segments: FloatArray, cp: int, whole_pac
 def fit_curves(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> dict[GroupKey, LayerCurves]:
     """Return the curves of all measured layer kinds."""
     return {key: _curves(group) for key, group in _groups(profile, modules)}
-
-
-def residuals(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[Residual]:
-    """Return every measured pass with its fitted seconds."""
-    for _, group in _groups(profile, modules):
-        for name in group.passes():
-            layer, stage = group.curves(name)
-            carried = group.tokens, group.scores, group.segments
-            seconds = layer.at(*carried) * group.depth + stage.at(*carried)
-            for point, measured, curve in zip(group.points, group.seconds(name), seconds, strict=True):
-                yield Residual(point, name, measured, float(curve))
 
 
 def _groups(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[tuple[GroupKey, _Group]]:
@@ -244,11 +210,9 @@ LEAST_SLOPE = 1e-9
 
 
 def fit_factors(parts: FloatArray, seconds: Sequence[float]) -> FloatArray:
-    """Return the factors >= 0 that minimize the squared relative residuals ``[parts]``.
+    """Return the factors >= 0 ``[parts]`` that minimize squared relative residuals; ``parts`` ``[points, parts]``.
 
-    ``parts`` are multipliers of each factor at each point ``[points, parts]``. The active-set method of Lawson and
-    Hanson (Solving Least Squares Problems, 1974, chapter 23), with arithmetic in a fixed order, so the same points give
-    the same factors on every machine.
+    The active-set method of Lawson and Hanson (Solving Least Squares Problems, 1974, chapter 23), in a fixed order.
     """
     relative = np.asarray(parts, np.float64) / np.asarray(seconds, np.float64)[:, None]
     scale = np.sqrt((relative * relative).sum(axis=0))
@@ -270,7 +234,6 @@ def fit_factors(parts: FloatArray, seconds: Sequence[float]) -> FloatArray:
 
 
 def _best_above(square: FloatArray, right: FloatArray, factors: FloatArray, above: BoolArray) -> FloatArray:
-    """Return the best factors of a positive set; drop from the set those that would become negative."""
     while True:
         best = np.zeros(len(factors))
         best[above] = solve(square[np.ix_(above, above)], right[above])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,14 +13,7 @@ from entrain_bench.base.arrays import FloatArray, IntArray, sum_in_order
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.costs.layer_times import PassTimes, Stages
 from entrain_bench.costs.loads import Loads, busiest_area, compute_loads
-from entrain_bench.costs.profiled.file import (
-    STATISTICS,
-    CollectivePoint,
-    Constants,
-    DeviceProfile,
-    digest,
-    read_profile,
-)
+from entrain_bench.costs.profiled.file import CollectivePoint, Constants, DeviceProfile, digest, read_profile
 from entrain_bench.costs.profiled.layers import (
     MEDIAN,
     Curve,
@@ -38,7 +31,7 @@ from entrain_bench.specs.framework import PACK, FrameworkOptions
 from entrain_bench.specs.layer import Layer
 from entrain_bench.specs.model import FULL, ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import UNFUSED
-from entrain_bench.specs.parse import OneOf, parse
+from entrain_bench.specs.parse import parse
 
 FORWARD, BACKWARD, REMADE = range(3)
 LINK_KEYS = ("bandwidth_bytes_per_s", "latency_s")
@@ -52,12 +45,7 @@ UNUSED = {
 
 @dataclass(frozen=True, slots=True)
 class ProfiledTimes:
-    """Times of a model's layers, interpolated between the points of a device profile.
-
-    A context-parallel degree that was not profiled takes the times of degree 1 for its rank's tokens, scores and
-    segments, which leaves out what copies of gathered keys and values take. Communication follows from the cluster's
-    links; only ``tp_overlap`` hides it, because a profile has no times of single matrix products.
-    """
+    """Layer times between the points of a device profile; a missing CP degree takes degree 1 for a rank's share."""
 
     roofline: Roofline  # of the cluster; prices communication
     curves: Mapping[GroupKey, LayerCurves]
@@ -124,7 +112,7 @@ class ProfiledTimes:
         return kinds
 
     def stages_s(self, module: ModuleSpec, loads: Loads, stages: Stages, split: bool = False) -> PassTimes:
-        """Return the seconds of each chunk on each stage ``[chunks, stages]``; see ``LayerTimes``."""
+        """Return the seconds of each chunk on each stage ``[chunks, stages]``."""
         tp = stages.tp
         cp = self.roofline.framework.sequence_parts(module, stages.cp)
         carried = {layer.kind: self._carried(module, layer, loads, tp, cp) for layer in module.kinds}
@@ -139,10 +127,7 @@ class ProfiledTimes:
         return replace(whole, backward_s=whole.backward_s - weight_s, weight_s=weight_s)
 
     def work_s(self, module: ModuleSpec, loads: Loads, stages: Stages) -> FloatArray:
-        """Return the least seconds of a chunk's sequences on each stage, for any packing ``[chunks, stages]``.
-
-        Every term of a curve is at least its lowest rate times its quantity. Communication is least in one pack.
-        """
+        """Return the least seconds of a chunk's sequences on each stage, for any packing ``[chunks, stages]``."""
         cp = self.roofline.framework.sequence_parts(module, stages.cp)
         carried = dict[str, tuple[FloatArray, FloatArray, FloatArray]]()
         for layer in module.kinds:
@@ -156,10 +141,7 @@ class ProfiledTimes:
         return all((module.name, layer.kind, tp, 1) in self.curves for layer in module.kinds)
 
     def gpu_s(self, module: ModuleSpec, loads: Loads, counts: FloatArray) -> FloatArray:
-        """Return the least GPU-seconds of each stage for a chunk's sequences, at any degrees ``[chunks, stages]``.
-
-        A shard may be faster than its share, because it may fit a cache that is too small for the whole layer.
-        """
+        """Return the least GPU-seconds of each stage for a chunk's sequences, at any degrees ``[chunks, stages]``."""
         degrees = sorted({key[2:] for key in self.curves if key[0] == module.name and self.knows(module, key[2])})
         group_s = [tp * cp * self.work_s(module, loads, Stages(counts, tp, cp)) for tp, cp in degrees]
         return np.asarray(np.min(group_s, axis=0))
@@ -172,7 +154,6 @@ class ProfiledTimes:
     def _stages(
         self, module: ModuleSpec, loads: Loads, stages: Stages, cp: int, seconds: Callable[[str, Curve], FloatArray]
     ) -> PassTimes:
-        """Return times of stages; ``seconds(kind, curve)`` gives those of chunks, ``cp`` ranks split sequences."""
         roofline = self.roofline.of(module)
         counts = stages.counts
         tp = stages.tp
@@ -230,12 +211,12 @@ class ProfiledTimes:
         return tokens, scores, segments
 
 
-def _weight_share(layer: Layer, tokens: FloatArray, scores: FloatArray) -> FloatArray:
-    """Return the share of a layer's backward FLOPs that computes weight gradients ``[chunks]``.
+# Seconds of layers on one cluster; a longer or further sequence never makes a chunk faster.
+type LayerTimes = Roofline | ProfiledTimes
 
-    A profile has one time for a backward. Backward products take twice their forward's FLOPs, half of them for weights;
-    attention takes 2.5 times (``roofline``). The rest of the backward is divided in the same proportion.
-    """
+
+def _weight_share(layer: Layer, tokens: FloatArray, scores: FloatArray) -> FloatArray:
+    """Return the share of a layer's backward FLOPs that computes weight gradients ``[chunks]`` (as in ``roofline``)."""
     if not layer.learns:
         return np.zeros_like(tokens)
     products = sum_in_order([gemm.flops(tokens) for gemm in layer.gemms], tokens)
@@ -255,8 +236,6 @@ class ProfiledDevice:
 
     path: str
     extrapolate: bool = False  # a pack may be outside the measured range
-    statistic: Annotated[str, OneOf(STATISTICS)] = "median"  # of a point's repetitions
-    name: str | None = None  # the device that the profile must describe; None for any
 
     @classmethod
     def of(cls, cluster: Mapping[str, Any]) -> ProfiledDevice | None:
@@ -276,21 +255,14 @@ class ProfiledDevice:
         return digest(Path(self.path).expanduser(), self.where)
 
     def read(self) -> DeviceProfile:
-        """Read the profile, reduced to ``statistic``; ``UserError`` if it is none, or describes another device."""
-        profile = read_profile(Path(self.path).expanduser(), self.where)
-        if self.name is not None and profile.subject.device != self.name:
-            stated = f"cluster.device.name={self.name}"
-            raise UserError(f"{self.where}: describes device {profile.subject.device}, not {stated}")
-        return profile.only(self.statistic)
+        """Read the profile; ``UserError`` if it is none."""
+        return read_profile(Path(self.path).expanduser(), self.where)
 
 
 def cluster_with_times(
     config: Mapping[str, Any], model: ModelSpec, framework: FrameworkOptions, speed: Speed
 ) -> tuple[ClusterSpec, ProfiledTimes | None]:
-    """Return the cluster with its constants multiplied by ``speed``, and its profiled layer times if there are any.
-
-    ``UserError`` names a field of the configuration or the profile that is invalid.
-    """
+    """Return the cluster at ``speed``, and its profiled layer times if any; ``UserError`` names an invalid field."""
     device = ProfiledDevice.of(config)
     if device is None:
         cluster = ClusterSpec.from_config(config).at(speed)
@@ -310,10 +282,7 @@ def cluster_with_times(
 
 
 def filled(config: Mapping[str, Any], profile: DeviceProfile, where: str) -> dict[str, Any]:
-    """Return a cluster's configuration with the profile's device, and its links where they are null.
-
-    ``UserError`` if the profile did not measure them.
-    """
+    """Return a cluster's configuration with the profile's device and links; ``UserError`` for unmeasured ones."""
     constants = profile.constants
     values = {name: getattr(constants, name) for name in constants.__dataclass_fields__ if name != "sources"}
     tiers = []

@@ -282,8 +282,7 @@ def rotary_angles(positions: Tensor, module: ModuleSpec) -> Tensor:
     ``positions`` are ``[tokens]``, or time, height and width ``[3, tokens]`` for ``mrope_sections`` (arXiv:2409.12191).
     """
     config = module.config
-    scaling = RopeScaling.of(config.rope_scaling)
-    frequencies = rotary_frequencies(config.head_dim // 2, config.rope_theta, scaling, positions.device)
+    frequencies = rotary_frequencies(config.head_dim // 2, config.rope_theta, config.rope_scaling, positions.device)
     if positions.dim() == 1:
         return positions[:, None] * frequencies
     time, height, _ = config.mrope_sections or (len(frequencies), 0, 0)

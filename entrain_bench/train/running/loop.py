@@ -23,8 +23,7 @@ from entrain_bench.program.layout import Layout, check_layout, layout_to_json
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
-from entrain_bench.records.metrics import BELIEVED
-from entrain_bench.records.run_result import RunResult
+from entrain_bench.records.metrics import BELIEVED, RunResult
 from entrain_bench.run.experiment import MAX_KEPT_ACTIONS, Feed, RunContext, prepare
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import device_name, device_of, dtype_name, prepare_platform

@@ -9,9 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.documents.claim import Claim, load_claims
+from entrain_bench.answers.documents.claim import Claim, ClaimSetting, load_claims
 from entrain_bench.answers.documents.claims import claim_row, claim_text, claims_pages, read_claims, write_claims
-from entrain_bench.answers.documents.sides import ClaimSetting
 from entrain_bench.answers.documents.verdict import Finding, Verdict, judge_claim, measured
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.cells import Cell
@@ -59,7 +58,7 @@ def test_seeds_are_paired_configurations_picked_and_cases_combined() -> None:
 def test_a_metric_is_compared_in_two_situations_without_a_second_side() -> None:
     two = claim_with(**ALONE, at=["model=m"], against={"at": ["model=n"]})
     assert [len(pair) for pair in two.published.pairs] == [1, 1]
-    assert two.fair is None, "there is no baseline to tune"
+    assert "fair" not in two.settings, "there is no baseline to tune"
     found = numbers(two, [[runs(("w", "a", 10.0))], [runs(("w", "a", 4.0)).assign(model="n")]])
     assert text_on(two, found) == "2.50x"
     assert verdict_on(two, found) == "exceeds"
@@ -195,19 +194,19 @@ def strategy_of(cell: Cell) -> str:
 
 def test_seeds_without_a_result_are_left_out_and_counted(tmp_path: Path) -> None:
     claim, study = claim_with(common=[*TINY, "workload=chartqa", "seed=0,1,2"]), Study(Results(tmp_path))
-    assert claim.fair is not None
+    assert "fair" in claim.settings
     record_times(
         study,
-        claim.fair,
+        claim.settings["fair"],
         lambda cell: 1.5 if strategy_of(cell) == "entrain" else 0.0 if cell.config.seed == 1 else 3.0,
     )
     judged = judge_claim(claim, study)
-    assert judged.fair == Finding(
+    assert judged.findings["fair"] == Finding(
         verdict=Verdict.REPRODUCED, number=2.0, low=2.0, high=2.0, num_runs=6, num_lost=1, lost_seeds=(1,)
     )
     row = claim_row(judged)
     assert row["fair_value"] == "2.00x (2.00 to 2.00x); 1 of 6 runs have no result (seeds left out: 1)"
-    assert judged.published.verdict == Verdict.NOT_MEASURED
+    assert judged.findings["published"].verdict == Verdict.NOT_MEASURED
     assert row["published_verdict"] == "not measured: 3 of 3 runs have no result: not run"
 
 
@@ -224,7 +223,7 @@ def test_other_choices_and_the_assumption_are_measured_and_told(tmp_path: Path) 
     def time(cell: Cell) -> float:
         return seconds[strategy_of(cell)] * (1.25 if cell.config.global_batch == 32 and "rigid" in str(cell) else 1)
 
-    for setting in claim.settings:
+    for setting in claim.settings.values():
         record_times(study, setting, time)
     judged = judge_claim(claim, study)
     row = claim_row(judged)
@@ -245,7 +244,7 @@ def test_other_choices_and_the_assumption_are_measured_and_told(tmp_path: Path) 
     )
     assert line in claims_pages([judged])["claims.md"]
     # Nothing can be judged without the paper's number.
-    assert judge_claim(replace(claim, no_source=True), study).published.verdict == Verdict.NO_SOURCE
+    assert judge_claim(replace(claim, no_source=True), study).findings["published"].verdict == Verdict.NO_SOURCE
 
 
 def test_a_program_that_the_published_device_cannot_hold_is_another_setting(tmp_path: Path) -> None:
@@ -254,8 +253,8 @@ def test_a_program_that_the_published_device_cannot_hold_is_another_setting(tmp_
     study = Study(Results(tmp_path))
     record_times(study, claim.published, lambda cell: 3.0 if "rigid" in strategy_of(cell) else 1.5, memory=1e12)
     judged = judge_claim(claim, study)
-    assert (judged.published.verdict, judged.published.number) == (Verdict.OTHER_SETTING, 2.0)
-    assert judged.published.need_bytes == 1e12
+    assert (judged.findings["published"].verdict, judged.findings["published"].number) == (Verdict.OTHER_SETTING, 2.0)
+    assert judged.findings["published"].need_bytes == 1e12
     row = claim_row(judged)
     assert row["published_value"] == "2.00x (2.00 to 2.00x)"
     assert row["published_verdict"].startswith("setting not reproduced: needs 931 of ")
@@ -263,24 +262,30 @@ def test_a_program_that_the_published_device_cannot_hold_is_another_setting(tmp_
     # A level of memory is judged itself.
     peak = claim_with(**ALONE, unit="GB", value=1000.0, measure="peak_memory_bytes", common=[VALUES["common"], larger])
     record_times(study, peak.published, lambda _: 1.0, memory=1e12)
-    assert judge_claim(peak, study).published.verdict == Verdict.REPRODUCED
+    assert judge_claim(peak, study).findings["published"].verdict == Verdict.REPRODUCED
 
 
 @pytest.mark.parametrize(("settled", "verdict"), [(True, Verdict.OTHER_SETTING), (False, Verdict.NOT_MEASURED)])
 def test_a_run_that_does_not_fit_memory_is_another_setting(settled: bool, verdict: Verdict, tmp_path: Path) -> None:
     claim, study = claim_with(fair=None), Study(Results(tmp_path))
     record_times(study, claim.published, lambda _: 0.0, settled=settled)
-    assert judge_claim(claim, study).published == Finding(verdict=verdict, reason="4 of 4 runs have no result: told so")
+    assert judge_claim(claim, study).findings["published"] == Finding(
+        verdict=verdict, reason="4 of 4 runs have no result: told so"
+    )
 
 
 def test_findings_of_other_runs_do_not_count(tmp_path: Path) -> None:
     claim, study = claim_with(), Study(Results(tmp_path))
     write_claims([claim], study)
     (judged,) = read_claims([claim], tmp_path / "claims.json")
-    assert "not run" in judged.published.reason, "of these runs, which have no result"
+    assert "not run" in judged.findings["published"].reason, "of these runs, which have no result"
     (judged,) = read_claims([claim_with(of=["strategy=disttrain"])], tmp_path / "claims.json")
-    assert judged.published == judged.fair == Finding(verdict=Verdict.NOT_MEASURED, reason="run make claims")
-    assert judged.otherwise is None, "nothing was toggled"
+    assert (
+        judged.findings["published"]
+        == judged.findings["fair"]
+        == Finding(verdict=Verdict.NOT_MEASURED, reason="run make claims")
+    )
+    assert {*judged.findings} == {"published", "fair"}, "nothing was toggled"
 
 
 @pytest.mark.wide
@@ -310,18 +315,15 @@ def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path) -> None:
     page = (tmp_path / "claims" / "paper.md").read_text()
     assert "## some\n\n- *Claim*: One is faster than the other: 2.00x (arXiv:2605.27918, Table 3)\n" in page
     assert page.count("seed=0,1") == 4
-    assert (tmp_path / "claims.csv").read_text().startswith("name,group,claim,paper")
     assert read_claims([claim], tmp_path / "claims.json") == [judged]
 
 
 def test_the_committed_pages_are_those_of_the_committed_findings() -> None:
     root = Path(__file__).parents[3]
     judged = read_claims(load_claims(), root / "results" / "reference" / "claims.json")
-    assert not [one for one in judged if one.published.verdict == Verdict.NOT_MEASURED]
+    assert not [one for one in judged if one.findings["published"].verdict == Verdict.NOT_MEASURED]
     pages = claims_pages(judged)
     counted = pages.pop("tables/claims_counts.md")
     for path, text in pages.items():
         assert (root / "docs" / path).read_text() == text
-    table = pd.read_csv(root / "results" / "reference" / "claims.csv", dtype=str, keep_default_na=False)
-    assert table.to_dict("records") == [claim_row(one) for one in judged]
     assert f"<!-- table: claims_counts -->\n\n{counted}" in (root / "README.md").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -17,19 +16,16 @@ from entrain_bench.answers.documents.posterior import (
     posterior_sweeps,
 )
 from entrain_bench.answers.posterior import chances_by_job
-from entrain_bench.base.errors import UserError
 from entrain_bench.config import constants
 from entrain_bench.config.constants import draws_text, read_draws
 from entrain_bench.figures import _runner, iteration_time
 from entrain_bench.figures._runner import Drawing
 from entrain_bench.records.records import Results
 from entrain_bench.records.tables import parquet_of, table_of
-from entrain_bench.run.cells import run_cells
 from entrain_bench.run.study import Study, bring_up_to_date
 from entrain_bench.specs.cluster import Speed
 
 PLAN = PosteriorPlan("jobs", 10.0, 3, {1: 1.0}, 0.02)
-STRATEGIES = "      strategy: megatron,entrain,disttrain\n"
 # All three run in the first draw, the two that come closest in the others.
 SWEEP = """# @package _global_
 # Three strategies on one job.
@@ -55,8 +51,6 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     (folder / "figure").mkdir(parents=True)
     jobs = folder / "figure" / "jobs.yaml"
     jobs.write_text(SWEEP)
-    jobs.with_name("alone.yaml").write_text(SWEEP.replace(STRATEGIES, ""))
-    jobs.with_name("sizes.yaml").write_text(SWEEP.replace(STRATEGIES, "").replace("size: 2", "size: 1,2"))
     tree.mkdir()
     (tree / "posterior.csv").write_text(draws_text({"A40": {d: Speed(gemm=1 - d / 10) for d in (1, 2, 3)}}))
     monkeypatch.setattr(constants, "config_tree", lambda: tree)
@@ -123,30 +117,3 @@ def _check_figure(study: Study, winner: str, committed: Path, monkeypatch: pytes
     monkeypatch.setattr(posterior, "COMMITTED", committed)
     assert chances_by_job(posterior_runs(bare)) == chances_by_job(before)
     assert len(posterior_sweeps(bare)) == 1
-
-
-def run(study: Study, sweep: str) -> None:
-    """Run all cells of a sweep."""
-    for _ in run_cells(study.cells(f"figure={sweep}"), study.results, 0):
-        pass
-
-
-def test_a_sweep_of_other_keys_is_refused(study: Study) -> None:
-    run(study, "sizes")
-    problem = "posterior.yaml: sweep=sizes: must not sweep microbatch_size. Allowed: strategy, model, workload, seed"
-    with pytest.raises(UserError, match=f"^{problem}$"):
-        jobs_of(study, replace(PLAN, sweep="sizes"))
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"draws": 51}, "draws=51: must be in 1..50"),
-        ({"rounds": {3: 1.1}}, "rounds"),
-        ({"within": 0.5}, "at least 1"),
-    ],
-)
-def test_ranges(changed: dict[str, object], message: str) -> None:
-    values = {"sweep": "a", "within": 1.3, "draws": 3, "rounds": {1: 1.1}, "action_noise": 0.0}
-    with pytest.raises(UserError, match=message):
-        PosteriorPlan(**(values | changed))  # type: ignore[arg-type]

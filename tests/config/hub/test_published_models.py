@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from entrain_bench.config.hub.fields import DEFAULTS
 from entrain_bench.config.hub.files import published_model
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench_workloads.tokens import audio_items, image_items
@@ -186,18 +185,3 @@ def test_gemma3_attends_in_windows_but_for_every_sixth_layer(tmp_path: Path) -> 
 
 def test_windows_that_are_switched_off_are_none(tmp_path: Path) -> None:
     assert not spec_of("llava_next_mistral_7b", tmp_path).llm.config.window_tokens
-
-
-@pytest.mark.wide
-def test_defaults_are_those_of_the_classes() -> None:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    parts = {}
-    for name in ("idefics2", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "phi4_multimodal"):
-        for part in vars(CONFIG_MAPPING[name]()).values():
-            if isinstance(part, transformers.PreTrainedConfig):
-                parts[part.model_type] = type(part)
-    for kind, stated in DEFAULTS.items():
-        theirs = parts[kind]() if kind in parts else CONFIG_MAPPING[kind]()
-        values = theirs.to_dict()
-        assert stated == {key: values[key] for key in stated}, kind

@@ -16,7 +16,6 @@ from entrain_bench.program import Pass
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
-from entrain_bench_strategies.braid import BraidPlanner, planner
 from entrain_bench_strategies.braid.packs import (
     LIMITS,
     WIDE,
@@ -28,7 +27,7 @@ from entrain_bench_strategies.braid.packs import (
     place_packs,
     priced,
 )
-from entrain_bench_strategies.braid.planner import has_room, shrink_job
+from entrain_bench_strategies.braid.planner import has_room
 
 FREE = ("layout.tp=null", "layout.cp=null", "layout.dp=null", "microbatch_size=null")
 SMALL = ("model=tiny_av", "workload=synthetic_av", "cluster=a40x16", "global_batch=32")
@@ -209,22 +208,6 @@ def test_memory_short_samples_recompute_before_they_exceed_it() -> None:
     assert np.array_equal(seconds[~short], ample_s[~short])
     assert np.all(bytes_ <= need)
     assert np.all(bytes_[~short] == need[~short])
-
-
-def test_a_part_of_a_large_job_says_what_the_whole_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = setting("model=qwen25vl_llama3_1b", "workload=mathvision", "cluster=a40x64", "global_batch=512")
-    whole, even_s = BraidPlanner()._with_widths(own.planning)
-    assert shrink_job(own.planning) is own.planning
-    monkeypatch.setattr(planner, "MANY", 128)
-    assert shrink_job(own.planning) is own.planning, "it has too few ranks"
-    monkeypatch.setattr(planner, "PART", 16)
-    part = shrink_job(own.planning)
-    assert (part.job.cluster.num_ranks, part.job.global_batch) == (16, 128)
-    some, some_even_s = BraidPlanner()._with_widths(own.planning)
-    assert some[0].layout.content == whole[0].layout.content
-    assert some[0].layout.num_ranks == 64
-    assert some[0].estimated_s == pytest.approx(whole[0].estimated_s, rel=0.25)
-    assert some_even_s == pytest.approx(even_s, rel=0.25)
 
 
 def test_the_same_batch_has_the_same_deal_whatever_the_scale_of_time() -> None:

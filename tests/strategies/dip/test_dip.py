@@ -22,20 +22,23 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench_strategies.dip import DipAssigner, DipPlanner, DipScheduler
-from entrain_bench_strategies.dip.partitioner import chunks_per_rank, efficient_items, sub_microbatches
-from entrain_bench_strategies.dip.scheduler import (
+from entrain_bench_strategies.dip import (
     ROOT,
+    DipAssigner,
+    DipPlanner,
+    DipScheduler,
     believed_s,
     best_slots,
-    build_segments,
     chunk_s,
+    chunks_per_rank,
+    efficient_items,
     exploration,
     learn,
     new_tree,
     propose,
+    sub_microbatches,
 )
-from entrain_bench_strategies.optimus import OptimusScheduler
+from entrain_bench_strategies.mdp import OptimusScheduler
 from support.braid import scheduled as scheduled_actions
 from support.builders import (
     labels,
@@ -52,13 +55,13 @@ from support.dip import (
     MEMORY,
     MODEL,
     colocated,
-    ends_of,
+    end_of,
     finish,
     makespan_of,
     program_of,
     random_cuts,
+    replicas_of,
     seeds,
-    segments,
 )
 from support.disttrain import generating
 from support.interleaver import Reference, random_actions
@@ -88,33 +91,18 @@ def test_the_tree_sees_every_order_once_it_is_finished(count: int) -> None:
         assert tree.proposed.tolist() == tree.order.tolist(), "nothing else is left to try"
 
 
-def test_the_tree_beats_as_many_random_orders_where_the_beginning_matters() -> None:
-    # Least where the elements fall; early places count most, as the first microbatches of a pipeline do.
-    weight = 0.8 ** np.arange(24)
-    found, drawn = [], []
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        value = rng.random(24)
-        tree = new_tree(24, exploration(60))
-        for _ in range(60):
-            propose(tree, rng)
-            learn(tree, float(value[tree.proposed] @ weight))
-        found.append(tree.scores[0])
-        drawn.append(min(float(value[rng.permutation(24)] @ weight) for _ in range(60)))
-    assert np.mean(found) < np.mean(drawn)
-
-
 @pytest.mark.wide
 @settings(max_examples=15, deadline=None)
 @given(seeds, st.integers(1, 3), st.integers(1, 2), st.integers(1, 4))
 def test_the_search_finds_the_best_order_of_few_microbatches(seed: int, stages: int, dp: int, count: int) -> None:
     layout = colocated(stages, dp)
     shapes, assignment = random_cuts(np.random.default_rng(seed), dp, count, 2)
-    found = segments(layout, shapes, assignment)
-    assert found.num_groups.tolist() == [count] * dp
-    least = np.min([ends_of(found, np.array(order)) for order in permutations(range(count))], axis=0)
-    slot = best_slots(found, rounds=100)
-    assert finish(slot, layout, shapes, assignment) == pytest.approx(least.max(), rel=1e-9)
+    draft, replicas = replicas_of(layout, shapes, assignment)
+    assert [1 + replica.group.max() for replica in replicas] == [count] * dp
+    orders = [np.array(order) for order in permutations(range(count))]
+    least = [min(end_of(replica, order) for order in orders) for replica in replicas]
+    slot = best_slots(draft, replicas, rounds=100)
+    assert finish(slot, layout, shapes, assignment) == pytest.approx(max(least), rel=1e-9)
 
 
 # ---- scheduler
@@ -129,11 +117,9 @@ def test_chunks_shorten_fill_and_drain() -> None:
     for chunks in (1, 2):
         ranks = np.tile(np.arange(2).reshape(1, 2, 1), (1, chunks, 1))
         layout = Layout((placed(llm_only.llm, ranks),), 8)
-        profile = profile_of(tiny_job(llm_only, budget_bytes=1e12), shapes)
-        found = build_segments(DipScheduler().schedule(shapes, layout, assignment, profile), assignment, profile)
+        (found,) = replicas_of(layout, shapes, assignment, llm_only)[1]
         even_s = np.where(found.actions.is_backward, 4.0, 2.0) / chunks
-        even = replace(found, actions=found.actions._replace(duration_s=even_s))
-        ends.append(float(ends_of(even, np.arange(8)).max()))
+        ends.append(end_of(replace(found, actions=found.actions._replace(duration_s=even_s)), np.arange(8)))
     assert ends == [8 * 6 + 6, 8 * 6 + 3]
 
 
@@ -158,15 +144,11 @@ def test_modalities_have_priorities_of_their_own() -> None:
     # Two microbatches on one lane. In the order (second image, first image, first LLM, second LLM) the second image
     # comes first although its microbatch's LLM part is last.
     shapes, assignment = uniform_batch(MODEL, 2)
-    layout, profile = colocated(1), profile_of(tiny_job(MODEL, budget_bytes=1e12), shapes)
-    draft = program_of(layout, shapes, assignment, search_rounds=0)
-    found = build_segments(draft, assignment, profile, by_module=True)
-    assert found.per_group == 2
-    forward = [draft.forward_actions(index)[:, 0] for index in range(2)]
-    assert [found.element[own].tolist() for own in forward] == [[0, 2], [1, 3]]
-    assert [found.group[own].tolist() for own in forward] == [[0, 1], [0, 1]]
-    least = min(makespan_of(found, np.array(order)) for order in permutations(range(4)))
-    slot = best_slots(found, rounds=100)
+    layout = colocated(1)
+    draft, replicas = replicas_of(layout, shapes, assignment)
+    assert [replicas[0].group[draft.forward_actions(index)[:, 0]].tolist() for index in range(2)] == [[0, 1], [0, 1]]
+    least = min(makespan_of(replicas[0], np.array(order), draft.module) for order in permutations(range(4)))
+    slot = best_slots(draft, replicas, rounds=100, by_module=True)
     assert finish(slot, layout, shapes, assignment) == pytest.approx(least, rel=1e-9)
 
 
@@ -316,19 +298,14 @@ def test_encoder_and_generator_cut_the_items_by_sizes_of_their_own() -> None:
 def test_a_microbatch_is_one_group_with_what_encodes_and_generates_its_items() -> None:
     shapes = samples((10, [40, 40]), (10, [40]), (10, []), (10, [40]), (10, []), (10, []))
     layout, assignment = colocated(2, model=DRAWING), cut_by(shapes, 1, (1, 2))
-    program = scheduled(layout, shapes, assignment)
-    profile = profile_of(tiny_job(DRAWING, budget_bytes=1e12), shapes)
-    found = build_segments(program, assignment, profile)
+    program, (found,) = replicas_of(layout, shapes, assignment, DRAWING)
     # Groups come by the LLM microbatch that they serve: three, the last one of text alone.
-    assert found.num_groups.tolist() == [3]
     groups = [found.group[program.forward_actions(index)][:, 0] for index in range(3)]
     assert [each.tolist() for each in groups] == [[0, 0, 0, 1], [0, 1, 2], [0, 0, 1]]
     ranks = [found.rank[program.forward_actions(index)][:, 0] for index in range(3)]
     assert ranks[0][:3].max() < ranks[1][0] < ranks[2][:2].min()
     backs = [found.rank[program.backward_actions(index)][:, 0] for index in range(3)]
     assert backs[2][:2].max() < backs[1][0] < backs[0][:3].min()
-    by_module = build_segments(program, assignment, profile, by_module=True)
-    assert by_module.per_group == 3
 
 
 @pytest.mark.wide

@@ -20,14 +20,11 @@ from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
-from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import LayoutRequest
 from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainScheduler
 from entrain_bench_strategies.disttrain.assigner import interval_order, stage_shares, unit_replicas
 from entrain_bench_strategies.disttrain.orchestration import (
     GroupLoads,
-    Point,
     best_integers,
     iteration_s,
     solve,
@@ -320,30 +317,6 @@ def test_candidates_come_in_the_order_of_a_search_that_leaves_nothing_out() -> N
     assert [c.estimated_s for c in found] == [seconds for seconds, _ in expected]
     assert len({c.estimated_s for c in found[:20]}) == 20
     assert [c.layout.describe() for c in found[:20]] == [layout.describe() for _, layout in expected[:20]]
-
-
-@pytest.mark.wide
-def test_few_of_the_sub_problems_of_1280_gpus_are_looked_at() -> None:
-    """Of 31 DP, 4 TP a group and 8 choices of recomputation few are rounded, and of those few placed on ranks."""
-    cell = ["strategy=disttrain", "model=mllm_9b", "workload=laion_packed", "cluster=a100x1280", "global_batch=1920"]
-    cell += ["microbatch_size=1", "layout.tp=null", "layout.dp=null"]
-    profile = prepare(compose_cells(cell)[0].config).profile
-    rounded, placed = [], []
-
-    class Counted(Orchestration):
-        def rounded(self, problem: SubProblem, keep: int) -> list[tuple[float, Point]]:
-            rounded.append(problem)
-            return super().rounded(problem, keep)
-
-        def place(self, problem: SubProblem, point: Point) -> Layout:
-            placed.append(problem)
-            return super().place(problem, point)
-
-    space = Counted(profile, profile.samples.draw(1))
-    next(candidates(space, 3))
-    assert sum(map(len, space.problems())) == 31 * 4**3 * 2**3
-    assert len(rounded) < 5000
-    assert len(placed) < 50
 
 
 def test_the_fewest_gpus_hold_states_and_a_step_in_flight() -> None:

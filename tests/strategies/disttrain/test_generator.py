@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.planning import Island, place_islands
 from entrain_bench.balancing.schedules import chain_program, stages_behind
-from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.costs.bound import lower_bound_s
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass
@@ -24,10 +22,10 @@ from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.layer import Gemm
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.unet import UNetConfig, parse_unet, unet_layers
-from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainPlanner, DistTrainScheduler
+from entrain_bench.specs.parse import parse
+from entrain_bench.specs.unet import UNetConfig, unet_layers
+from entrain_bench_strategies.disttrain import DistTrainAssigner, DistTrainScheduler
 from entrain_bench_strategies.disttrain.planner import Orchestration, SubProblem
-from entrain_bench_strategies.entrain import EntrainAssigner, EntrainPlanner, EntrainScheduler
 from entrain_bench_workloads.synthetic import PackedWorkload
 from support.builders import (
     TOKENS,
@@ -118,18 +116,6 @@ def test_encoder_and_generator_both_fill_the_pipeline() -> None:
     assert space.solve([SubProblem(1, (1, 1, 1), (False,) * 3)])[0] == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_part_that_knows_no_generators_refuses_them() -> None:
-    profile = profile_of(tiny_job(MODEL), samples((10, [40])))
-    entrain = Strategy("entrain", EntrainPlanner(), EntrainAssigner(), EntrainScheduler())
-    with pytest.raises(
-        IncompatibleError, match=r"has a generator \(image_out\), which strategy/planner EntrainPlanner"
-    ):
-        entrain.plan(profile)
-    mixed = Strategy("mixed", DistTrainPlanner(), EntrainAssigner(), DistTrainScheduler())
-    with pytest.raises(IncompatibleError, match=r"strategy/assigner EntrainAssigner does not support"):
-        mixed.plan(profile)
-
-
 # The U-Net
 
 
@@ -161,7 +147,7 @@ def test_stable_diffusion_21_has_the_checkpoints_parameters() -> None:
 
 
 def test_what_a_transformer_of_a_unet_moves_and_keeps_by_hand() -> None:
-    layers = {layer.kind: layer for layer in unet_layers(parse_unet(_small_unet(), "unet"), 64, ())}
+    layers = {layer.kind: layer for layer in unet_layers(parse(UNetConfig, _small_unet(), "unet"), 64, ())}
     c, rows, context = 16, 0.25, 4 / 64
     own, cross = layers["self-attention 16 x0.25"], layers["cross-attention 16 x0.25"]
     # Projection, group norm; queries, keys and values without bias, layer norm; projection.

@@ -33,7 +33,7 @@ from entrain_bench.train.running.runtime import Runtime, Work, build_runtime
 from entrain_bench.train.running.stages import ShardedStage, TrainedStage
 from entrain_bench_strategies.braid import BraidPlanner
 from entrain_bench_strategies.braid.planner import Shape, place
-from entrain_bench_strategies.dip.partitioner import DipPlanner, colocate
+from entrain_bench_strategies.dip import DipPlanner, colocate
 from support.train.faults import OtherInputs, drop_sample, repeat_weights, reverse_rows, skip_weights
 from support.train.four_ranks import split_backwards
 from support.train.ranks import run_ranks

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from entrain_bench.config.schema import ASIDE, RunConfig
 from entrain_bench.program import Program
-from entrain_bench.records.run_result import RunResult
+from entrain_bench.records.metrics import RunResult
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.specs.model import ModuleSpec

@@ -33,7 +33,7 @@ from entrain_bench_workloads.dataset.media import (
     steps_between,
     video_header,
 )
-from entrain_bench_workloads.dataset.source import BadSampleError, Known, Limits, Reason, Section
+from entrain_bench_workloads.dataset.source import BadSampleError, Known, Limits, Reason
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import (
     image_bytes,
@@ -63,14 +63,6 @@ def test_a_photograph_on_its_side_is_turned() -> None:
     assert image_size(image_bytes(40, 30, orientation=3), LIMITS) == (40, 30)
 
 
-def test_a_file_and_a_part_of_one_say_the_same(tmp_path: Path) -> None:
-    content = image_bytes(120, 90, "WEBP")
-    (tmp_path / "whole").write_bytes(content)
-    (tmp_path / "part").write_bytes(b"before" + content + b"after")
-    assert image_size(tmp_path / "whole", LIMITS) == (120, 90)
-    assert image_size(Section(tmp_path / "part", 6, len(content)), LIMITS) == (120, 90)
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -92,9 +84,6 @@ def test_what_is_no_image_says_why(content: bytes, reason: Reason) -> None:
 
 def test_an_image_that_is_large_but_allowed_is_no_bomb() -> None:
     assert image_size(png_of(30_000, 30_000), LIMITS) == (30_000, 30_000)
-    # Pillow's own limit still holds for the rest of the process.
-    with pytest.raises(Image.DecompressionBombError):
-        Image.open(io.BytesIO(png_of(30_000, 30_000)))
 
 
 def test_limits_are_what_is_configured() -> None:

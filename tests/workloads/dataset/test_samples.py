@@ -33,10 +33,10 @@ from support.scanned import RULES, SOURCES, annotations, finevision, opened, sca
 LIMITS = Limits()
 
 
-def read(source: FileSource, file: Shard, number: int, **options: bool) -> RawSample | str:
+def read(source: FileSource, file: Shard, number: int) -> RawSample | str:
     """A sample, or the error that names what is wrong."""
     try:
-        return source.record(file, number, LIMITS, **options)
+        return source.record(file, number, LIMITS)
     except BadSampleError as error:
         return str(error)
 
@@ -55,28 +55,9 @@ def test_records_are_read_in_any_order_as_they_are_scanned(kind: str, tmp_path: 
     for label, number in places:
         found = read(source, files[label], int(number))
         assert found == wanted[label, int(number)]
-        if isinstance(found, RawSample):
-            alone = read(source, files[label], int(number), text_only=True)
-            assert isinstance(alone, RawSample)
-            assert (alone.texts, alone.images) == (found.texts, [])
     assert len(wanted) >= 6
     with pytest.raises(BadSampleError, match=r"has no sample 99"):
         source.record(source.files()[0], 99, LIMITS)
-
-
-def test_text_alone_does_not_read_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = finevision(tmp_path / "data")
-    columns = list[Any]()
-    iterate = pq.ParquetFile.iter_batches
-
-    def noting(*arguments: Any, **options: Any) -> Any:
-        columns.append(options["columns"])
-        return iterate(*arguments, **options)
-
-    monkeypatch.setattr(pq.ParquetFile, "iter_batches", noting)
-    for text_only in (True, False):
-        source.record(source.files()[0], 5, LIMITS, text_only=text_only)
-    assert columns == [["texts"], ["texts", "images"]]
 
 
 def test_what_a_trace_lists_is_read(tmp_path: Path) -> None:

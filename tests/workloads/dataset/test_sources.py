@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from entrain_bench.base.errors import UserError
 from entrain_bench_workloads.dataset import formats
 from entrain_bench_workloads.dataset.formats import HubSource, ParquetSource, RecordSource, TarSource
-from entrain_bench_workloads.dataset.scan import Sizes, measure
+from entrain_bench_workloads.dataset.scan import measure
 from entrain_bench_workloads.dataset.source import BadSampleError, Limits, RawSample, Source, recognised
 from support.datasets import image_bytes, wav_bytes, write_finevision, write_tar
 
@@ -29,7 +29,7 @@ def records(source: Source) -> list[tuple[str, str, RawSample | BadSampleError]]
     ]
 
 
-def measured(source: Source) -> list[tuple[RawSample, Sizes]]:
+def measured(source: Source) -> list[tuple[RawSample, dict[str, Any]]]:
     """All samples and their sizes; none is bad."""
     samples = [sample for _, _, sample in records(source)]
     assert all(isinstance(sample, RawSample) for sample in samples), samples
@@ -63,8 +63,8 @@ def test_other_columns(tmp_path: Path) -> None:
     }
     pq.write_table(pa.table(rows), tmp_path / "a.parquet")
     (_, first), (_, second) = measured(ParquetSource(path=str(tmp_path), text="caption", images="image", audio="audio"))
-    assert (first.widths, first.audio_seconds) == ([10], None)
-    assert (second.widths, second.audio_seconds) == ([], 2.0)
+    assert (first["image_widths"], first["audio_seconds"]) == ([10], None)
+    assert (second["image_widths"], second["audio_seconds"]) == ([], 2.0)
 
 
 def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_compressed_shards_say_the_same(tmp_path: Path, mode: str) -> None:
     members = [(f"{n}.{kind}", content) for n in range(3) for kind, content in pair(n)]
     suffix = mode.replace("w", "").replace(":", ".")
     write_tar(tmp_path / f"a.tar{suffix}", members, mode)
-    assert [(size.widths, chars(sample)) for sample, size in measured(TarSource(path=str(tmp_path)))] == [
+    assert [(size["image_widths"], chars(sample)) for sample, size in measured(TarSource(path=str(tmp_path)))] == [
         ([10], 0),
         ([20], 1),
         ([30], 2),
@@ -168,7 +168,11 @@ def test_llava(tmp_path: Path, indent: int | None, shard_records: int, monkeypat
     (tmp_path / "x.png").write_bytes(image_bytes(30, 20, "PNG"))
     source = llava(tmp_path, json.dumps(LLAVA, indent=indent))
     assert len(source.shards()) == -(-3 // shard_records)
-    assert [(chars(sample), size.widths) for sample, size in measured(source)] == [(2, [30]), (19, [30, 30]), (13, [])]
+    assert [(chars(sample), size["image_widths"]) for sample, size in measured(source)] == [
+        (2, [30]),
+        (19, [30, 30]),
+        (13, []),
+    ]
     assert [key for _, key, _ in records(source)] == ["record 1 (a)", "record 2 (b)", "record 3 (c)"]
 
 
@@ -237,7 +241,9 @@ def test_the_hub_s_library_streams_the_same_rows(tmp_path: Path) -> None:
     for part in range(2):
         write_finevision(tmp_path / f"train-{part}.parquet", [([image_bytes(30, 20 + part)], ["ab"])] * 3)
     source = HubSource(path=str(tmp_path), text=["texts"], images="images")
-    assert [(chars(sample), size.heights) for sample, size in measured(source)] == [(2, [20])] * 3 + [(2, [21])] * 3
+    assert [(chars(sample), size["image_heights"]) for sample, size in measured(source)] == [(2, [20])] * 3 + [
+        (2, [21])
+    ] * 3
     assert len(source.shards()) == 2
 
 
@@ -247,7 +253,7 @@ def test_a_folder_of_images_is_read(tmp_path: Path) -> None:
         (tmp_path / "train" / name).mkdir(parents=True)
         (tmp_path / "train" / name / "1.png").write_bytes(image_bytes(30, 20, "PNG"))
     source = HubSource(path=str(tmp_path), images="image")
-    assert [(size.widths, size.heights) for _, size in measured(source)] == [([30], [20])] * 2
+    assert [(size["image_widths"], size["image_heights"]) for _, size in measured(source)] == [([30], [20])] * 2
     before = source.shards()
     assert source.shards() == before
     (tmp_path / "train" / "cat" / "1.png").write_bytes(image_bytes(31, 20, "PNG"))

@@ -1,28 +1,168 @@
-"""Entrain's hierarchical microbatch assignment (Algorithm 3), and its deferral alone on others' microbatches."""
+"""Entrain (Jang and Chowdhury, arXiv:2605.27918): one static layout, then deferral of excess LLM work.
+
+How many samples to profile and the layout (Algorithms 1 and 2), hierarchical microbatch assignment (Algorithm 3), its
+deferral alone on others' microbatches, and 1F1B with split encoder backwards and eager forwards (section 5.3).
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cache
+from math import ceil
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from entrain_bench.balancing.interface import Assigner, Drafter, Observer
+from entrain_bench.balancing.candidates import Candidate, by_estimate
+from entrain_bench.balancing.interface import Assigner, Drafter, MakeProgram, Observer
 from entrain_bench.balancing.lpt import fill_groups
+from entrain_bench.balancing.options import Eager
+from entrain_bench.balancing.planning import (
+    allocate_stages,
+    partition_layers,
+    place_chain,
+    recompute_choices,
+    recompute_factor,
+    stable_samples,
+    stage_sums,
+)
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.schedules import OneForwardOneBackward
+from entrain_bench.balancing.tuning import chosen_layout, default_job
+from entrain_bench.base.arithmetic import log
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
-from entrain_bench.base.compiled import inlined, njit
-from entrain_bench.base.errors import IncompatibleError
+from entrain_bench.base.compiled import njit
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.base.hosttime import each_replica_alone
+from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
+from entrain_bench.specs.job import Degrees
+from entrain_bench.specs.parse import Count
 from entrain_bench.specs.shapes import SampleShapes
 
+logger = logging.getLogger(__name__)
+
+# Algorithm 1: alpha, the probability of accepting an unstable number of samples; the tolerated probability that a fresh
+# batch allocates differently; and where it gives up.
+CONFIDENCE_ERROR = 0.05
+ALLOCATION_ERROR = 0.05
+MAX_SAMPLES = 16384
+# Validation batches that must all agree (k of Algorithm 1).
+NUM_VALIDATIONS = ceil(log(CONFIDENCE_ERROR) / log(1 - ALLOCATION_ERROR))
 # Further than any path.
 UNREACHED = np.iinfo(np.int64).max
 # Resolution of the subset-sum program: the heaviest microbatch of a replica spans this many bins.
 NUM_BINS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class EntrainPlanner:
+    """Searches homogeneous TP and CP, and the pipeline stages of encoder and LLM from the profiled workload ratio.
+
+    Attributes:
+        profile_samples: samples to profile; None runs Algorithm 1 for the smallest stable number.
+        encoder_stages: stages of the encoder; None splits a replica's stages by the profiled workload ratio.
+        num_trials: best estimates that fit memory and run a profiled batch on trial; the paper's planner runs none (1).
+    """
+
+    profile_samples: Count | None = None
+    encoder_stages: Count | None = None
+    num_trials: Count = 1
+
+    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
+        """The layout with the highest estimated throughput among those that fit memory (Algorithm 2)."""
+        usable = [
+            degrees
+            for degrees in profile.job.degrees()
+            if degrees.pp > (self.encoder_stages or 1) or not profile.job.model.encoders
+        ]
+        if not usable and self.encoder_stages:
+            needed = "must be below layout.pp, because the LLM needs a stage"
+            raise UserError(f"strategy.planner.encoder_stages={self.encoder_stages}: {needed}")
+        if not usable:
+            raise UserError("layout.pp=1: must be at least 2: one stage for the encoders and one for the LLM")
+        if profile.tuning_budget is None:
+            stable = {degrees: self._num_samples(profile, degrees) for degrees in usable}
+            draw = profile.samples.draw
+        else:
+            # All fixed jobs share the samples that are stable for the first.
+            default = default_job(profile.job)
+            first = next((one for one in (default.degrees() if default else ()) if one in usable), usable[0])
+            stable = dict.fromkeys(usable, self._num_samples(profile, first))
+            draw = cache(profile.samples.draw)
+
+        def candidates(sized: Profile) -> list[Candidate]:
+            return by_estimate(self._candidates(sized, stable, draw))
+
+        layout = chosen_layout(profile, candidates, make_program, self.num_trials)
+        llm = layout.modules[-1]
+        num_samples = next(n for d, n in stable.items() if (d.tp, d.cp, d.dp) == (llm.tp, llm.cp, llm.dp))
+        if num_samples > profile.job.global_batch:
+            logger.warning(
+                "global_batch=%d is below the stable profiling batch of %d: some batches would want another layout",
+                profile.job.global_batch,
+                num_samples,
+            )
+        return layout
+
+    def _num_samples(self, profile: Profile, degrees: Degrees) -> int:
+        """Algorithm 1: the smallest doubling of the batch whose allocation 59 fresh batches repeat."""
+        if self.profile_samples:
+            return self.profile_samples
+        num_samples, stable = stable_samples(profile, degrees, NUM_VALIDATIONS, MAX_SAMPLES)
+        if not stable:
+            logger.warning("allocation still varies at %d samples; planning with those", num_samples)
+        return num_samples
+
+    def _candidates(
+        self, profile: Profile, stable: Mapping[Degrees, int], draw: Callable[[int], SampleShapes]
+    ) -> Iterator[Candidate]:
+        for degrees in profile.job.degrees():
+            if degrees not in stable:
+                continue
+            samples = draw(stable[degrees])
+            if self.encoder_stages is None or not profile.job.model.encoders:
+                stages = allocate_stages(profile, samples, degrees)
+            else:
+                stages = self.encoder_stages, degrees.pp - self.encoder_stages
+            for recompute in recompute_choices(profile.job):
+                seconds, layers = _estimate(profile, samples, degrees, stages, recompute)
+                layout = place_chain(profile.job, degrees, layers, recompute, leading=True)
+                yield Candidate(seconds, layout)
+
+
+def _estimate(
+    profile: Profile, samples: SampleShapes, degrees: Degrees, stages: tuple[int, ...], recompute: tuple[bool, ...]
+) -> tuple[float, list[tuple[int, ...]]]:
+    """Estimated iteration time of a topology, and each module's layers per stage (both tiers of Algorithm 2)."""
+    job = profile.job
+    layers = []
+    latencies = []
+    for module, again in zip(job.model.modules, recompute, strict=True):
+        count = stages[0] if module.is_encoder else stages[-1]
+        costs = _mean_layer_s(profile, samples, module.name, degrees) * job.microbatch_size * recompute_factor(again)
+        # Two thirds of a layer's time are its backward's.
+        costs = costs * np.array([(1.0 + 2.0 * layer.backward_share) / 3.0 for layer in module.layers])
+        split = partition_layers(costs, count)
+        layers.append(split)
+        latencies.append(stage_sums(costs, split))
+    encoder = np.sum(latencies[:-1], axis=0) if len(latencies) > 1 else np.zeros(0)
+    chain = np.concatenate([encoder, latencies[-1]])
+    # TP and CP are the same on both sides of the boundary, so nothing is resharded (P_reshard = 0).
+    return float(chain.sum() + (job.num_microbatches(degrees.dp) - 1) * chain.max()), layers
+
+
+def _mean_layer_s(profile: Profile, samples: SampleShapes, name: str, degrees: Degrees) -> FloatArray:
+    """Estimated forward seconds a sample spends in each layer, on average ``[layers]``."""
+    module = profile.job.model.module(name)
+    lengths = module.lengths(samples, module.units(samples)).astype(np.float64)
+    fit = profile.layers.forward_fit(module, degrees.tp, degrees.cp)
+    per_kind = np.maximum(np.polynomial.polynomial.polyval(lengths, fit.T[::-1]), 0.0).sum(axis=-1) / len(samples)
+    return np.asarray(per_kind[module.layer_kind])
 
 
 class Matching(NamedTuple):
@@ -37,8 +177,8 @@ class Matching(NamedTuple):
 def bottleneck_matching(pair_s, alone_s):  # type: ignore[no-untyped-def]
     """Smallest T that every overloaded microbatch is below alone, or with a distinct partner (step e).
 
-    Binary search over all values; a maximum bipartite matching decides each. Values are bottlenecks V of deferring from
-    overloaded i to underloaded j ``[n, n]``, and workloads of overloaded microbatches alone ``[n]``.
+    A maximum matching decides each value of a binary search: bottlenecks V of deferring from overloaded i to
+    underloaded j ``[n, n]``, and workloads of overloaded microbatches alone ``[n]``.
     """
     candidates = np.sort(np.concatenate((pair_s.ravel(), alone_s)))
     low = 0
@@ -78,76 +218,54 @@ def maximum_matching(allowed):  # type: ignore[no-untyped-def]
     """Column of each row in a maximum matching of allowed pairs, -1 for rows left over (Hopcroft and Karp, 1973)."""
     column_of = np.full(allowed.shape[0], -1)
     row_of = np.full(allowed.shape[1], -1)
-    level, waiting, parent = np.empty((3, allowed.shape[0]), np.int64)
     while True:
-        shortest = _find_levels(allowed, column_of, row_of, level, waiting)
+        level, shortest = _find_levels(allowed, column_of, row_of)
         if shortest == UNREACHED:
             return column_of
         for row in range(len(column_of)):
             if column_of[row] < 0:
-                _augment(row, shortest, allowed, column_of, row_of, level, waiting, parent)
+                _augment(row, shortest, allowed, column_of, row_of, level)
 
 
-@inlined
-def _find_levels(allowed, column_of, row_of, level, queue):  # type: ignore[no-untyped-def]
-    """Steps of an alternating path from a free row to each row, into ``level``; returns those to a free column."""
-    head = 0
-    tail = 0
-    shortest = UNREACHED
-    for row in range(len(column_of)):
-        level[row] = UNREACHED
-        if column_of[row] < 0:
-            level[row] = 0
-            queue[tail] = row
-            tail += 1
-    while head < tail:
-        row = queue[head]
-        head += 1
-        if level[row] >= shortest:
-            continue
-        for column in range(len(row_of)):
-            if not allowed[row, column]:
-                continue
-            following = row_of[column]
-            if following < 0:
-                shortest = level[row] + 1
-            elif level[following] == UNREACHED:
-                level[following] = level[row] + 1
-                queue[tail] = following
-                tail += 1
-    return shortest
+@njit()
+def _find_levels(allowed, column_of, row_of):  # type: ignore[no-untyped-def]
+    """Steps of an alternating path from a free row to each row, and to a free column."""
+    level = np.where(column_of < 0, 0, UNREACHED)
+    for depth in range(len(column_of)):
+        is_last = False
+        for row in np.flatnonzero(level == depth):
+            for column in np.flatnonzero(allowed[row]):
+                if row_of[column] < 0:
+                    is_last = True
+                elif level[row_of[column]] == UNREACHED:
+                    level[row_of[column]] = depth + 1
+        if is_last:
+            return level, depth + 1
+    return level, UNREACHED
 
 
-@inlined
-def _augment(start, shortest, allowed, column_of, row_of, level, stack, parent):  # type: ignore[no-untyped-def]
+@njit()
+def _augment(start, shortest, allowed, column_of, row_of, level):  # type: ignore[no-untyped-def]
     """Match one more row along a shortest alternating path from a free one, if rows not used yet leave one."""
-    stack[0] = start
-    height = 1
-    while height > 0:
-        height -= 1
-        row = stack[height]
-        for column in range(len(row_of)):
-            if not allowed[row, column]:
-                continue
+    parent = np.full(len(column_of), -1)
+    waiting = [start]
+    while len(waiting) > 0:
+        row = waiting.pop()
+        for column in np.flatnonzero(allowed[row]):
             following = row_of[column]
             if following < 0 and level[row] + 1 == shortest:
-                _flip(start, row, column, column_of, row_of, level, parent)
+                # The path's matched pairs change for the others, back from its end; its rows are used up.
+                while row >= 0:
+                    level[row] = UNREACHED
+                    before = column_of[row]
+                    column_of[row] = column
+                    row_of[column] = row
+                    column = before
+                    row = parent[row]
                 return
             if following >= 0 and level[following] == level[row] + 1:
-                stack[height] = following
-                height += 1
+                waiting.append(following)
                 parent[following] = row
-
-
-@inlined
-def _flip(start, row, column, column_of, row_of, level, parent):  # type: ignore[no-untyped-def]
-    """Exchange the matched pairs of a path for the others, back from its end; its rows are used up."""
-    while True:
-        level[row] = UNREACHED
-        column_of[row], row_of[column], column = column, row, column_of[row]
-        if row == start:
-            return
-        row = parent[row]
 
 
 @njit()
@@ -242,10 +360,7 @@ def select_members(last, sizes, total):  # type: ignore[no-untyped-def]
 
 @njit()
 def assign_microbatches(order, encoder_s, llm_s, num_microbatches):  # type: ignore[no-untyped-def]
-    """Microbatch of each sample: in the given order, the one with the least encoder work so far.
-
-    Ties go to the least LLM work; samples without encoder work choose by LLM work alone.
-    """
+    """Microbatch of each sample, in order: with the least encoder work so far, then the least LLM work."""
     microbatch = np.empty(len(order), np.int64)
     encoder = np.zeros(num_microbatches)
     llm = np.zeros(num_microbatches)
@@ -355,3 +470,22 @@ class DeferringAssigner:
     def observe(self, timeline: Timeline, profile: Profile) -> DeferringAssigner:
         """With what the base learns, if it does."""
         return replace(self, base=self.base.observe(timeline, profile)) if isinstance(self.base, Observer) else self
+
+
+@dataclass(frozen=True, slots=True)
+class EntrainScheduler(OneForwardOneBackward):
+    """1F1B in which deferred samples run backward with the LLM microbatch that took them.
+
+    Encoder stages warm up with as many forwards as memory allows.
+
+    Attributes:
+        split_backward: whether an encoder microbatch's backward is cut; else it waits for its last deferred sample.
+    """
+
+    handles_generators: ClassVar[bool] = False
+    eager: Eager = "encoder"
+    split_backward: bool = True
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        """The program; warm-up grows with free memory, one stage at least one forward ahead of the next."""
+        return self.in_chain(shapes, layout, assignment, profile, self.split_backward)

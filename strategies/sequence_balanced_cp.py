@@ -1,7 +1,10 @@
-"""FlexSP (arXiv:2412.01523): sharded weights, and groups of widths that a solver chooses for every microbatch.
+"""Groups of widths that follow lengths: FlexSP, and dynamic context parallelism of Megatron-LM.
 
-The greedy packing of ``balancing.rank_groups`` answers first; the paper's mixed-integer program over buckets of lengths
-improves its makespan, under memory, with widths that sum to at most all ranks.
+FlexSP (arXiv:2412.01523) has sharded weights. The greedy packing of ``balancing.rank_groups`` answers first; the
+paper's mixed-integer program over buckets of lengths improves its makespan, under memory, with widths that sum to at
+most all ranks. In Megatron-LM's dev branch (``--dynamic-context-parallel``) each round of a batch has groups of its own
+over the DP x CP plane, wide for long samples. Groups come from rank 0 on, as they were opened; placed by falling width
+they are aligned.
 """
 
 from __future__ import annotations
@@ -23,14 +26,14 @@ from entrain_bench.balancing.rank_groups import (
     room_bytes,
     unit_costs,
 )
-from entrain_bench.balancing.rounds import Rounds, check_plane, round_labels
+from entrain_bench.balancing.rounds import Rounds, check_plane, mean_tokens, round_labels
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.parse import at_least
+from entrain_bench.specs.parse import Count, at_least
 from entrain_bench.specs.shapes import SampleShapes
 
 # Seconds and bytes as the integer program counts them: shares of the greedy makespan and of the room.
@@ -42,10 +45,7 @@ BUCKETS = 16
 
 
 def blasted(size: FloatArray, count: int) -> IntArray:
-    """Microbatch of each sequence: ``count`` consecutive ones whose largest sum is least (appendix A) ``[sequences]``.
-
-    Bisection over the largest sum. Sizes count as integers; there are at least as many sequences as microbatches.
-    """
+    """Microbatch of each sequence: ``count`` consecutive ones whose largest sum is least (appendix A)."""
     whole = np.rint(size).astype(np.int64)
     order = np.arange(len(whole))
     low = int(whole.max(initial=0))
@@ -67,47 +67,30 @@ def bucketed(rising: IntArray, count: int) -> IntArray:
     distinct, which, number = np.unique(rising, return_inverse=True, return_counts=True)
     if len(distinct) <= count:
         return np.asarray(which.ravel(), np.int64)
-    bucket: IntArray = _buckets(distinct, number, count)[which.ravel()]
-    return bucket
-
-
-@njit()
-def _buckets(value, number, count):  # type: ignore[no-untyped-def]
-    """Bucket of each distinct value that occurs so often."""
-    size = len(value)
-    below = np.zeros(size + 1, np.int64)
-    total = np.zeros(size + 1, np.int64)
-    for index in range(size):
-        below[index + 1] = below[index] + number[index]
-        total[index + 1] = total[index] + number[index] * value[index]
-    far = np.int64(2**62)
-    error = np.full((count + 1, size + 1), far)
-    cut = np.zeros((count + 1, size + 1), np.int64)
-    error[0, 0] = 0
-    for bucket in range(1, count + 1):
-        for end in range(1, size + 1):
-            for begin in range(end):
-                if error[bucket - 1, begin] == far:
-                    continue
-                added = (below[end] - below[begin]) * value[end - 1] - (total[end] - total[begin])
-                if error[bucket - 1, begin] + added < error[bucket, end]:
-                    error[bucket, end] = error[bucket - 1, begin] + added
-                    cut[bucket, end] = begin
-    label = np.empty(size, np.int64)
-    end = size
-    for bucket in range(count, 0, -1):
-        label[cut[bucket, end] : end] = bucket - 1
-        end = cut[bucket, end]
-    return label
+    below = np.append(0.0, np.cumsum(number))
+    total = np.append(0.0, np.cumsum(number * distinct))
+    largest = np.append(0.0, distinct)
+    added = (below - below[:, None]) * largest - (total - total[:, None])
+    added[np.tril_indices(len(below))] = np.inf
+    error = np.where(below == 0, 0.0, np.inf)
+    cuts = []
+    for _ in range(count):
+        longer = error[:, None] + added
+        cuts.append(longer.argmin(axis=0))
+        error = longer.min(axis=0)
+    bucket = np.zeros(len(distinct), np.int64)
+    end = len(distinct)
+    for label in range(count - 1, -1, -1):
+        begin = cuts[label][end]
+        bucket[begin:end] = label
+        end = begin
+    return np.asarray(bucket[which.ravel()])
 
 
 def solved(
     start: SequenceGroups, seconds: FloatArray, bytes_: FloatArray, limits: tuple[IntArray, int, float], work: float
 ) -> SequenceGroups:
-    """The better of ``start`` and what the mixed-integer program over buckets finds within its work.
-
-    ``work`` is CP-SAT's deterministic time, limits are the last arguments of ``grouped``.
-    """
+    """The better of ``start`` and what the mixed-integer program finds in CP-SAT's time; limits as of ``grouped``."""
     widths, num_ranks, room = limits
     floor = max(float(seconds.min(axis=0).max()), float((seconds * widths[:, None]).min(axis=0).sum()) / num_ranks)
     if start.makespan_s <= GOOD * floor or work <= 0:
@@ -235,10 +218,7 @@ def greedy_microbatches(
 
 
 def sample_costs(shapes: SampleShapes, layout: Layout, profile: Profile) -> tuple[FloatArray, FloatArray]:
-    """Believed seconds of both passes of a sample on groups of each width ``[widths, samples]``; bytes ``[samples]``.
-
-    The LLM's as FlexSP has them, by width, and the items' on one position each, shared out evenly over the group.
-    """
+    """Believed seconds of each sample on groups of each width ``[widths, samples]``; bytes ``[samples]``."""
     model = profile.job.model
     widths = np.array([cp for _, cp in layout.modules[model.llm_index].degrees])
     seconds = np.zeros((len(widths), len(shapes)))
@@ -252,3 +232,115 @@ def sample_costs(shapes: SampleShapes, layout: Layout, profile: Profile) -> tupl
             )
         bytes_ += np.bincount(owner, bytes_of_unit, len(shapes))
     return seconds, bytes_
+
+
+# By how much a rank may exceed the work of one that is full of the longest sequence.
+CAP_SLACK = 0.05
+
+
+def least_width(length: int, capacity: int) -> int:
+    """Ranks that a sequence needs at least, a power of two, if a rank holds ``capacity`` tokens."""
+    pieces = -(-length // capacity)
+    return 1 << max(0, pieces - 1).bit_length()
+
+
+def dev_rounds(lengths: IntArray, num_ranks: int, capacity: int) -> Rounds:
+    """Rounds in which every rank has one pack of at most ``capacity`` tokens (``next_hdp_group_packing_aware``)."""
+    least = np.array([least_width(length, capacity) for length in lengths.tolist()], np.int64)
+    number, first, width = np.zeros((3, len(lengths)), np.int64)
+    left = np.argsort(-lengths, kind="stable")
+    while len(left):
+        group, widths = _dev_round(lengths[left].astype(np.float64), least[left], num_ranks, float(capacity))
+        widths = filled(widths, num_ranks)
+        mine = left[group >= 0]
+        number[mine] = number.max() + 1
+        first[mine] = first_positions(widths)[group[group >= 0]]
+        width[mine] = widths[group[group >= 0]]
+        left = left[group < 0]
+    return Rounds(number - 1, first, width)
+
+
+@njit()
+def _dev_round(length, least, num_ranks, capacity):  # type: ignore[no-untyped-def]
+    """Group of each sequence, -1 for those of later rounds, and the widths of groups; sequences by falling length."""
+    group = np.full(len(length), -1)
+    width = np.zeros(num_ranks, np.int64)
+    work = np.zeros(num_ranks)
+    tokens = np.zeros(num_ranks)
+    count = 0
+    free = num_ranks
+    busiest = 0.0
+    cap = length[0] * capacity * (1.0 + CAP_SLACK)
+    for sample in range(len(length)):
+        best = -2
+        best_width = 0
+        best_work = np.inf
+        needed = least[sample]
+        while needed <= num_ranks and best_work > busiest:
+            cost = length[sample] * length[sample] / needed
+            for index in range(count):
+                if width[index] != needed or tokens[index] + length[sample] / needed > capacity:
+                    continue
+                after = max(busiest, work[index] + cost)
+                if after <= cap and after < best_work:
+                    best = index
+                    best_width = needed
+                    best_work = after
+                    if after == busiest:
+                        break
+            after = max(busiest, cost)
+            if free >= needed and after <= cap and after < best_work:
+                best = -1
+                best_width = needed
+                best_work = after
+            if sample == 0:
+                break
+            needed *= 2
+        if best == -2:
+            continue
+        if best == -1:
+            best = count
+            width[count] = best_width
+            count = count + 1
+            free = free - best_width
+        group[sample] = best
+        work[best] += length[sample] * length[sample] / best_width
+        tokens[best] += length[sample] / best_width
+        busiest = max(busiest, work[best])
+    return group, width[:count].copy()
+
+
+def filled(widths: IntArray, num_ranks: int) -> IntArray:
+    """Widths once no rank is idle: the first of the narrowest groups doubles, again and again."""
+    widths = widths.copy()
+    free = num_ranks - int(widths.sum())
+    while free:
+        first = int(widths.argmin())
+        free -= int(widths[first])
+        widths[first] *= 2
+    return widths
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsByLength:
+    """Groups by LLM tokens alone; each item of a pack is shared by all ranks of its group.
+
+    Attributes:
+        max_tokens: LLM tokens of a rank in a round at most, Megatron-LM's ``max_seqlen_per_dp_cp_rank``; None: what it
+            has on average in the rounds of the layout. Raised for a batch whose longest sample needs more on all ranks.
+    """
+
+    handles_generators: ClassVar[bool] = True
+    handles_widths: ClassVar[bool] = True
+    max_tokens: Count | None = None
+
+    def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
+        """Group and round of every unit; ``IncompatibleError`` without widths, or if DP x CP is no power of two."""
+        model = profile.job.model
+        llm = layout.modules[model.llm_index]
+        check_plane(layout, "hybrid_cp", "strategy/planner=hybrid_cp")
+        if llm.dp & (llm.dp - 1):
+            raise IncompatibleError(f"layout: DP x CP is {llm.dp}, must be a power of two, as groups are")
+        tokens = np.asarray(shapes.llm_tokens, np.int64)
+        capacity = max(self.max_tokens or mean_tokens(profile, layout), -(-int(tokens.max()) // llm.dp))
+        return round_labels(model, shapes, layout, dev_rounds(tokens, llm.dp, capacity), spread=False)
