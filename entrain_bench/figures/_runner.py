@@ -167,8 +167,6 @@ def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_di
 
 def file_name(figure: str, cells: Sequence[Cell], overrides: Sequence[str]) -> str:
     """Return the name of a figure's files: the figure, its workloads, and a hash of the overrides."""
-    if not overrides:
-        return figure
     workloads = "-".join(dict.fromkeys(str(labels_of(cell.config)["workload"]) for cell in cells))
     digest = hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:HASH_DIGITS]
     return f"{figure}_{re.sub(r'[^\w.-]+', '-', workloads)[:MAX_NAME]}_{digest}"
