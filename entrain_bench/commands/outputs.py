@@ -14,7 +14,8 @@ from entrain_bench.answers.documents.posterior import posterior_output, posterio
 from entrain_bench.answers.documents.results import results_output
 from entrain_bench.answers.documents.tables import tables_output
 from entrain_bench.answers.text import count as plural
-from entrain_bench.answers.tracking.log import store_path, tracking_uri
+from entrain_bench.answers.tracking import store_path
+from entrain_bench.answers.tracking.log import tracking_uri
 from entrain_bench.base.errors import unknown_choice
 from entrain_bench.commands.publish import log_to_mlflow, write_tables
 from entrain_bench.commands.recommend import recommendation_output
