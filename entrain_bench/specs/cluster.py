@@ -126,8 +126,8 @@ class ClusterSpec:
         """The cluster with its constants multiplied; a peak rises where an efficiency would exceed 1."""
         device = self.device
         changed: dict[str, Any] = {}
-        for factor, names in OF_DEVICE.items():
-            changed |= {name: getattr(device, name) * getattr(speed, factor) for name in names}
+        for part, names in OF_DEVICE.items():
+            changed |= {name: getattr(device, name) * getattr(speed, part) for name in names}
         changed["overlap_cost"] = min(changed["overlap_cost"], 1.0)
         for peak, shares in PEAKS.items():
             highest = max(changed[name] for name in shares)

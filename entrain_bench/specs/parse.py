@@ -1,6 +1,6 @@
 """Check plain mappings against frozen dataclasses, with errors that name the field."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from math import inf
@@ -102,7 +102,7 @@ def check_fields(instance: Any, where: str = "") -> None:
 
 
 @cache
-def _hints(cls: Hashable) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 

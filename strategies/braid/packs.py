@@ -283,7 +283,7 @@ def _exchanged(group_of, seconds, start, rounds):  # type: ignore[no-untyped-def
         if one < 0:
             break
         goal = low if other < 0 else group_of[other]
-        for sample, source, target in ((one, top, goal), (other, goal, top)):  # type: ignore[assignment]
+        for sample, source, target in ((one, top, goal), (other, goal, top)):
             if sample >= 0:
                 members[source] = members[source][members[source] != sample]
                 members[target] = np.append(np.array([sample]), members[target])
