@@ -115,8 +115,9 @@ class Loads:
         return self if offsets is None else self._changed(partial(sum_rows, offsets))
 
     def _changed(self, change: Callable[[FloatArray], FloatArray]) -> Loads:
-        kinds = ({name: change(values) for name, values in part.items()} for part in (self.areas, self.segments))
-        return Loads(change(self.tokens), *kinds)
+        areas = {name: change(values) for name, values in self.areas.items()}
+        segments = {name: change(values) for name, values in self.segments.items()}
+        return Loads(change(self.tokens), areas, segments)
 
     @property
     def content(self) -> tuple[object, ...]:

@@ -1,7 +1,5 @@
 """The compiled loop that times a program: lanes run their actions in order, each as soon as its inputs are there."""
 
-from __future__ import annotations
-
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
@@ -326,7 +324,8 @@ def describe_deadlock(
         action = next_action(lane)
         inputs = _inputs(program, transfers, action)
         missing = inputs[~done[inputs]]
-        peers = [] if together is None or together[action] < 0 else np.flatnonzero(together == together[action])
+        alone = together is None or together[action] < 0
+        peers = missing[:0] if together is None or alone else np.flatnonzero(together == together[action])
         # What it lacks, or begins together with and has another before it, or else its own lanes that have not come.
         needed = next((int(one) for one in (*missing, *peers) if one not in heads or missing.size), action)
         holders = lane_of_entry[program.lane_actions == needed].tolist()
