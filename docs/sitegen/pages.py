@@ -13,7 +13,7 @@ from entrain_bench.answers.labels import strategy_facts
 from entrain_bench.answers.text import markdown_table
 from entrain_bench.commands.help import help_text, verbs
 from entrain_bench.config.comments import groups
-from entrain_bench.figures._sweeps import discover
+from entrain_bench.figures._runner import discover
 from entrain_bench.records.records import Results
 from sitegen.strategies import overview, strategy_page
 

@@ -1,7 +1,5 @@
 """Analyses of a workload's shapes: the tables behind figures that need no run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +12,7 @@ from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import labels_of
+from entrain_bench.records.records import Results, labels_of
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import Degrees
 
@@ -85,7 +83,7 @@ def encoder_shares(profile: Profile, degrees: Degrees, batch_size: int, num_draw
     return shares
 
 
-def analyse(cells: Sequence[Cell], compute: Callable[..., pd.DataFrame], **parameters: Any) -> pd.DataFrame:
+def analyse(cells: Sequence[Cell], _: Results, compute: Callable[..., pd.DataFrame], **parameters: Any) -> pd.DataFrame:
     """Tables of ``compute(profile, **parameters)`` for every cell, with its workload, model and labels."""
     frames = []
     for cell in cells:

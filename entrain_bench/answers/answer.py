@@ -11,22 +11,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from entrain_bench.answers.cases import Case, Outcome, StrategyResult, cases_of, name_of, varying
 from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, results_word
-from entrain_bench.answers.comparison import LeadSummary, Overall, Verdict, lead_of, overall, place_of
+from entrain_bench.answers.comparison import LeadSummary, Verdict, lead_of, overall
 from entrain_bench.answers.labels import OURS, runs_in
-from entrain_bench.answers.posterior import ChanceSummary, rank_chances, split_draws
-from entrain_bench.answers.statistics import Interval
+from entrain_bench.answers.statistics import ENOUGH_SEEDS, Interval
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.given import check_of_job
 from entrain_bench.config.tree import choices
 from entrain_bench.records.records import Record
 
 LOST = ("failed", "skipped")
-# With fewer seeds an interval says little; the seeds that the next step asks for.
-ENOUGH_SEEDS = 3
+# With fewer seeds more are the next step, and those that it asks for.
+DECIDING_SEEDS = 3
 NEXT_SEEDS = range(5)
 # Keys that ``recommend`` chooses itself or does not take, and keys that it takes in any case.
 NOT_OF_A_JOB = ("strategy", "seed", "plan", "harness")
@@ -41,18 +40,6 @@ class NextStep(StrEnum):
     RECOMMEND = "recommend"
 
 
-class Pictures(Protocol):
-    """Draws pictures of an answer, as PNG."""
-
-    def standings(self, answer: Answer) -> bytes:
-        """Iteration times of every strategy in every case."""
-        ...
-
-    def ranks(self, record: Record) -> bytes:
-        """Draw what the ranks of a run hold and do, from its timeline."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Compared runs.
@@ -62,26 +49,23 @@ class Answer:
         overall: speedups over the cases in which the baseline has all results, by variant, the fastest first.
         known: strategies that could have run.
         lost: planned runs without a record, by their overrides.
-        draws: runs under posterior draws of the hardware constants, which are in no case.
     """
 
     records: Sequence[Record]
     cases: Sequence[Case]
     varying: Sequence[str]
-    overall: Mapping[str, Overall]
+    overall: Mapping[str, Interval]
     known: frozenset[str] = frozenset()
     lost: Sequence[str] = ()
-    draws: Sequence[Record] = ()
 
     @classmethod
     def of(cls, records: Sequence[Record], lost: Sequence[str] = ()) -> Answer:
         """Return the answer of some records; ``lost`` are planned runs without one."""
-        usual, draws = split_draws(records)
-        cases = cases_of(usual, draws)
+        cases = cases_of(records)
         comparisons = [case.comparison for case in cases if case.contested and case.comparison.comparable]
         differing = varying([result.labels for case in cases for result in case.results])
         means = overall(comparisons) if comparisons else {}
-        return cls(usual, cases, differing, means, known_strategies(records), lost, draws)
+        return cls(records, cases, differing, means, known_strategies(records), lost)
 
     @property
     def baseline(self) -> str:
@@ -127,8 +111,7 @@ class Answer:
         case, result = self.winner
         if len(self.contested) == 1 or result.strategy == case.baseline:
             return case.speedup(result)
-        mean = self.overall.get(result.name)
-        return mean.speedup if mean else None
+        return self.overall.get(result.name)
 
     @property
     def not_run(self) -> list[str]:
@@ -140,9 +123,6 @@ class Answer:
         contested = self.contested
         baseline = self.baseline
         is_mean = len(self.cases) > 1 and bool(baseline)
-        # By display order of their strategies; without one, by name at the end.
-        orders = {result.name: result.display_order for result in self.results}
-        variants = sorted(orders, key=lambda name: place_of(name, orders[name]))
         return {
             "baseline": baseline,
             "num_cases": len(self.cases),
@@ -150,19 +130,14 @@ class Answer:
             "num_known": len(self.known),
             "winners": [*_winners(self, contested)],
             "leads": _our_leads(contested),
-            "chances": _chances(contested),
             "overall": {name: asdict(mean) for name, mean in self.overall.items() if is_mean},
-            "without_mean": [name for name in variants if name not in self.overall] if is_mean else [],
             **_doubts(contested),
             "fewer_seeds": _fewer_seeds(contested),
-            "barred": [*_barred(self, contested)],
             "not_run": self.not_run,
             "several_ran": len({result.strategy for result in self.results}) > 1,
             "lost": [*self.lost],
-            "num_planned": len(self.records) + len(self.draws) + len(self.lost),
+            "num_planned": len(self.records) + len(self.lost),
             "problems": find_problems(self.results, self.headings),
-            "num_runs": len(self.records),
-            "without_result": _count_lost(self.results),
         }
 
     def case_dicts(self, results_dir: str | None = None) -> list[dict[str, Any]]:
@@ -176,7 +151,7 @@ class Answer:
             return {"winner": "", "has_result": has_result, "next": _more_seeds(self, results_dir)}
         case, result = self.winner
         bests = {self.case_name(other): other.comparison.best[:1] for other in self.contested}
-        is_enough = len(case.comparison.seeds) >= ENOUGH_SEEDS
+        is_enough = len(case.comparison.seeds) >= DECIDING_SEEDS
         return {
             "winner": self.fastest,
             "strategy": result.strategy,
@@ -198,7 +173,6 @@ def known_strategies(records: Sequence[Record]) -> frozenset[str]:
 
 
 def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
-    """Cases that ended alike, together: decided ones first, then those of the most cases."""
     ended: dict[tuple[Outcome, tuple[str, ...], tuple[str, ...]], list[Case]] = {}
     for case in cases:
         first, good = case.first_and_ties
@@ -219,7 +193,6 @@ def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
 
 
 def _our_leads(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
-    """Leads of our strategies over the fastest of all others, if each has one variant in every case."""
     leads: dict[str, dict[str, Any]] = {}
     for strategy in _distinct(one.strategy for case in cases for one in case.results if one.family == OURS):
         variants = [[result.name for result in case.results if result.strategy == strategy] for case in cases]
@@ -230,32 +203,19 @@ def _our_leads(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
     return leads
 
 
-def _chances(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
-    """Chances of the strategy that is the fastest in most draws, and of ours; empty without draws."""
-    jobs = [{one.name: one.chance for one in case.results if one.chance} for case in cases]
-    jobs = [job for job in jobs if job]
-    ours = [one.name for case in cases for one in case.results if one.chance and one.family == OURS]
-    shown = _distinct([*rank_chances(jobs)[:1], *ours])
-    return {name: asdict(chance) for name in shown if (chance := ChanceSummary.of(jobs, name))}
-
-
 def _doubts(cases: Sequence[Case]) -> dict[str, Any]:
-    """Strategies that may be behind by chance (one seed, or not significantly slower), and doubtful intervals."""
+    """Strategies that may be behind by chance (one seed, or not significantly slower), and too few seeds."""
     results = [result for case in cases for result in case.results]
     behind = [(one.name, one.standing.behind, one.standing.verdict) for one in results if one.standing.behind]
     single = _distinct(name for name, ratio, _ in behind if ratio.num_values == 1)
-    doubts: dict[str, list[str]] = {}
-    for case in cases:
-        for result in case.results:
-            if (speedup := case.speedup(result)) and speedup.doubt:
-                doubts.setdefault(speedup.doubt, []).append(result.name)
+    speedups = [speedup for case in cases for one in case.results if (speedup := case.speedup(one))]
     return {
         "is_single_seed": bool(single) and {*single} == {name for name, *_ in behind},
         "single_seed": single,
         "not_significant": _distinct(
             name for name, ratio, verdict in behind if ratio.num_values > 1 and verdict == Verdict.BEHIND
         ),
-        "doubts": {doubt: _distinct(names) for doubt, names in doubts.items()},
+        "has_few_seeds": any(1 < speedup.num_values < ENOUGH_SEEDS for speedup in speedups),
     }
 
 
@@ -264,7 +224,6 @@ def _distinct(texts: Iterable[str]) -> list[str]:
 
 
 def _fewer_seeds(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Strategies without a record at seeds that others ran: names by the seeds that they did run."""
     lacking: dict[tuple[int, ...], list[str]] = {}
     for case in cases:
         for result in case.results:
@@ -273,46 +232,25 @@ def _fewer_seeds(cases: Sequence[Case]) -> list[dict[str, Any]]:
     return [{"seeds": [*seeds], "strategies": _distinct(names)} for seeds, names in lacking.items()]
 
 
-def _barred(answer: Answer, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
-    """Failed strategies that would be ahead of the fastest."""
-    for case in cases:
-        for result in case.results:
-            behind = result.standing.behind
-            if result.standing.verdict == Verdict.FAILED and behind and behind.mean < 1:
-                yield {
-                    "strategy": result.name,
-                    "case": answer.case_name(case),
-                    "seeds": [seed for seed, time in result.standing.times.items() if time is None],
-                    "speedup": 1 / behind.mean,
-                    "num_seeds": behind.num_values,
-                }
-
-
 def find_problems(results: Sequence[StrategyResult], headings: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the runs without a result: status, name, seeds, number and reason; runs of equal reason are together."""
-    alike: dict[tuple[str, str, int], list[StrategyResult]] = {}
+    """Return the runs without a result: status, names, seeds, number and reason; runs of equal reason are together."""
+    alike: dict[tuple[str, str], list[tuple[StrategyResult, list[int]]]] = {}
     for result in results:
         for status in LOST:
-            if lost := [record for record in result.runs.values() if record.status == status]:
-                alike.setdefault((status, lost[0].reason, len(lost)), []).append(result)
-    problems = []
-    for (status, reason, _), members in alike.items():
-        first = members[0].labels
-        shared = [heading for heading in headings if len({one.labels[heading] for one in members}) == 1]
-        named = [one for one in results if all(one.labels[heading] == first[heading] for heading in shared)]
-        for part, names in [(members, shared)] if named == members else [([one], headings) for one in members]:
-            runs = [run for one in part for run in one.runs.items()]
-            seeds = [seed for seed, record in runs if record.status == status]
-            name = name_of(part[0].labels, names) or "all"
-            problems.append({"status": status, "name": name, "seeds": seeds, "num_runs": len(runs), "reason": reason})
-    return problems
-
-
-def _count_lost(results: Sequence[StrategyResult]) -> dict[str, list[int]]:
-    """Return the seeds of runs without a result by status, a seed for each run."""
-    runs = [(record.status, seed) for result in results for seed, record in result.runs.items()]
-    seeds = {status: [seed for one, seed in runs if one == status] for status in LOST}
-    return {status: lost for status, lost in seeds.items() if lost}
+            lost = {seed: record for seed, record in result.runs.items() if record.status == status}
+            for reason in dict.fromkeys(record.reason for record in lost.values()):
+                seeds = [seed for seed, record in lost.items() if record.reason == reason]
+                alike.setdefault((status, reason), []).append((result, seeds))
+    return [
+        {
+            "status": status,
+            "names": [name_of(result.labels, headings) for result, _ in members],
+            "seeds": [seed for _, seeds in members for seed in seeds],
+            "num_runs": sum(len(result.runs) for result, _ in members),
+            "reason": reason,
+        }
+        for (status, reason), members in alike.items()
+    ]
 
 
 def _case_dict(answer: Answer, case: Case, results_dir: str | None) -> dict[str, Any]:
@@ -336,14 +274,11 @@ def _case_dict(answer: Answer, case: Case, results_dir: str | None) -> dict[str,
 
 def _result_dict(result: StrategyResult) -> dict[str, Any]:
     standing = result.standing
-    chance = result.chance
     runs = []
     for seed, record in sorted(result.runs.items()):
         reason = {"reason": record.reason} if record.reason else {}
         time = {"iteration_time_s": standing.times[seed], "key": record.key}
         runs.append({"seed": seed, "status": record.status, **reason, **time})
-    lead = asdict(chance.lead) if chance and chance.lead else None
-    posterior = {"p_fastest": chance.probability, "num_draws": chance.num_draws, "lead": lead} if chance else None
     return {
         "name": result.name,
         "verdict": standing.verdict,
@@ -351,7 +286,6 @@ def _result_dict(result: StrategyResult) -> dict[str, Any]:
         "iteration_time_s": asdict(standing.time) if standing.time else None,
         "speedup": asdict(standing.speedup) if standing.speedup else None,
         "time_over_fastest": asdict(standing.behind) if standing.behind else None,
-        **({"posterior": posterior} if posterior else {}),
         "runs": runs,
     }
 

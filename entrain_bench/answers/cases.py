@@ -1,7 +1,5 @@
 """Runs by job (cases) and by configuration (results of strategies), compared."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
@@ -10,8 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from entrain_bench.answers.comparison import TIME, Comparison, Standing, Times, Verdict, baseline_of, compare
-from entrain_bench.answers.posterior import Chance, chances, drawn_times, job_of, variant_of
+from entrain_bench.answers.comparison import TIME, Comparison, Standing, Verdict, baseline_of, compare
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.records.keys import COSMETIC_KEYS
 from entrain_bench.records.leaves import flatten
@@ -36,9 +33,8 @@ ABSENT = ()
 class SeedGroup:
     """All runs of one configuration, by seed.
 
-    Attributes:
-        name: the strategy, and its options in which its groups differ; unique in a case.
-        labels: text of every label, by its heading; those in ``job`` define the job.
+    ``name`` is the strategy, and its options in which its groups differ; unique in a case. ``labels`` has the text of
+    every label, by its heading; those in ``job`` define the job.
     """
 
     name: str
@@ -107,7 +103,6 @@ class StrategyResult(SeedGroup):
 
     standing: Standing
     best: bool
-    chance: Chance | None
 
 
 class Outcome(StrEnum):
@@ -121,11 +116,9 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """All runs of one job.
+    """All runs of one job: a result for each seed group, the fastest first; those without a time come last.
 
-    Attributes:
-        results: one for each seed group, the fastest first; groups without a result come last.
-        baseline: the strategy that speedups are over, of all cases of the same records; empty where there is one only.
+    ``baseline`` is the strategy that speedups are over, the same in all cases; empty where there is one only.
     """
 
     job: Mapping[str, str]
@@ -190,24 +183,23 @@ class Case:
         return [record for result in self.results for _, record in sorted(result.runs.items())]
 
 
-def cases_of(records: Sequence[Record], draws: Sequence[Record] = ()) -> list[Case]:
+def cases_of(records: Sequence[Record]) -> list[Case]:
     """Group records to cases, sorted by workload and model, then by order of appearance.
 
     The baseline is the first strategy of all records (``baseline_of``). Speedups are over its group with the same
-    options, or else over its plainest one. ``draws`` are runs under posterior draws, which give the cases' chances.
+    options, or else over its plainest one.
     """
     groups = groups_of(records)
     orders = {group.strategy: group.display_order for group in groups}
     baseline = baseline_of(orders) if len(orders) > 1 else ""
-    drawn = drawn_times(draws)
     jobs: dict[tuple[str, ...], list[SeedGroup]] = {}
     for group in groups:
         jobs.setdefault(tuple(group.job.values()), []).append(group)
     ordered = sorted(jobs.values(), key=lambda job: (job[0].job["workload"], job[0].job["model"]))
-    return [_case(job, baseline, drawn) for job in ordered]
+    return [_case(job, baseline) for job in ordered]
 
 
-def _case(groups: Sequence[SeedGroup], baseline: str, drawn: Mapping[str, Mapping[str, Times]]) -> Case:
+def _case(groups: Sequence[SeedGroup], baseline: str) -> Case:
     named = {group.name: group for group in groups}
     bases = sorted((group for group in groups if group.strategy == baseline), key=lambda group: group.plainness)
     same = {tuple(base.options.values()): base.name for base in bases}
@@ -216,13 +208,10 @@ def _case(groups: Sequence[SeedGroup], baseline: str, drawn: Mapping[str, Mappin
         for group in groups
         if bases
     }
-    num_batches = min(max(1, len(record.iterations)) for group in groups for record in group.runs.values())
-    comparison = compare({name: group.times for name, group in named.items()}, references, num_batches=num_batches)
+    comparison = compare({name: group.times for name, group in named.items()}, references)
     best = comparison.best if len(groups) > 1 else ()
-    under = {name: drawn.get(job_of(one.first), {}).get(variant_of(one.first)) for name, one in named.items()}
-    odds = chances({name: times for name in comparison.ranked if (times := under[name])})
     results = [
-        StrategyResult(name, one.labels, one.job, one.runs, comparison.standings[name], name in best, odds.get(name))
+        StrategyResult(name, one.labels, one.job, one.runs, comparison.standings[name], name in best)
         for name, one in ((name, named[name]) for name in comparison.ranked)
     ]
     return Case(groups[0].job, results, comparison, baseline)

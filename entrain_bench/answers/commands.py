@@ -1,7 +1,5 @@
 """Command lines that make records again: of the overrides and the folder that the records say they were made of."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -102,24 +100,14 @@ def quoted(value: Any) -> str:
 
 
 def _blocks(cells: Sequence[tuple[str, ...]]) -> Iterator[Block]:
-    """Products of values that are exactly some cells, split by the key whose values have the fewest different rests."""
+    """Products of values that are exactly some cells, split by the first key that has several values."""
     columns = [[*dict.fromkeys(values)] for values in zip(*cells, strict=True)]
     if prod(map(len, columns)) == len(cells):
         yield columns
         return
-    splits = [[*_alike(cells, place)] for place, column in enumerate(columns) if len(column) > 1]
-    for part in min((split for split in splits if len(split) > 1), key=len):
-        yield from _blocks(part)
-
-
-def _alike(cells: Sequence[tuple[str, ...]], place: int) -> Iterator[Sequence[tuple[str, ...]]]:
-    rests: dict[str, list[tuple[str, ...]]] = {}
-    for cell in cells:
-        rests.setdefault(cell[place], []).append(cell)
-    shared: dict[frozenset[tuple[str, ...]], list[tuple[str, ...]]] = {}
-    for mine in rests.values():
-        shared.setdefault(frozenset((*cell[:place], *cell[place + 1 :]) for cell in mine), []).extend(mine)
-    yield from shared.values()
+    place, values = next((place, values) for place, values in enumerate(columns) if len(values) > 1)
+    for value in values:
+        yield from _blocks([cell for cell in cells if cell[place] == value])
 
 
 @cache

@@ -1,7 +1,5 @@
 """Two tables of runs compared to the last digit: values that moved, runs that are gone and new."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from io import BytesIO, StringIO
@@ -39,10 +37,7 @@ def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
 
     A setting that only one of them knows had in all runs of the other the value that most runs of the one have, because
     settings are added with the former behavior as their default. A metric that a run of the first table lacks, because
-    it is older, has not moved.
-
-    Raises:
-        UserError: for a run that a table has twice.
+    it is older, has not moved. ``UserError`` for a run that a table has twice.
     """
     columns = [*dict.fromkeys((*before.columns, *after.columns))]
     apart = {*before.columns} ^ {*after.columns} if len(before) and len(after) else set()
@@ -72,7 +67,6 @@ def drifts(before: pd.DataFrame, after: pd.DataFrame) -> list[str]:
 
 
 def _moved(before: Mapping[Any, str], after: Mapping[Any, str]) -> list[str]:
-    """Return the outcomes of a run that differ."""
     # A run with a result but not this metric is older.
     older = {name for name in METRICS if before.get("status") == "ok" and not before.get(name)}
     lines = []
@@ -88,7 +82,6 @@ def _moved(before: Mapping[Any, str], after: Mapping[Any, str]) -> list[str]:
 
 
 def _completed(table: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with the settings that only the other knows."""
     settings = [name for name in other.columns if name not in (*table.columns, *BESIDE)]
     return table.assign(**{name: other[name].value_counts().index[0] for name in settings if len(other)})
 

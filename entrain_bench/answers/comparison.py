@@ -70,7 +70,6 @@ class Comparison[Name: Hashable]:
 
     standings: Mapping[Name, Standing]
     ranked: Sequence[Name]
-    num_batches: int = 1
 
     def with_verdict(self, *verdicts: Verdict) -> list[Name]:
         """The names with one of some verdicts, the fastest first."""
@@ -97,28 +96,18 @@ class Comparison[Name: Hashable]:
         return any(map(self.gains_everywhere, self.standings))
 
 
-@dataclass(frozen=True, slots=True)
-class Overall:
-    """A group over several cases; ``least``, ``greatest``: of single cases; ``num_best``: the fastest or as good."""
-
-    speedup: Interval
-    least: float
-    greatest: float
-    num_best: int
-
-
 def baseline_of(orders: Mapping[str, float | None]) -> str:
-    """The strategy that others are compared with: of at least one, by display order, the first by ``place_of``."""
-    return min(orders, key=lambda name: place_of(name, orders[name]))
+    """The strategy that others are compared with: by display order, those without one last, then by name."""
 
+    def place(name: str) -> tuple[float, str]:
+        order = orders[name]
+        return math.inf if order is None else order, name
 
-def place_of(name: str, display_order: float | None) -> tuple[float, str]:
-    """Return a strategy's sort key: display order, those without one last, then name."""
-    return math.inf if display_order is None else display_order, name
+    return min(orders, key=place)
 
 
 def compare[Name: Hashable](
-    times: Mapping[Name, Times], references: Mapping[Name, Name], level: float | None = None, num_batches: int = 1
+    times: Mapping[Name, Times], references: Mapping[Name, Name], level: float | None = None
 ) -> Comparison[Name]:
     """Compare the groups of a case.
 
@@ -127,7 +116,6 @@ def compare[Name: Hashable](
         references: the group that another's speedup is over; a group that is not named has none.
         level: how often a group as good as the fastest may be called slower among those with the same seeds; None:
             ``LEVEL`` is divided among all sets of seeds, so it holds for the case.
-        num_batches: batches that a run's time is the mean of.
     """
     done = {name: with_result(by_seed) for name, by_seed in times.items()}
     whole = [name for name, by_seed in done.items() if by_seed and len(by_seed) == len(times[name])]
@@ -139,9 +127,9 @@ def compare[Name: Hashable](
         standings[name] = Standing(
             times[name],
             {seed: other[seed] / by_seed[seed] for seed in by_seed if seed in other},
-            mean_interval([*by_seed.values()], num_batches) if by_seed else None,
-            shared_ratio(other, by_seed, num_batches),
-            shared_ratio(by_seed, done[best], num_batches) if best is not None and name != best else None,
+            mean_interval([*by_seed.values()]) if by_seed else None,
+            shared_ratio(other, by_seed),
+            shared_ratio(by_seed, done[best]) if best is not None and name != best else None,
             verdicts.get(name, Verdict.FAILED),
         )
 
@@ -151,7 +139,7 @@ def compare[Name: Hashable](
         ratio = _mean_ratio(done[name], done[best]) if best is not None and time else math.inf
         return failed, name != best, ratio, decisive(time.mean) if time else math.inf, str(name)
 
-    return Comparison(standings, sorted(standings, key=place), num_batches)
+    return Comparison(standings, sorted(standings, key=place))
 
 
 def with_result(times: Times) -> dict[int, float]:
@@ -159,20 +147,19 @@ def with_result(times: Times) -> dict[int, float]:
     return {seed: time for seed in sorted(times) if (time := times[seed]) is not None}
 
 
-def overall[Name: Hashable](comparisons: Sequence[Comparison[Name]]) -> dict[Name, Overall]:
-    """Return groups with a speedup at all seeds of all cases, the fastest first, at the seeds that the cases share."""
+def overall[Name: Hashable](comparisons: Sequence[Comparison[Name]]) -> dict[Name, Interval]:
+    """Return geometric mean speedups over cases, at the seeds that all share, the fastest first.
+
+    They are of the groups with a speedup at all seeds of all cases.
+    """
     seeds = sorted(set.intersection(*({*one.seeds} for one in comparisons)))
-    means_over_cases = {}
+    means = {}
     for name in comparisons[0].standings if seeds else ():
         if all(one.gains_everywhere(name) for one in comparisons):
-            logs = [[log(one.standings[name].gains[seed]) for seed in seeds] for one in comparisons]
-            num_batches = min(one.num_batches for one in comparisons)
-            means = [exp(math.fsum(one) / len(one)) for one in logs]
-            mean = mean_interval([math.fsum(one) / len(one) for one in zip(*logs, strict=True)], num_batches)
-            speedup = replace(mean, mean=exp(mean.mean), low=exp(mean.low), high=exp(mean.high))
-            num_best = sum(name in one.best for one in comparisons)
-            means_over_cases[name] = Overall(speedup, min(means), max(means), num_best)
-    return dict(sorted(means_over_cases.items(), key=lambda item: -decisive(item[1].speedup.mean)))
+            logs = [[log(one.standings[name].gains[seed]) for one in comparisons] for seed in seeds]
+            mean = mean_interval([math.fsum(one) / len(one) for one in logs])
+            means[name] = replace(mean, mean=exp(mean.mean), low=exp(mean.low), high=exp(mean.high))
+    return dict(sorted(means.items(), key=lambda item: -decisive(item[1].mean)))
 
 
 def _fastest[Name: Hashable](times: Mapping[Name, Mapping[int, float]]) -> Name:
@@ -231,11 +218,11 @@ def _mean_ratio(one: Mapping[int, float], other: Mapping[int, float]) -> float:
     return decisive(math.fsum(one[s] for s in shared) / math.fsum(other[s] for s in shared)) if shared else 1.0
 
 
-def shared_ratio(one: Mapping[int, float], other: Mapping[int, float], num_batches: int = 1) -> Interval | None:
+def shared_ratio(one: Mapping[int, float], other: Mapping[int, float]) -> Interval | None:
     """Return the ratios of one over another at the seeds that both have; None without such a seed."""
     shared = [seed for seed in one if seed in other]
     pairs = [one[seed] for seed in shared], [other[seed] for seed in shared]
-    return ratio_interval(*pairs, num_batches) if shared else None
+    return ratio_interval(*pairs) if shared else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,10 +248,8 @@ def lead_of[Name: Hashable](times: Mapping[Name, Times], leader: Name) -> LeadRe
 class LeadSummary:
     """The speedups of a strategy over the fastest other in several cases, whether above or below 1.
 
-    Attributes:
-        speedup: of the only case; None for several.
-        num_known, num_cases: cases with a speedup, and all.
-        num_lacking: cases in which the strategy has no result at some seed.
+    ``speedup`` is that of the only case; None for several. ``num_known`` cases have a speedup; in ``num_lacking`` the
+    strategy has no result at some seed.
     """
 
     speedup: Interval | None

@@ -1,7 +1,5 @@
 """Output of a command: one line per run, then a table and the fastest strategies."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from rich.text import Text
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.cases import NAMES, Case, StrategyResult, name_of
 from entrain_bench.answers.comparison import TIME
-from entrain_bench.answers.sentences import losses, notices, problems, sentences
+from entrain_bench.answers.sentences import notices, problems, sentences
 from entrain_bench.answers.text import NOTHING, decimals, ends, seconds, spell_seeds, times, wrap
 from entrain_bench.records.records import Record
 
@@ -90,7 +88,7 @@ def summary(records: Sequence[Record], width: int, lost: Sequence[str] = ()) -> 
         columns = fitting([*named, *values], width, [*labels, *ALWAYS])
         yield from wrapped(_legend([column.heading for column in columns], answer.baseline), width)
         yield from _table(answer.cases, columns, len(labels))
-    words = [*map(Text, problems(answer)), *said, *wrapped(losses(answer), width)]
+    words = [*map(Text, problems(answer)), *said]
     words += [line for notice in notices(records) for line in wrapped(notice, width)]
     yield from [Text(), *words] if words else []
 
@@ -162,7 +160,6 @@ def _legend(headings: Sequence[str], baseline: str) -> str:
 
 
 def _counts(rows: Sequence[StrategyResult]) -> list[str]:
-    """How many runs every mean is of, and of how many; nothing where all are of the same number."""
     counts = [(row.standing.num_ok, len(row.standing.times)) for row in rows]
     if len({*counts}) == 1 and counts[0][0] == counts[0][1]:
         return [NOTHING] * len(rows)

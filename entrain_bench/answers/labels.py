@@ -1,7 +1,5 @@
 """Names of strategies, workloads and models in figures, sources of costs, and facts on strategies for readers."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterable, Mapping
@@ -33,8 +31,7 @@ ABBREVIATION_LETTERS = 3
 def label_columns(config: RunConfig) -> dict[str, Any]:
     """Labels that the YAMLs of a run state themselves (``label: COCO``), empty where they state none, order and family.
 
-    Raises:
-        UserError: for a ``display_order`` that is not a number, and for an unknown ``family``.
+    ``UserError`` for a ``display_order`` that is not a number, and for an unknown ``family``.
     """
     groups = {"strategy": config.strategy, "workload": config.workload, "model": config.model}
     order = config.strategy.get("display_order")
@@ -115,7 +112,6 @@ DERIVED = "derived"
 
 @cache
 def _fitted_devices() -> frozenset[str]:
-    """Names of the devices with constants that are fitted to published times."""
     with (config_tree() / "cluster" / "sources.csv").open(newline="") as rows:
         return frozenset(row["part"] for row in csv.DictReader(rows) if row["obtained"] == FITTED)
 
@@ -157,11 +153,7 @@ class StrategyFacts:
 
 
 def strategy_facts() -> list[StrategyFacts]:
-    """Return the facts on every strategy of the suite, in display order.
-
-    Raises:
-        UserError: for an entry without a strategy, a strategy without an entry, and an unknown or malformed key.
-    """
+    """Return the facts on every strategy of the suite, in display order; ``UserError`` if it lacks a strategy."""
     entries = yaml.safe_load((config_tree() / FACTS).read_text())
     names = choices("strategy")
     for name in entries:

@@ -3,12 +3,11 @@
 Published measurements leave the constants of a device open: ``experiments/posterior.csv`` holds draws of them (key
 ``constants``, 1 to 50). Each draw gives one time of every strategy, at a seed of its own, with plans made for it.
 P(fastest) is the share of draws in which a strategy is the fastest. Its lead in a draw is the time of the fastest
-other strategy over its own. Figures, ``results.md``, report, MLflow and ``recommend`` all read this definition.
+other strategy over its own. Figures, ``results.md`` and ``recommend`` all read this definition.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +17,11 @@ import pandas as pd
 
 from entrain_bench.answers.comparison import TIME, Times, geometric_mean, with_result
 from entrain_bench.base.arithmetic import decisive
-from entrain_bench.records.records import Record
 
 # Share of the draws that an interval holds, cut alike at both ends.
 COVERAGE = 0.9
 # The key of a run that chooses a draw; 0: the fitted constants.
 KEY = "constants"
-# Keys that a run under a draw may have different from the run that it belongs to.
-OF_DRAWS = ("strategy", "seed", KEY, "action_noise")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,46 +112,11 @@ def chances_by_job(data: pd.DataFrame) -> dict[tuple[str, str], dict[str, Chance
     return {job: chances(times) for job, times in times_of(data).items()}
 
 
-def split_draws(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """The records, and those of them that are draws: of a job that has fitted runs and draws of several strategies."""
-    usual = {job_of(record) for record in records if not record.config.get(KEY)}
-    variants: dict[str, set[str]] = {}
-    for record in records:
-        if record.config.get(KEY) and (job := job_of(record)) in usual:
-            variants.setdefault(job, set()).add(variant_of(record))
-    is_draw = [bool(record.config.get(KEY)) and len(variants.get(job_of(record), ())) > 1 for record in records]
-    pairs = [*zip(records, is_draw, strict=True)]
-    return [record for record, drawn in pairs if not drawn], [record for record, drawn in pairs if drawn]
-
-
-def drawn_times(draws: Sequence[Record]) -> dict[str, dict[str, dict[int, float | None]]]:
-    """Seconds an iteration of runs under draws by ``job_of``, ``variant_of`` and draw; None without a result."""
-    times: dict[str, dict[str, dict[int, float | None]]] = {}
-    for record in draws:
-        by_draw = times.setdefault(job_of(record), {}).setdefault(variant_of(record), {})
-        by_draw[int(record.config[KEY])] = record.metrics[TIME] if record.status == "ok" else None
-    return times
-
-
-def job_of(record: Record) -> str:
-    """Return a text that a run shares with its draws and with other strategies."""
-    config = {key: value for key, value in record.config.items() if key not in OF_DRAWS}
-    return json.dumps([record.labels["harness"], config], sort_keys=True, default=repr)
-
-
-def variant_of(record: Record) -> str:
-    """Return a text that a run shares with its draws only."""
-    return json.dumps([record.labels["strategy"], record.config["strategy"]], sort_keys=True, default=repr)
-
-
 @dataclass(frozen=True, slots=True)
 class ChanceSummary:
     """The chances of a strategy over one or several jobs; the lead in a draw is the geometric mean over the jobs.
 
-    Attributes:
-        probability: P(fastest), mean over all jobs.
-        num_leads: jobs with a lead.
-        num_sure: jobs in which P(fastest) is at least ``COVERAGE``.
+    ``probability`` is P(fastest), mean over all jobs; in ``num_sure`` of them it is at least ``COVERAGE``.
     """
 
     probability: float

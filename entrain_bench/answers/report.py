@@ -1,7 +1,5 @@
 """The report on a folder of runs: the answer with its evidence, as Markdown, and as HTML that is made from it."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +9,7 @@ from typing import Any
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.labels import cost_source
-from entrain_bench.answers.sentences import losses, notices, posterior, problems, sentences
+from entrain_bench.answers.sentences import notices, problems, sentences
 from entrain_bench.answers.text import count, load_template, to_html
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.code import code_version
@@ -23,14 +21,11 @@ TITLE = "Which balancing strategy to use"
 SECTIONS = {
     "decision": "Decision",
     "answer": "Every case",
-    "ranking": "Ranking over workloads",
     "failed": "Runs without a result",
     "environment": "Environment",
     "rerun": "How to run it again",
 }
 OPEN = 2
-# Letters that an issue has room for, with some for the words of whoever writes it.
-MAX_LETTERS = 60_000
 # Headings of a case's job that are always shown.
 NAMED = ("workload", "model")
 
@@ -76,16 +71,14 @@ def report_of(answer: Answer, results_dir: str, notes: Sequence[str] = (), stand
     """Return the report on the runs of at least one case; ``standings``: a picture of them (PNG)."""
     job = answer.cases[0].job
     naming = [heading for heading in job if heading in NAMED or heading in answer.varying]
-    words = {"posterior": posterior(answer), "losses": losses(answer)}
     return {
-        "decision": {**answer.to_dict(), **answer.decision(results_dir), **words},
+        "decision": {**answer.to_dict(), **answer.decision(results_dir)},
         "standings": b64encode(standings).decode() if standings else "",
         "sentences": sentences(answer),
         "notes": [*notes],
         "naming": naming,
         "cases": answer.case_dicts(results_dir),
         "setting": {heading: text for heading, text in job.items() if heading not in naming},
-        "ranking": answer.overall if min(len(answer.cases), len(answer.overall)) > 1 else {},
         "failed": problems(answer),
         "environment": _environment(answer.records),
         "version": version("entrain-bench"),
@@ -105,34 +98,22 @@ def report_json(answer: Answer, results_dir: str, notes: Sequence[str] = ()) -> 
 
 def html(report: Report) -> str:
     """Return one file: style and pictures inside, no scripts; the Markdown's texts are escaped."""
-    body = to_html("".join(part for _, part in _sections(report, is_page=True)))
+    body = to_html("".join(_sections(report, is_page=True)))
     shown = {anchor: title for anchor, title in SECTIONS.items() if report.get(anchor, True)}
     return load_template("page.html").render(title=TITLE, sections=shown, body=body) + "\n"
 
 
 def markdown(report: Report) -> str:
-    """Return the same words for a GitHub issue: pictures are in the HTML only, sections after ``OPEN`` are folded.
-
-    An issue has room for ``MAX_LETTERS``: sections that do not fit are left out, and named at the end.
-    """
-    text = f"# {TITLE}\n"
-    left_out = []
-    for place, (title, part) in enumerate(_sections(report, is_page=False)):
-        # Sections that are open answer; none of them is left out.
-        if place < OPEN or len(text) + len(part) <= MAX_LETTERS:
-            text += part
-        else:
-            left_out.append(title)
-    return text + (f"\nTo keep this short, only report.html has: {', '.join(left_out)}.\n" if left_out else "")
+    """Return the same words for a GitHub issue: pictures are in the HTML only, sections after ``OPEN`` are folded."""
+    return f"# {TITLE}\n" + "".join(_sections(report, is_page=False))
 
 
-def _sections(report: Report, is_page: bool) -> Iterator[tuple[str, str]]:
-    """Yield the title and the Markdown of every section."""
+def _sections(report: Report, is_page: bool) -> Iterator[str]:
     template: Any = load_template("report.jinja").make_module({"r": report, "is_page": is_page})
     for place, (anchor, title) in enumerate(SECTIONS.items()):
         if report.get(anchor, True):
             body = getattr(template, anchor)().strip("\n")
-            yield title, str(template.section(anchor, title, body, place >= OPEN and not is_page))
+            yield str(template.section(anchor, title, body, place >= OPEN and not is_page))
 
 
 def _environment(records: Sequence[Record]) -> dict[str, Any]:

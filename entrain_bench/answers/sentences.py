@@ -1,7 +1,5 @@
 """The sentences of an answer, the same wherever it is shown: ``templates/sentences.jinja`` words its values."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,20 +24,9 @@ def sentences(answer: Answer) -> list[str]:
     return _say("all", answer.to_dict())
 
 
-def posterior(answer: Answer) -> list[str]:
-    """P(fastest) of the strategy that is the fastest in most draws, and of ours; nothing without draws."""
-    return [_one("chance", name, chance, "case") for name, chance in answer.to_dict()["chances"].items()]
-
-
 def problems(answer: Answer) -> list[str]:
     """Lines on runs without a result: how many, at which seeds, why; one line for all runs of equal reason."""
     return [_one("problem", problem) for problem in answer.to_dict()["problems"]]
-
-
-def losses(answer: Answer) -> str:
-    """How many of all runs have no result, and at which seeds, in one sentence; empty if all have."""
-    values = answer.to_dict()
-    return _one("without_result", values["num_runs"], values["without_result"])
 
 
 def winners_sentence[Name: Hashable](comparisons: Sequence[Comparison[Name]], labels: Mapping[Name, str]) -> str:

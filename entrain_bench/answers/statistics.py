@@ -5,12 +5,9 @@ geometric mean of the seeds' ratios, with Student's t on their logarithms: a rat
 Intervals hold for new seeds of the same job. They do not contain the error of the cost model.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import permutations
 
 from scipy import special
@@ -28,26 +25,10 @@ EQUAL = 1e-9
 SHARED = 1 / 6
 # Part of the level that goes to tests with a pair's own variance.
 ORDINARY = 1 / 5
+# With fewer seeds Student's t interval is unreliable: they may miss rare long batches.
+ENOUGH_SEEDS = 4
 # Numbers of seeds with which simulated critical values are lower than the general formula says.
 FEW_SEEDS = range(3, 6)
-# 24 batches miss a kind of batch that is one in ten in 8% of cases (0.9^24).
-ENOUGH_BATCHES = 24
-# With fewer seeds than these Student's t interval is unreliable however many batches each has.
-ENOUGH_SEEDS = 4
-# An interval is doubtful if one end of the values is more than so many times as far from the median as the other end.
-LOPSIDED = 6.0
-# Seeds from which on this is tested. Of eight normal values, 1.3% are that lopsided.
-TESTED_SEEDS = 8
-
-
-class Doubt(StrEnum):
-    """Why an interval may hold less often than its 95%: the sentence to print."""
-
-    LONG_BATCHES = "95% interval not reliable: a few batches are much longer or shorter than the others"
-    FEW_BATCHES = (
-        f"95% interval not reliable: fewer than {ENOUGH_SEEDS} seeds or {ENOUGH_BATCHES} batches "
-        "may miss rare long batches"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +39,6 @@ class Interval:
     low: float
     high: float
     num_values: int
-    doubt: Doubt | None = None
 
     @property
     def margin(self) -> float:
@@ -70,40 +50,21 @@ class Interval:
         return self.num_values > 1 and not self.low <= value <= self.high
 
 
-def mean_interval(values: Sequence[float], num_batches: int = 1, further: float = math.inf) -> Interval:
-    """Return the mean of values by seed, each itself the mean of ``num_batches``, with Student's t interval.
+def mean_interval(values: Sequence[float], further: float = math.inf) -> Interval:
+    """Return the mean of values by seed with Student's t interval.
 
     Of finitely many ``further`` seeds, the interval has their mean in 95% of cases (prediction).
     """
     mean, error = _mean_and_error(values)
     number = len(values)
     half = t_quantile(number - 1) * error * math.sqrt(1 + number / further) if number > 1 else 0.0
-    return Interval(mean, mean - half, mean + half, number, doubt_of(values, num_batches))
+    return Interval(mean, mean - half, mean + half, number)
 
 
-def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], num_batches: int = 1) -> Interval:
+def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
     """Return the geometric mean of paired ratios of positive numbers, with the interval of their logarithms' mean."""
-    logs = mean_interval(_log_ratios(numerators, denominators), num_batches)
+    logs = mean_interval(_log_ratios(numerators, denominators))
     return replace(logs, mean=exp(logs.mean), low=exp(logs.low), high=exp(logs.high))
-
-
-def doubt_of(values: Sequence[float], num_batches: int = 1) -> Doubt | None:
-    """Return why Student's t interval of values by seed is not to be trusted, if so; a single one has no interval."""
-    seeds = len(values)
-    ordered = sorted(values)
-    middle = (ordered[(seeds - 1) // 2] + ordered[seeds // 2]) / 2
-    near, far = sorted((middle - ordered[0], ordered[-1] - middle))
-    lopsided = far > EQUAL * max(1.0, abs(middle)) and decisive(far) > decisive(LOPSIDED * near)
-    if lopsided and seeds >= TESTED_SEEDS:
-        return Doubt.LONG_BATCHES
-    few = seeds < ENOUGH_SEEDS or seeds * num_batches < ENOUGH_BATCHES
-    return Doubt.FEW_BATCHES if few and seeds > 1 else None
-
-
-def ratio_chance(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """How likely paired ratios with a mean at least this far from 1, to either side, are by chance."""
-    logs = _log_ratios(numerators, denominators)
-    return min(1.0, 2 * min(_chance(logs), _chance([-value for value in logs])))
 
 
 def not_worse[Name: Hashable](times: Mapping[Name, Sequence[float]], level: float = LEVEL) -> frozenset[Name]:
@@ -193,15 +154,7 @@ def _critical(degrees: float, chance: float) -> float:
     return round(-float(special.stdtrit(degrees, chance)), DIGITS)
 
 
-def _chance(values: Sequence[float]) -> float:
-    mean, error = _mean_and_error(values)
-    if abs(mean) < EQUAL or not error:
-        return float(mean < EQUAL)
-    return round(float(special.stdtr(len(values) - 1, -mean / error)), DIGITS)
-
-
 def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard error; 0 for a single value."""
     count = len(values)
     mean = math.fsum(values) / len(values)
     squares = math.fsum((value - mean) ** 2 for value in values)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from entrain_bench.answers.comparison import TIME, Comparison, baseline_of, compare, geometric_mean
 from entrain_bench.answers.labels import in_order, label_columns, names, orders
-from entrain_bench.answers.statistics import Interval, kendall_tau, mean_interval, ratio_interval
+from entrain_bench.answers.statistics import kendall_tau, mean_interval, ratio_interval
 from entrain_bench.answers.text import count, listing
 from entrain_bench.base.arithmetic import exp, log
 from entrain_bench.records.cells import Cell
@@ -51,10 +51,8 @@ def run_table(cells: Sequence[Cell], results: Results, settings: Mapping[str, st
     rows = []
     for cell in cells:
         record = results.read(cell.key)
-        if record is None:
-            row: Mapping[str, Any] = {**labels_of(cell.config), "status": MISSING, "reason": "not run", "key": cell.key}
-        else:
-            row = record.row
+        absent = {**labels_of(cell.config), "status": MISSING, "reason": "not run", "key": cell.key}
+        row = record.row if record else absent
         leaves = flatten(cell.config.content()) if settings else {}
         swept = {column: leaves.get(path) for column, path in (settings or {}).items()}
         rows.append({**row, **swept, **label_columns(cell.config)})
@@ -66,23 +64,17 @@ def run_actions(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
 
     They are those of ``timeline_frame``, with the labels of the run and ``side``, the role of the action's module.
     """
-    frames = []
-    seen = set()
+    frames: dict[tuple[str, ...], pd.DataFrame] = {}
     for cell in cells:
         labels = labels_of(cell.config)
-        names = ("strategy", "workload", "model")
-        case = tuple(labels[name] for name in names)
-        record = None if case in seen else results.read(cell.key)
+        case = {name: labels[name] for name in CASE}
+        key = tuple(case.values())
+        record = None if key in frames else results.read(cell.key)
         frame = results.timeline(record) if record else None
-        if frame is None:
-            continue
-        seen.add(case)
-        sides = {name: cell.config.model["modules"][name]["role"] for name in frame["module"].unique()}
-        frame.insert(0, "side", frame["module"].map(sides))
-        for name in ("seed", *reversed(names)):
-            frame.insert(0, name, labels[name])
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["strategy", "workload", "model"])
+        if frame is not None:
+            roles = {name: module["role"] for name, module in cell.config.model["modules"].items()}
+            frames[key] = frame.assign(**case, seed=labels["seed"], side=frame["module"].map(roles))
+    return pd.concat(frames.values(), ignore_index=True) if frames else pd.DataFrame(columns=CASE)
 
 
 def encoder_stages_and_gpus(cell: Cell, record: Record | None) -> tuple[float, float]:
@@ -178,28 +170,23 @@ def rankings(data: pd.DataFrame) -> pd.DataFrame:
         comparisons = compared(runs, JOB)
         taus = correlations(first, runs)
         for case, mine in taus.items():
-            names = comparisons[case].best
+            names = comparisons[tuple(map(str, case))].best
             firm = bool(usual[case].best) and usual[case].best[0] in names
-            rows.append((row, *case, next(iter(names), ""), firm, *_ends(mine)))
-        rows.append((row, ALL, ALL, "", True, *_ends(pd.DataFrame(taus).mean(axis="columns"))))
+            rows.append((row, *case, next(iter(names), ""), firm, *_ends(mine.dropna())))
+        rows.append((row, ALL, ALL, "", True, *_ends(taus.mean(axis="columns"))))
     columns = ["row", *JOB, "winner", "firm", "tau", "tau_low", "tau_high"]
     table = pd.DataFrame(rows, columns=columns)
     counts = over_seeds(data, ["row", *JOB], mean_s=("iteration_time_s", "mean"))
     return table.merge(counts[["row", *JOB, "num_ok", "num_runs"]], on=["row", *JOB], how="left")
 
 
-def correlations(first: pd.DataFrame, runs: pd.DataFrame) -> dict[tuple[str, ...], pd.Series[float]]:
-    """Rank correlation of the strategies' times with those of the first row, by model and trace, at every seed."""
-    one, other = (
-        table.assign(seconds=table["iteration_time_s"].where(table["status"] == "ok", np.inf))
-        for table in (first, runs)
-    )
-    pairs = one.merge(other, on=[*JOB, "seed", "strategy"], suffixes=("", "_there"))
-    taus: dict[tuple[str, ...], dict[int, float]] = {}
-    for (*case, seed), mine in pairs.groupby([*JOB, "seed"], sort=False):
-        tau = kendall_tau(mine["seconds"].tolist(), mine["seconds_there"].tolist())
-        taus.setdefault(tuple(map(str, case)), {})[int(str(seed))] = tau
-    return {case: pd.Series(by_seed) for case, by_seed in taus.items()}
+def correlations(first: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Rank correlation of the strategies' times with the first row's: a row a seed, a column a model and trace."""
+    case = [*JOB, "seed"]
+    one, other = (table.assign(s=table[TIME].where(table["status"] == "ok", np.inf)) for table in (first, runs))
+    pairs = one.merge(other, on=[*case, "strategy"], suffixes=("", "_there")).groupby(case, sort=False)
+    taus = pairs[["s", "s_there"]].apply(lambda mine: kendall_tau(mine["s"].tolist(), mine["s_there"].tolist()))
+    return pd.DataFrame(taus.unstack(JOB, sort=False))
 
 
 def _ends(values: pd.Series[float]) -> tuple[float, float, float]:
@@ -291,14 +278,6 @@ def time_over_fastest(data: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame([(name, each.mean, each.low, each.high) for name, each in rows.items()])
     table.columns = ["strategy", "mean", "low", "high"]
     return table.set_index("strategy").sort_values("mean", kind="stable")
-
-
-def change(relative: Interval | None) -> str:
-    """A ratio as a change with half the width of its interval: ``+12 ±3%``; without an interval ``+12%``."""
-    if relative is None:
-        return ""
-    text = f"{100 * (relative.mean - 1):+.0f}".replace("-0", "+0")
-    return f"{text} ±{100 * relative.margin:.1f}%" if relative.num_values > 1 else f"{text}%"
 
 
 def starred(label: str, row: Mapping[Any, Any]) -> str:

@@ -1,7 +1,5 @@
 """``entrain-bench check strategy=NAME [KEY=VALUE ...]``: run the conformance tests on one strategy."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.table import Table
 

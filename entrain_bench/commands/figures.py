@@ -1,7 +1,5 @@
 """``entrain-bench figures [NAME ...] [KEY=VALUE ...]``: execute missing runs, draw figures, write pages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,8 +9,7 @@ from entrain_bench.commands.help import columns
 from entrain_bench.commands.outputs import make, outputs, summaries
 from entrain_bench.commands.watch import say
 from entrain_bench.config.grammar import RUN_KEYS, Request, Storage, Verb
-from entrain_bench.figures._runner import SUFFIXES, Drawing
-from entrain_bench.figures._sweeps import check_names, discover, file_name, module_of, own_sweeps
+from entrain_bench.figures._runner import SUFFIXES, Drawing, check_names, discover, file_name, module_of, own_sweeps
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.records import Results
@@ -61,7 +58,6 @@ def main(request: Request[Storage]) -> int:
 
 
 def _drawing(name: str, overrides: Sequence[str], study: Study) -> tuple[Drawing, list[Cell]]:
-    """The figure and its cells, once all that can be wrong with them is known to be right."""
     module, experiment = module_of(name, study.config_dir)
     sweeps = own_sweeps(name, experiment, overrides, study.config_dir)
     cells = [cell for sweep in sweeps.values() for cell in study.cells(*sweep)]

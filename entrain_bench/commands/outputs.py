@@ -10,17 +10,16 @@ from functools import partial
 from time import perf_counter
 
 from entrain_bench.answers.documents.claims import claims_output
-from entrain_bench.answers.documents.posterior import drawn_cells, posterior_output, read_plan
+from entrain_bench.answers.documents.posterior import posterior_output, posterior_sweeps, read_plan
 from entrain_bench.answers.documents.results import results_output
 from entrain_bench.answers.documents.tables import tables_output
 from entrain_bench.answers.text import count as plural
-from entrain_bench.answers.tracking.entries import store_path, tracking_uri
+from entrain_bench.answers.tracking.log import store_path, tracking_uri
 from entrain_bench.base.errors import unknown_choice
 from entrain_bench.commands.publish import log_to_mlflow, write_tables
 from entrain_bench.commands.recommend import recommendation_output
 from entrain_bench.commands.watch import Watch, say
-from entrain_bench.figures._runner import figure_output
-from entrain_bench.figures._sweeps import discover
+from entrain_bench.figures._runner import discover, figure_output
 from entrain_bench.lab.ledger.page import calibration_output
 from entrain_bench.records.records import PlannedSweep
 from entrain_bench.run.cells import Done
@@ -134,7 +133,7 @@ def _log(wanted: Sequence[Output], study: Study, mlflow_uri: str | None) -> bool
             keys[name] |= dict.fromkeys(study.cells_by_key([sweep]))
             files[name] |= dict.fromkeys(output.committed)
     if (drawn := read_plan().sweep) in keys:
-        keys[drawn] |= dict.fromkeys(cell.key for cell in drawn_cells(study))
+        keys[drawn] |= dict.fromkeys(study.cells_by_key(posterior_sweeps(study)))
     logged = []
     for name, mine in keys.items():
         records = [record for key in mine if (record := study.results.read(key))]

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.console_table import print_table
 from entrain_bench.answers.text import count
-from entrain_bench.answers.tracking.entries import store_path, tracking_uri
-from entrain_bench.answers.tracking.log import log_records
+from entrain_bench.answers.tracking.log import log_records, store_path, tracking_uri
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.commands.watch import say
 from entrain_bench.records import tables
@@ -81,7 +79,7 @@ def log_to_mlflow(
     # A server's address without a password.
     place = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if uri else str(store_path(results))
     try:
-        num_logged, address = log_records(results, records, name, uri, files, Pictures(results), lost)
+        num_logged, address = log_records(results, records, name, uri, files, draw_standings, lost)
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exception(error)
@@ -98,20 +96,8 @@ def log_to_mlflow(
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Pictures:
-    """Pictures of the runs of a results folder (``answers.answer.Pictures``)."""
+def draw_standings(answer: Answer) -> bytes:
+    """Return a picture of the iteration times of an answer (PNG)."""
+    from entrain_bench.figures._style import standings_png
 
-    results: Results
-
-    def standings(self, answer: Answer) -> bytes:
-        """Iteration times of a sweep."""
-        from entrain_bench.figures._pictures import standings_png
-
-        return standings_png(answer)
-
-    def ranks(self, record: Record) -> bytes:
-        """Memory and time of the ranks of a run whose timeline is there."""
-        from entrain_bench.figures._pictures import ranks_png
-
-        return ranks_png(self.results, record)
+    return standings_png(answer)

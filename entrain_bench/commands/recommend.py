@@ -1,35 +1,32 @@
 """``entrain-bench recommend [KEY=VALUE ...]``: recommend a strategy for a job: plan, time, reasons, robustness."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import yaml
-
 from entrain_bench.answers.commands import command_line, quoted
-from entrain_bench.answers.comparison import Times, baseline_of
+from entrain_bench.answers.comparison import baseline_of
 from entrain_bench.answers.console_table import describe_cell, make_console
 from entrain_bench.answers.recommend import megatron
 from entrain_bench.answers.recommend.megatron import FRAMEWORKS, flag_lines, refusal, variants_within
 from entrain_bench.answers.recommend.recommendation import (
-    JUDGED,
     KNOBS,
     STATED,
+    Raced,
     Recommendation,
+    Refuse,
+    StrategyRace,
     answer_lines,
     no_result_lines,
+    race,
     reason_of,
     recommend,
-    so_far,
     summary_lines,
 )
-from entrain_bench.answers.recommend.strategy_race import Raced, Refuse, StrategyRace, race
 from entrain_bench.answers.sentences import notices
-from entrain_bench.answers.tracking.entries import sweep_name
+from entrain_bench.answers.tracking.log import sweep_name
 from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
@@ -39,7 +36,6 @@ from entrain_bench.config.grammar import RUN_KEYS, Request, Verb, own
 from entrain_bench.config.hub.files import is_reference
 from entrain_bench.config.overrides import parse, swept_keys
 from entrain_bench.config.schema import ASIDE, RunConfig
-from entrain_bench.config.tree import config_tree
 from entrain_bench.program.plan_file import plan_text
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.records import Results
@@ -102,7 +98,7 @@ def main(request: Request[Keys]) -> int:
     runner, raced, answer = _answered(asked, results, composer, keys)
     composer.save()
     if answer:
-        _print(answer_lines(answer, asked.omitted, width, str(results.root / JUDGED)))
+        _print(answer_lines(answer, asked.omitted, width))
         if keys.within:
             _print(flag_lines(runner, answer, path, width))
         try:
@@ -169,9 +165,6 @@ def _answered(
     def clock() -> str:
         return f"[{perf_counter() - started:5.1f} s]"
 
-    def tell(times: Mapping[str, Times]) -> None:
-        say(f"{clock()} so far: {so_far(times, len(asked.variants))}")
-
     runner = StrategyRace(
         asked.overrides,
         asked.config.seed,
@@ -182,7 +175,7 @@ def _answered(
         lambda record: say(describe_cell(clock(), record)),
     )
     refuse: Refuse = refusal if keys.within else lambda *_: ""
-    raced = race(runner, [asked.baseline], refuse, keys.seconds, tell)
+    raced = race(runner, [asked.baseline], refuse, keys.seconds)
     say(f"{clock()} judging the winner on fresh seeds")
     answer = recommend(
         runner,
@@ -210,10 +203,7 @@ def _asked(composer: Composer, overrides: Sequence[str], within: bool) -> Asked:
         if key not in (*STATED, "seed", *ASIDE):
             check_of_job("overrides", text)
     texts = [text for key, text in keys.items() if key not in ("seed", *ASIDE)]
-    nodes = {
-        name: composer.run([f"strategy={name}"]).strategy
-        for name in in_starting_order([*dict.fromkeys([*names, *every])])
-    }
+    nodes = {name: composer.run([f"strategy={name}"]).strategy for name in dict.fromkeys([*names, *every])}
     considered = [name for name in nodes if name in names and (not within or megatron.KEY in nodes[name])]
     variants: dict[str, tuple[str, ...]] = {name: (f"strategy={name}",) for name in considered}
     if within:
@@ -246,12 +236,6 @@ def _checked_keys(overrides: Sequence[str]) -> dict[str, str]:
         if several and key != "strategy":
             raise UserError(f"{text}: must be one value; only strategy takes several")
     return dict(zip(swept, overrides, strict=True))
-
-
-def in_starting_order(names: Sequence[str]) -> list[str]:
-    """Return strategies in the order in which they start: those of ``race.yaml`` first, then the others."""
-    strong = yaml.safe_load((config_tree() / "race.yaml").read_text())["strong_first"]
-    return sorted(names, key=lambda name: strong.index(name) if name in strong else len(strong))
 
 
 def _no_result(runner: StrategyRace, raced: Raced) -> list[str]:

@@ -1,7 +1,5 @@
 """``entrain-bench KEY=VALUE ...``: execute one run, or with ``--multirun`` all unfinished runs of a sweep."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -67,7 +65,7 @@ def main(request: Request[NoKeys]) -> int:
             say(f"entrain-bench: the Chrome trace cannot be written ({error})")
     composer.save()
     # A run starts before the words on it are imported.
-    from entrain_bench.answers.tracking.entries import sweep_name
+    from entrain_bench.answers.tracking.log import sweep_name
     from entrain_bench.commands.publish import publish, say_outdated
 
     records = publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
@@ -76,12 +74,8 @@ def main(request: Request[NoKeys]) -> int:
 
 
 def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
-    """Run the cells of a sweep and publish their records; returns 0, or 1 if a cell failed.
-
-    ``UserError`` for a cell that cannot be composed, data that cannot be read, a damaged record or an unwritable
-    folder, as soon as it is known; and at the end if a cell left no record.
-    """
-    from entrain_bench.answers.tracking.entries import sweep_name
+    """Run the cells of a sweep and publish their records; returns 0, or 1 if a cell failed."""
+    from entrain_bench.answers.tracking.log import sweep_name
     from entrain_bench.commands.hydra_app import has_sweeper, run_hydra
     from entrain_bench.commands.publish import publish, say_outdated
 
@@ -106,7 +100,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
                 watch.finished += 1
                 continue
             keys[cell.key] = " ".join(cell.overrides)
-            # A sweep keeps the timelines of one job: MLflow shows its ranks.
+            # A sweep keeps the timelines of one job.
             yield replace(cell, timeline=is_beside(cell.config, first))
 
     try:
@@ -131,8 +125,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
 
 
 def _sweep_by_plugin(composer: Composer, request: Request[NoKeys]) -> int:
-    """Let a sweeper of Hydra's choose values, and publish the runs that are new; returns Hydra's exit code."""
-    from entrain_bench.answers.tracking.entries import sweep_name
+    from entrain_bench.answers.tracking.log import sweep_name
     from entrain_bench.commands.hydra_app import run_hydra
     from entrain_bench.commands.publish import publish
 

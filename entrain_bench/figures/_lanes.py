@@ -1,7 +1,5 @@
 """Passes of a pipeline's ranks over time: panels of schedules, the replica that each shows, its lanes and bars."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -120,7 +118,6 @@ def draw_lanes(panel: Axes, rows: pd.DataFrame, colours: dict[str, style.Colour]
 
 
 def _write_degrees(panel: Axes, rows: pd.DataFrame, middle: pd.Series, end_s: float) -> None:
-    """The degrees of a group in each of its bars that is wide enough."""
     for row in rows.assign(middle=middle).drop_duplicates(PASS).to_dict("records"):
         text = degrees_of(row["group"])
         if row["end_s"] - row["start_s"] > LETTER * len(text) * end_s:

@@ -1,26 +1,199 @@
-"""Figures as files: loaded, drawn, written, with a caption and the command that draws them again in ``<name>.json``."""
+"""Figures of the suite and of a folder of the user's: found, with their sweeps for the figure's own job or the user's.
 
-from __future__ import annotations
+Each is loaded, drawn and written, with a caption and the command that draws it again in ``<name>.json``.
+"""
 
+import ast
+import hashlib
+import importlib
 import json
 import os
+import re
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import yaml
+
+import entrain_bench.figures as package
 from entrain_bench.answers.commands import command_line
 from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
 from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.text import consecutive
-from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
+from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain, require, unknown_choice
 from entrain_bench.base.files import write_atomically
+from entrain_bench.config.comments import first_sentence
+from entrain_bench.config.overrides import swept_keys
+from entrain_bench.config.targets import import_file
+from entrain_bench.config.tree import config_tree
 from entrain_bench.figures._style import MODEL_ERROR, Picture, empty_figure, styled
-from entrain_bench.figures._sweeps import Sweeps, cells_of, discover, module_of, sweeps_of
 from entrain_bench.records.cells import Cell
-from entrain_bench.run.study import Output, Study, by_strategy
+from entrain_bench.records.records import labels_of
+from entrain_bench.run.study import Output, Study, SweepOverrides, by_strategy
+
+# Folder of the user's modules, and of sweeps that name a module as their ``figure.drawing``.
+MODULES = "figures"
+SWEEPS = "figure"
+
+
+def discover(config_dir: str | None = None) -> dict[str, str]:
+    """Every figure and its first line, not imported; ``UserError`` for one of the user's called as one of ours."""
+    return {name: _summary(path) for name, path in _files(config_dir).items()}
+
+
+def module_of(name: str, config_dir: str | None = None) -> tuple[ModuleType, str]:
+    """The module that draws a figure, and its sweep's YAML; ``UserError`` for one that cannot be imported."""
+    files = _files(config_dir)
+    if files[name].suffix == ".py":
+        module = _imported(files[name])
+        return module, module.EXPERIMENT
+    drawing = drawing_of(files[name])
+    if drawing not in files or files[drawing].suffix != ".py":
+        modules = [each for each, path in files.items() if path.suffix == ".py"]
+        raise unknown_choice(f"{files[name]}: figure.drawing", drawing, modules)
+    return _imported(files[drawing]), name
+
+
+def _files(config_dir: str | None) -> dict[str, Path]:
+    """The module of every figure, or the YAML of a sweep that another figure's module draws."""
+    places = [(Path(package.__path__[0]), config_tree())]
+    if config_dir is not None:
+        places.append((Path(config_dir, MODULES), Path(config_dir)))
+    known = dict[str, Path]()
+    for modules, tree in places:
+        sweeps = (path for path in (tree / SWEEPS).glob("*.yaml") if drawing_of(path))
+        for path in sorted((*modules.glob("[!_]*.py"), *sweeps), key=lambda path: path.stem):
+            if path.stem in known:
+                raise UserError(f"{path}: there is a figure {path.stem}; must have another name")
+            known[path.stem] = path
+    return known
+
+
+def _summary(path: Path) -> str:
+    if path.suffix == ".yaml":
+        return first_sentence(path)
+    try:
+        return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+    except SyntaxError as error:
+        raise UserError(f"{path}:{error.lineno}: not Python: {error.msg}") from error
+
+
+def _imported(path: Path) -> ModuleType:
+    if path.parent == Path(package.__path__[0]):
+        return importlib.import_module(f"{package.__name__}.{path.stem}")
+    name = f"{package.__name__}._theirs_{path.stem}"
+    module = import_file(path, name)
+    # What it defines can be pickled only if it is found there.
+    sys.modules[name] = module
+    for member in ("EXPERIMENT", "RUNS", "load", "draw"):
+        if not hasattr(module, member):
+            raise UserError(f"{path}: must define EXPERIMENT, RUNS, load and draw; {member} is missing")
+    return module
+
+
+# The sweeps of a figure by the labels of its rows; one sweep without a label if it has none.
+type Sweeps = Mapping[str, SweepOverrides]
+UNLABELLED = ""
+
+
+def rows_of(experiment: str, config_dir: str | None = None) -> dict[str, SweepOverrides]:
+    """Overrides of every row of ``experiments/figure/<experiment>.yaml`` by its label; ``UserError`` for others."""
+    rows = (_yaml(experiment, config_dir).get("figure") or {}).get("rows", {})
+    for label, overrides in rows.items():
+        listed = isinstance(overrides, list) and all(isinstance(text, str) for text in overrides)
+        require(listed, f"figure.rows.{label}", overrides, "a list of overrides")
+    return {str(label): tuple(overrides) for label, overrides in rows.items()}
+
+
+def sweeps_of(experiment: str, config_dir: str | None = None) -> Sweeps:
+    """The sweeps of a figure."""
+    own = f"figure={experiment}"
+    rows = rows_of(experiment, config_dir)
+    return {label: (own, *overrides) for label, overrides in rows.items()} or {UNLABELLED: (own,)}
+
+
+def cells_of(sweeps: Sweeps, study: Study) -> Sequence[Cell] | Mapping[str, Sequence[Cell]]:
+    """The cells of a figure, by the labels of its rows if it has any."""
+    cells = {label: study.cells(*sweep) for label, sweep in sweeps.items()}
+    return cells.get(UNLABELLED, cells)
+
+
+def drawing_of(path: Path) -> str:
+    """The figure whose module draws the sweep of a YAML of the user's; empty if none is named."""
+    values = yaml.safe_load(path.read_text()) or {}
+    return str((values.get("figure") or {}).get("drawing") or "")
+
+
+def _yaml(experiment: str, config_dir: str | None) -> dict[str, Any]:
+    folders = [config_tree(), *([Path(config_dir)] if config_dir else [])]
+    files = [file for folder in folders if (file := folder / "figure" / f"{experiment}.yaml").is_file()]
+    require(bool(files), "EXPERIMENT", experiment, "the name of a YAML in figure/")
+    values: dict[str, Any] = yaml.safe_load(files[0].read_text())
+    return values
+
+
+# What a figure shows several of, whichever: the user's may take their place.
+REPLACED = ("workload", "model")
+# Keys of Hydra, and sweeps of other figures.
+NOT_OF_A_RUN = ("figure", "hydra")
+HASH_DIGITS = 8
+MAX_NAME = 60
+
+
+def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_dir: str | None = None) -> Sweeps:
+    """The sweeps of a figure with overrides of the user's in the place of its values; others are added.
+
+    ``UserError`` for keys whose values the figure compares, and several values of keys that are not ``REPLACED``.
+    """
+    content = _yaml(experiment, config_dir)
+    rows = rows_of(experiment, config_dir)
+    # A file without options of the drawing is of the package ``hydra.sweeper.params``.
+    params = content["hydra"]["sweeper"]["params"] if "hydra" in content else content
+    compared = {key: str(value) for key, value in params.items() if any(swept_keys([f"{key}={value}"]).values())}
+    compared |= {key: "in its rows" for row in rows.values() for key in swept_keys(row)}
+    given = swept_keys(overrides)
+    for key, several in given.items():
+        _check(figure, key, several, compared)
+    aside = [f"~{key}" for key in params if key.startswith(tuple(f"{other}." for other in given))]
+    own = (f"figure={experiment}", *overrides, *aside)
+    return {label: (*own, *row) for label, row in rows.items()} or {UNLABELLED: own}
+
+
+def file_name(figure: str, cells: Sequence[Cell], overrides: Sequence[str]) -> str:
+    """Return the name of a figure's files: the figure, its workloads, and a hash of the overrides."""
+    if not overrides:
+        return figure
+    workloads = "-".join(dict.fromkeys(str(labels_of(cell.config)["workload"]) for cell in cells))
+    digest = hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:HASH_DIGITS]
+    return f"{figure}_{re.sub(r'[^\w.-]+', '-', workloads)[:MAX_NAME]}_{digest}"
+
+
+def check_names(cells: Sequence[Cell]) -> None:
+    """Raise ``UserError`` for different workloads, or models, of one name: a figure could not tell them apart."""
+    for group in REPLACED:
+        seen: dict[str, object] = {}
+        for cell in cells:
+            name = str(labels_of(cell.config)[group])
+            values = getattr(cell.config, group)
+            if seen.setdefault(name, values) != values:
+                raise UserError(f"{group}: two entries share the name {name}. Give each entry a unique name")
+
+
+def _check(figure: str, key: str, several: bool, compared: Mapping[str, str]) -> None:
+    group = re.split(r"[./]", key)[0]
+    if group in NOT_OF_A_RUN:
+        raise UserError(f"{key}: is not a key of a run. Leave it out")
+    inside = [other for other in compared if other.startswith(f"{key}.")]
+    for other in inside or ([key] if key in compared and key not in REPLACED else []):
+        raise UserError(f"{key}: figure {figure} already compares values of {other} ({compared[other]}). Leave it out")
+    if several and group not in REPLACED:
+        raise UserError(f"{key}: must be one value; only {' and '.join(REPLACED)} take several in a figure")
+
 
 # The last is the sidecar.
 SUFFIXES = ("pdf", "png", "csv", "json")
@@ -62,7 +235,6 @@ class Drawing:
         return getattr(self.module, "DRAWS", False) and [*self.sweeps.values()] == [(f"figure={read_plan().sweep}",)]
 
     def _timelines(self, study: Study) -> list[list[Cell]]:
-        """The cells whose timelines it reads, as ``run_actions`` takes them."""
         if not getattr(self.module, "TIMELINES", False):
             return []
         return [group for sweep in self.sweeps.values() for group in by_strategy(study.cells(*sweep))]

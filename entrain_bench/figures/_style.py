@@ -1,9 +1,7 @@
 """The look that figures share: seaborn's theme, colours, sizes; rankings, heatmaps, lines, panels without data."""
 
-from __future__ import annotations
-
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from itertools import cycle
@@ -21,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.labels import FAMILIES, OURS, families, names, orders
 from entrain_bench.answers.tables import JOB, starred
 
@@ -84,14 +83,6 @@ def styled() -> Iterator[None]:
     with _DRAWING, mpl.rc_context():
         sns.set_theme(**THEME)
         yield
-
-
-def small_png(draw: Callable[[], Figure]) -> bytes:
-    """A figure for a page of many: the same bytes for the same data."""
-    file = BytesIO()
-    with styled():
-        draw().savefig(file, format="png", dpi=SMALL_DPI, metadata={"Software": None})
-    return file.getvalue()
 
 
 def panels(rows: int, columns: int, width_in: float, height_in: float, **options: Any) -> tuple[Figure, list[Axes]]:
@@ -209,16 +200,9 @@ def ranking(
 ) -> Figure:
     """Left: strategies from best to worst over all jobs. Right: every job, a column each.
 
-    Args:
-        overall: ``mean``, and ``low`` and ``high`` if known, by strategy in the order of the rows; others come last.
-        jobs: values by strategy; columns are (group, job), as people say them.
-        labels: of the strategies.
-        colours: of the dots.
-        handles: legend of the colours.
-        label: of the axis of ``overall``.
-        form: format of a value.
-        norm: of the shades.
-        start: value at which lines begin.
+    ``overall`` has ``mean``, and ``low`` and ``high`` if known, by strategy in the order of the rows; others come last.
+    ``jobs`` has values by strategy; columns are (group, job), as people say them. ``handles`` explain the colours of
+    the dots, whose lines begin at ``start``; ``label`` is of their axis, ``norm`` of the shades.
     """
     order = [*overall.index, *(name for name in jobs.index if name not in overall.index)]
     values = jobs.loc[order].astype(float)
@@ -278,7 +262,6 @@ def by_job(data: pd.DataFrame, table: pd.DataFrame, metric: str) -> tuple[pd.Dat
 
 
 def _name_groups(panel: Axes, groups: Sequence[str]) -> None:
-    """Names of groups of columns above a heatmap, and a gap between groups."""
     for group in dict.fromkeys(groups):
         first = groups.index(group)
         panel.text(first + groups.count(group) / 2, -0.25, group, ha="center", va="bottom")
@@ -354,3 +337,41 @@ def line_handles(
         Line2D([], [], linestyle=line, color=colour, marker=markers[name], mec="white", mew=0.3, label=labels[name])
         for name, colour in colours.items()
     ]
+
+
+# Where the shades of times over the fastest's end.
+DARKEST = 4.0
+# More cases are not readable; the table has them all.
+MAX_CASES = 12
+
+
+def draw_standings(answer: Answer) -> Figure:
+    """A row a strategy or variant, the fastest on top, a column a case; a star marks those that lack seeds."""
+    cases = answer.cases[:MAX_CASES]
+    rows = [(answer.case_name(case), row) for case in cases for row in case.results]
+    times = [(case, row.name, row.standing.time.mean if row.standing.time else None) for case, row in rows]
+    table = pd.DataFrame(times, columns=["case", "name", "seconds"]).astype({"seconds": float})
+    wide = table.pivot_table("seconds", "name", "case", sort=False, dropna=False)
+    relative = wide / wide.min()
+    overall = relative.mean(axis="columns", skipna=False).dropna().to_frame("mean")
+    if len(cases) == 1:
+        behind = {row.name: row.standing.behind for _, row in rows if row.standing.behind}
+        overall["low"] = [behind[name].low if name in behind else 1.0 for name in overall.index]
+        overall["high"] = [behind[name].high if name in behind else 1.0 for name in overall.index]
+    relative.columns = pd.MultiIndex.from_tuples([("", name) for name in relative.columns])
+    lacking = {row.name for _, row in rows if None in row.standing.times.values()}
+    labels = {name: f"{name}*" if name in lacking else name for name in relative.index}
+    colours = {row.name: FAMILY_COLOURS[OURS if row.family == OURS else "published"] for _, row in rows}
+    look: dict[str, Any] = {"label": "time / fastest", "norm": LogNorm(1, DARKEST), "start": 1.0}
+    figure = ranking(overall.sort_values("mean", kind="stable"), relative, labels, colours, [], **look)
+    if len(cases) < len(answer.cases):
+        figure.supxlabel(f"{len(cases)} of {len(answer.cases)} cases; table.csv has all")
+    return figure
+
+
+def standings_png(answer: Answer) -> bytes:
+    """Return ``draw_standings`` as a small PNG: the same bytes for the same data."""
+    file = BytesIO()
+    with styled():
+        draw_standings(answer).savefig(file, format="png", dpi=SMALL_DPI, metadata={"Software": None})
+    return file.getvalue()

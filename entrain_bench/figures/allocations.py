@@ -6,9 +6,7 @@ allocation of its size; 100% means that all draws agree. The CSV has every alloc
 which Algorithm 1 stops.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 from seaborn import light_palette
@@ -16,22 +14,14 @@ from seaborn import light_palette
 from entrain_bench.answers.analysis import allocation_shares, analyse
 from entrain_bench.answers.labels import names
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, ROW_IN, Picture, heatmap_of, panels
-from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
 
 EXPERIMENT = "allocations"
 RUNS = False
-BATCH_SIZES = [1, 4, 16, 64, 256]
-NUM_DRAWS = 59
-MAX_BATCH = 4096
 # Draws agree from here on.
 AGREEING = 0.995
 
 
-def load(cells: Sequence[Cell], _: Results) -> pd.DataFrame:
-    """Shares of the draws by allocation, for every trace and model."""
-    sizes = {"batch_sizes": BATCH_SIZES, "num_draws": NUM_DRAWS, "max_batch": MAX_BATCH}
-    return analyse(cells, allocation_shares, **sizes)
+load = partial(analyse, compute=allocation_shares, batch_sizes=[1, 4, 16, 64, 256], num_draws=59, max_batch=4096)
 
 
 def draw(data: pd.DataFrame) -> Picture:

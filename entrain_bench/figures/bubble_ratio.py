@@ -4,8 +4,6 @@ Corresponds to arXiv:2605.27918, Figure 6; cells of ``experiments/figure/bubble_
 iterations; 95% intervals are in the CSV. Communication inside passes counts as busy (docs/metrics.md).
 """
 
-from __future__ import annotations
-
 import pandas as pd
 
 from entrain_bench.answers.tables import interval_over_seeds, range_of, run_table

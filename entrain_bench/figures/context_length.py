@@ -4,8 +4,6 @@ Corresponds to the evaluation of arXiv:2605.27678; cells of ``experiments/figure
 imbalance, every strategy free to choose its degrees. Means over seeds.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pandas as pd
@@ -49,7 +47,6 @@ def draw(data: pd.DataFrame) -> style.Picture:
 
 
 def _message(labels: dict[str, str], table: pd.DataFrame) -> str:
-    """The greatest gain over the first strategy."""
     first = next(iter(labels))
     keys = ["model", *SETTINGS]
     base = table[table["strategy"] == first].set_index(keys)["tflops_per_gpu"]

@@ -5,8 +5,6 @@ the stages of the encoders or of the LLM; its standard deviation over the microb
 replicas, iterations and seeds. A strategy whose microbatches are all alike has no mark.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

@@ -5,8 +5,6 @@ means over all jobs with 95% intervals over seeds; a star marks strategies witho
 seconds, intervals and, if posterior runs are there (``entrain-bench figures posterior``), P(fastest).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd
@@ -16,15 +14,13 @@ from entrain_bench.answers import tables
 from entrain_bench.answers.labels import OURS, families, names
 from entrain_bench.answers.posterior import chances_by_job
 from entrain_bench.answers.sentences import posterior_sentences
-from entrain_bench.figures._style import Picture, by_job, family_colours, family_handles, ranking
+from entrain_bench.figures._style import DARKEST, Picture, by_job, family_colours, family_handles, ranking
 
 EXPERIMENT = "iteration_time"
 RUNS = True
 # ``draw`` also takes the posterior runs of its jobs.
 DRAWS = True
 load = tables.run_table
-# Where the shades of times over the fastest's end.
-DARKEST = 4.0
 
 
 def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> Picture:
@@ -54,7 +50,6 @@ def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> Picture:
 
 
 def _message(data: pd.DataFrame, overall: pd.DataFrame, labels: dict[str, str]) -> str:
-    """How often which strategy is the fastest, and the two fastest over all jobs."""
     winners = [next(iter(comparison.best), "") for comparison in tables.compared(data, tables.JOB).values()]
     often = sorted({*winners} - {""}, key=lambda name: -winners.count(name))
     said = ", ".join(f"{labels[name]} in {winners.count(name)}" for name in often) or "none is decided"

@@ -6,8 +6,6 @@ durations and places them as the simulator does: what is then still shorter than
 own work. A measured optimizer step begins with the gradient norm, for which it waits for all ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

@@ -6,8 +6,6 @@ The CSV has all models and traces. Rows of the YAML after the first are panels o
 1F1B, whose peaks are nearer to the paper's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
@@ -26,26 +24,22 @@ EXPERIMENT = "memory_over_time"
 RUNS = True
 TIMELINES = True
 CASE = ["model", "workload", "strategy"]
-GIB = 2**30
 COLUMNS = ["lane", "holds", "time_s", "bytes"]
 HOLDS = {"encoder": "rank with encoder stages", "llm": "rank with LLM stages", "both": "rank with both"}
 
 
 def load(cells: Mapping[str, Sequence[Cell]], results: Results) -> Runs:
     """The table of the runs and their timelines; beside strategies of rows after the first stands the row's label."""
-    first, *_ = cells
     tables = []
     actions = []
-    for label, row in cells.items():
+    for place, (label, row) in enumerate(cells.items()):
+        beside = f", {label}" if place else ""
         table = run_table(row, results)
+        stated = table["strategy_label"]
+        table["strategy_label"] = stated.mask(stated == "", table["strategy"].map(spell))
+        tables.append(table.assign(**{name: table[name] + beside for name in ("strategy", "strategy_label")}))
         timelines = run_actions(row, results)
-        if label != first:
-            called = [text or spell(name) for name, text in table[["strategy", "strategy_label"]].to_numpy()]
-            table["strategy_label"] = [f"{text}, {label}" for text in called]
-            for frame in (table, timelines):
-                frame["strategy"] += f", {label}"
-        tables.append(table)
-        actions.append(timelines)
+        actions.append(timelines.assign(strategy=timelines["strategy"] + beside))
     return Runs(in_order(pd.concat(tables, ignore_index=True)), pd.concat(actions, ignore_index=True))
 
 
@@ -55,28 +49,26 @@ def draw(data: Runs) -> Picture:
         raise UserError("figure=memory_over_time: no timeline of the sweep has memory")
     labels, traces, models = (names(data.table, column) for column in ("strategy", "workload", "model"))
     lanes = {key: peak_replica(rows) for key, rows in data.actions.groupby(CASE, sort=False)}
-    peaks = pd.DataFrame([(*key, float(steps["bytes"].max()) / GIB) for key, steps in lanes.items()])
-    peaks.columns = [*CASE, "peak_gib"]
-    model, trace, _, highest = max(peaks.itertuples(index=False, name=None), key=lambda row: row[-1])
+    shown = pd.concat(lanes, names=CASE).reset_index(CASE)[[*CASE, *COLUMNS]]
+    peaks = (shown.groupby(CASE, sort=False)["bytes"].max() / 2**30).rename("peak_gib").reset_index()
+    highest = peaks.loc[peaks["peak_gib"].idxmax()]
     figure, axes = panels(1, len(labels), DOUBLE_COLUMN_IN, 1.9, sharex=True, sharey=True)
     colours = palette(HOLDS)
+    look = {"drawstyle": "steps-post", "estimator": None, "legend": False, "linewidth": 0.6, "palette": colours}
     for panel, (name, label) in zip(axes, labels.items(), strict=True):
         panel.set_title(label)
-        steps = lanes.get((model, trace, name))
-        if steps is None:
-            runs = data.table[(data.table[CASE] == [model, trace, name]).all(axis=1)]
-            states = [f"{status}: {why}" for status, why in zip(runs["status"], runs["reason"], strict=True)]
-            show_reason(panel, next(iter(states), "no run"))
+        case = (highest["model"], highest["workload"], name)
+        if case not in lanes:
+            runs = data.table[(data.table[CASE] == [*case]).all(axis=1)]
+            show_reason(panel, next(iter(runs["status"] + ": " + runs["reason"]), "no run"))
             continue
-        look = {"drawstyle": "steps-post", "estimator": None, "legend": False, "linewidth": 0.6, "palette": colours}
-        gib = steps.assign(gib=steps["bytes"] / GIB)
+        gib = lanes[case].assign(gib=lanes[case]["bytes"] / 2**30)
         sns.lineplot(gib, x="time_s", y="gib", hue="holds", units="lane", ax=panel, **look)
-        panel.set(xlim=(0, None), ylim=(0, 1.05 * highest), xlabel="", ylabel="")
+        panel.set(xlim=(0, None), ylim=(0, 1.05 * highest["peak_gib"]), xlabel="", ylabel="")
     axes[0].set_ylabel("Memory (GiB)")
-    figure.supxlabel(f"Time (s), {models[model]} on {traces[trace]}")
-    present = {kind for steps in lanes.values() for kind in steps["holds"]}
+    figure.supxlabel(f"Time (s), {models[highest['model']]} on {traces[highest['workload']]}")
+    present = {*shown["holds"]}
     legend_above(figure, [Line2D([], [], color=colours[kind], label=HOLDS[kind]) for kind in HOLDS if kind in present])
-    shown = pd.concat(lanes, names=CASE).reset_index(CASE)[[*CASE, *COLUMNS]]
     message = f"Peak memory of a rank: {range_of(data.table, peaks, 'peak_gib', '{:.1f} GiB')}."
     return Picture(figure, shown, message)
 

@@ -6,8 +6,6 @@ No figure of arXiv:2605.27918 or the other papers: their estimates are never wro
 without estimates stay at 0.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pandas as pd

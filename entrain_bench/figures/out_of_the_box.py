@@ -6,8 +6,6 @@ are compared with, on the same stack, trace and seed. Numbers are geometric mean
 seeds, a question mark 95% intervals that include 1. White cells have no result, or nothing to be compared with (n/a).
 """
 
-from __future__ import annotations
-
 import pandas as pd
 
 from entrain_bench.answers.labels import names

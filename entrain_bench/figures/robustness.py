@@ -7,8 +7,6 @@ first row's fastest is significantly slower there. Number and shade are Kendall'
 strategies with the first row at the same seed, mean over seeds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pandas as pd
@@ -45,7 +43,6 @@ def draw(data: pd.DataFrame) -> Picture:
 
 
 def _message(table: pd.DataFrame, labels: Mapping[str, str]) -> str:
-    """The strategy that is fastest most often, the first row's fastest, and the lowest correlation of a cell."""
     cells = table[table["workload"] != ALL]
     wins = cells.loc[cells["winner"] != "", "winner"].tolist()
     most = max(labels, key=wins.count)

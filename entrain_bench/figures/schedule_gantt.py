@@ -5,8 +5,6 @@ slowest replica in the first iteration, or the ranks of a widest group, where a 
 deferred part is a part of a microbatch after its first: the encoder work of samples whose LLM microbatch comes later.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

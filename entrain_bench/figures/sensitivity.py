@@ -5,8 +5,6 @@ one strategy. Times are relative to those of the split that is best on average, 
 markers are the splits that the planner takes by itself, at any seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

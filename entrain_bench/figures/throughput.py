@@ -4,8 +4,6 @@ Corresponds to the comparisons of arXiv:2603.25120 (TFLOPS/GPU) and arXiv:2408.0
 ``experiments/figure/systems.yaml``. Means over seeds; the CSV has 95% intervals and samples per second.
 """
 
-from __future__ import annotations
-
 import pandas as pd
 
 from entrain_bench.answers.labels import names

@@ -4,9 +4,7 @@ Corresponds to arXiv:2605.27918, Figure 3; traces of ``experiments/figure/token_
 share of samples with at most so many tokens.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import pandas as pd
@@ -17,19 +15,13 @@ from matplotlib.ticker import NullLocator
 from entrain_bench.answers.analysis import analyse, token_quantiles
 from entrain_bench.answers.labels import names
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, NUMBER_FORMAT, Picture, legend_above, palette, panels
-from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
 
 EXPERIMENT = "token_distributions"
 RUNS = False
-NUM_SAMPLES = 8192
-NUM_POINTS = 401
 PANELS = {"encoder_tokens": "Encoder tokens per sample", "llm_tokens": "LLM tokens per sample"}
 
 
-def load(cells: Sequence[Cell], _: Results) -> pd.DataFrame:
-    """Token quantiles of every trace."""
-    return analyse(cells, token_quantiles, num_samples=NUM_SAMPLES, num_points=NUM_POINTS)
+load = partial(analyse, compute=token_quantiles, num_samples=8192, num_points=401)
 
 
 def draw(data: pd.DataFrame) -> Picture:

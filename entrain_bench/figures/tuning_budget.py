@@ -5,8 +5,6 @@ simulated batches (docs/tuning.md). Times are relative to those with the largest
 over jobs; the CSV has every job with 95% intervals.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -5,8 +5,6 @@ has a trace's marginals and rank correlations and no sample of it. Tau is Kendal
 strategies that run on both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
@@ -44,6 +42,7 @@ def draw(data: pd.DataFrame) -> style.Picture:
     traces = labels_of_traces([*data["trace"].unique()])
     strategies = {name: label for name, label in names(data, "strategy").items() if name in set(table["strategy"])}
     colours = {name: colour for name, colour in style.system_colours(data).items() if name in strategies}
+    look: dict[str, Any] = {"palette": colours, "markers": style.marker_of(strategies), "legend": False, "s": 24}
     figure, axes = style.panels(1, len(traces), style.DOUBLE_COLUMN_IN, 2.1)
     for panel, (trace, label) in zip(axes, traces.items(), strict=True):
         rows = table[table["trace"] == trace]
@@ -51,7 +50,6 @@ def draw(data: pd.DataFrame) -> style.Picture:
         margin = 0.08 * (both.max() - both.min() or 1.0)
         ends = (both.min() - margin, both.max() + margin)
         panel.axline((1, 1), slope=1, color=style.INK, linewidth=0.7, linestyle="--", zorder=1)
-        look: dict[str, Any] = {"palette": colours, "markers": style.marker_of(strategies), "legend": False, "s": 24}
         sns.scatterplot(rows, x="trace_speedup", y="twin_speedup", hue="strategy", style="strategy", ax=panel, **look)
         panel.set(xlim=ends, ylim=ends, xlabel="Speedup on the trace", ylabel="")
         panel.set_title(f"{label} (tau {rows['tau'].iloc[0]:.2f})")

@@ -4,8 +4,6 @@ Section 5.3 of arXiv:2605.27918 runs as many as memory allows; here every strate
 ``experiments/figure/warmup.yaml``. Means over jobs and seeds; the CSV has every job.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

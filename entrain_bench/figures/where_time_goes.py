@@ -5,8 +5,6 @@ No figure of a paper: arXiv:2605.27918, Figure 6, has the idle share alone. Cell
 100%; segments are means over jobs and the seeds that have a result. The CSV has every job.
 """
 
-from __future__ import annotations
-
 import pandas as pd
 
 from entrain_bench.answers.labels import names

@@ -4,9 +4,7 @@ Corresponds to arXiv:2605.27918, Figures 4 and 5; traces of ``experiments/figure
 holds 90% of the samples, or of the batches of a size; the line is the median.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 from matplotlib.ticker import NullLocator
@@ -14,23 +12,16 @@ from matplotlib.ticker import NullLocator
 from entrain_bench.answers.analysis import analyse, share_quantiles
 from entrain_bench.answers.labels import names
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, INK, NUMBER_FORMAT, Picture, lighter, palette, panels
-from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import Results
 
 EXPERIMENT = "token_distributions"
 RUNS = False
-BATCH_SIZES = [2**power for power in range(11)]
-NUM_DRAWS = 200
-NUM_SAMPLES = 8192
 LOW, QUARTER, MEDIAN, THREE_QUARTERS, HIGH = PROBABILITIES = [0.05, 0.25, 0.5, 0.75, 0.95]
 COLUMNS = 4
 BATCH_TICKS = [1, 16, 256]
 
 
-def load(cells: Sequence[Cell], _: Results) -> pd.DataFrame:
-    """Quantiles of the encoders' share for every trace."""
-    sizes = {"batch_sizes": BATCH_SIZES, "num_draws": NUM_DRAWS, "num_samples": NUM_SAMPLES}
-    return analyse(cells, share_quantiles, **sizes, probabilities=PROBABILITIES)
+DRAWN = {"batch_sizes": [2**power for power in range(11)], "num_draws": 200, "num_samples": 8192}
+load = partial(analyse, compute=share_quantiles, probabilities=PROBABILITIES, **DRAWN)
 
 
 def draw(data: pd.DataFrame) -> Picture:
@@ -40,13 +31,10 @@ def draw(data: pd.DataFrame) -> Picture:
     columns = min(COLUMNS, len(labels))
     rows = -(-len(labels) // columns)
     figure, axes = panels(rows, columns, DOUBLE_COLUMN_IN, 0.4 + 1.15 * rows, sharex=True, sharey=True)
-    wide = data.pivot_table(
-        index=["workload", "batch_size"], columns="probability", values="encoder_share", sort=False
-    ).reset_index("batch_size")
-    batches = wide[wide["batch_size"] > 0]
+    wide = data.pivot_table("encoder_share", ["workload", "batch_size"], "probability", sort=False)
     for panel, (name, label) in zip(axes, labels.items(), strict=False):
-        shares = batches.loc[[name]]
-        size = shares["batch_size"]
+        shares = wide.loc[name].drop(index=0)
+        size = shares.index
         panel.fill_between(size, shares[LOW], shares[HIGH], color=lighter(colours[name], 0.7), linewidth=0)
         panel.fill_between(size, shares[QUARTER], shares[THREE_QUARTERS], color=lighter(colours[name]), linewidth=0)
         panel.plot(size, shares[MEDIAN], color=INK)
@@ -59,18 +47,14 @@ def draw(data: pd.DataFrame) -> Picture:
         panel.set_visible(False)
     figure.supylabel("Encoder share")
     figure.supxlabel("Batch size (samples)")
-    table = data[["workload", "batch_size", "num_draws", "probability", "encoder_share"]]
-    return Picture(figure, table, _message(wide, labels))
-
-
-def _message(shares: pd.DataFrame, labels: dict[str, str]) -> str:
-    """The trace whose samples differ most, and how much its largest batches still do."""
-    spread = (shares[HIGH] - shares[LOW]).groupby([shares.index, shares["batch_size"]]).first().unstack()
-    largest = max(spread.columns)
+    # The trace whose samples differ most, and how much its largest batches still do.
+    spread = 100 * (wide[HIGH] - wide[LOW]).unstack()
+    largest = spread.columns.max()
     name = str(spread[0].idxmax())
-    samples, batches = (100 * float(spread[size][name]) for size in (0, largest))
-    return (
+    message = (
         f"Batches even out the encoder share: on {labels[name]}, that of 90% of the samples spans "
-        f"{samples:.0f} percentage points, that of 90% of the batches of {largest} samples spans "
-        f"{batches:.1f}."
+        f"{spread[0][name]:.0f} percentage points, that of 90% of the batches of {largest} samples spans "
+        f"{spread[largest][name]:.1f}."
     )
+    table = data[["workload", "batch_size", "num_draws", "probability", "encoder_share"]]
+    return Picture(figure, table, message)

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.posterior import ChanceSummary, Spread, chances, contenders, rank_chances, times_of
-from entrain_bench.config import constants
-from entrain_bench.config.constants import draws_text, read_draws
-from entrain_bench.records.records import Record, new_record
-from entrain_bench.run.cells import compose_cells
-from entrain_bench.specs.cluster import Speed
 
 TIMES = {"a": {1: 1.0, 2: 2.0, 3: 1.0, 4: 1.5}, "b": {1: 2.0, 2: 1.0, 3: 1.5, 4: None}, "c": {1: 3.0}}
 
@@ -88,40 +79,3 @@ def test_tables_are_split_by_draw() -> None:
     data = pd.DataFrame([row, row | {"constants": 3}, row | {"constants": 4, "status": "failed"}])
     assert times_of(data) == {("m", "w"): {"a": {3: 2.0, 4: None}}}
     assert times_of(data.drop(columns="constants")) == {}
-
-
-def records_of(*overrides: str) -> list[Record]:
-    """Records of a sweep on a tiny job; a run's time is 2 s, and 1 s for megatron in even draws."""
-    cells = compose_cells(["model=tiny", "cluster=tiny", "strategy=megatron,entrain", *overrides], multirun=True)
-    found = []
-    for cell in cells:
-        fast = cell.config.strategy["name"] == "megatron" and cell.config.constants % 2 == 0
-        found.append(replace(new_record(cell, "ok"), metrics={"iteration_time_s": 1.0 if fast else 2.0}))
-    return found
-
-
-@pytest.fixture
-def draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of four draws in place of the suite's."""
-    monkeypatch.setattr(constants, "config_tree", lambda: tmp_path)
-    read_draws.cache_clear()
-    (tmp_path / "posterior.csv").write_text(draws_text({"A40": {draw: Speed(gemm=0.9) for draw in range(1, 5)}}))
-
-
-@pytest.mark.usefixtures("draws")
-def test_an_answer_takes_draws_out_of_its_cases() -> None:
-    drawn = records_of("constants=1,2,3,4", "action_noise=0.02", "seed=7")
-    answer = Answer.of([*records_of("seed=0,1"), *drawn])
-    (case,) = answer.cases
-    assert case.comparison.seeds == [0, 1]
-    assert len(answer.draws) == 8
-    found = {one.name: one.chance for one in case.results if one.chance}
-    # In odd draws both take as long, and the first counts.
-    assert {name: each.num_fastest for name, each in found.items()} == {"megatron": 4, "entrain": 0}
-    assert answer.to_dict()["chances"]["megatron"]["probability"] == 1.0
-    (values,) = answer.case_dicts("results")
-    assert values["strategies"][0]["posterior"] == {
-        "p_fastest": 1.0,
-        "num_draws": 4,
-        "lead": {"median": 1.0, "low": 1.0, "high": 2.0},
-    }

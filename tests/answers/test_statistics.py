@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from entrain_bench.answers.statistics import (
-    Doubt,
     Interval,
     degrees_of_freedom,
     kendall_tau,
     mean_interval,
     not_worse,
-    ratio_chance,
     ratio_interval,
     t_quantile,
 )
@@ -45,31 +43,6 @@ def test_a_single_value_has_no_interval() -> None:
     assert not Interval(2.0, 1.0, 3.0, 2).excludes(1.0)
 
 
-@pytest.mark.parametrize(
-    ("values", "batches", "doubt"),
-    [
-        # 24 batches of at least four seeds are enough.
-        ([1.0, 1.1, 0.9, 1.0], 6, None),
-        ([1.0, 1.1, 0.9, 1.0], 5, Doubt.FEW_BATCHES),
-        ([1.0, 1.1, 0.9], 16, Doubt.FEW_BATCHES),
-        ([1.0], 1, None),
-        # The ends are 0.1 and 0.6 from the median, then 0.1 and 0.61; the same below.
-        ([1.0, 1.0, 0.9, 1.0, 1.05, 0.95, 1.0, 1.6], 4, None),
-        ([1.0, 1.0, 0.9, 1.0, 1.05, 0.95, 1.0, 1.61], 4, Doubt.LONG_BATCHES),
-        ([1.0, 1.0, 1.1, 1.0, 1.05, 0.95, 1.0, 0.39], 4, Doubt.LONG_BATCHES),
-        ([1.0, 0.9, 1.0, 1.05, 0.95, 1.0, 1.61], 4, None),
-        ([1.0] * 7 + [3.0], 4, Doubt.LONG_BATCHES),
-        # The last digits are no outlier.
-        ([1.0] * 7 + [1.0 + 1e-12], 4, None),
-    ],
-)
-def test_which_intervals_are_doubted(values: list[float], batches: int, doubt: Doubt | None) -> None:
-    found = mean_interval(values, batches)
-    assert found.doubt == doubt
-    scaled = [math.exp(value) for value in values]
-    assert ratio_interval(scaled, [1.0] * len(values), batches).doubt == doubt
-
-
 def test_a_ratio_is_the_geometric_mean_of_the_pairs() -> None:
     # Half as fast once and twice as fast once is as fast.
     assert ratio_interval([1.0, 4.0], [2.0, 2.0]).mean == pytest.approx(1.0)
@@ -89,16 +62,6 @@ def test_ratios_are_scipys_and_turned_round_alike(values: list[float], seed: int
     assert (found.low, found.high) == pytest.approx((math.exp(wanted.low), math.exp(wanted.high)), rel=1e-6)
     back = ratio_interval(others, values)
     assert (1 / back.high, 1 / back.mean, 1 / back.low) == pytest.approx((found.low, found.mean, found.high))
-
-
-@pytest.mark.wide
-@given(st.lists(st.floats(-0.5, 0.5), min_size=2, max_size=8), st.integers(0, 9))
-def test_chances_of_ratios_are_scipys(values: list[float], seed: int) -> None:
-    others = np.random.default_rng(seed).uniform(1.0, 2.0, len(values))
-    assume(np.std(values) > 1e-3)
-    ratios = np.exp(values) * others
-    expected = stats.ttest_1samp(values, 0.0).pvalue
-    assert ratio_chance(ratios.tolist(), others.tolist()) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.wide

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -10,7 +11,8 @@ import pytest
 
 from entrain_bench.cli import run_command
 from entrain_bench.commands import outputs
-from entrain_bench.figures._sweeps import own_sweeps, rows_of
+from entrain_bench.config.compose import Composer
+from entrain_bench.figures._runner import own_sweeps, rows_of
 
 TINY = ("model=tiny", "cluster=tiny", "layout.tp=1", "layout.dp=1", "global_batch=8", "microbatch_size=2")
 
@@ -24,37 +26,31 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["workload=trace", "workload.path=mine.parquet"]
 
 
-# What a figure of the default job compares.
-SYSTEMS = "glob(*)"
-# The strategies that every figure shows.
-SHOWN = "+figure.strategies=[all]"
-
-
 def test_what_is_given_takes_the_place_of_the_figures_own() -> None:
     given = ["workload=trace", "workload.path=a.parquet,b.parquet", "cluster=h100x64", "layout.dp=2"]
-    assert dict(own_sweeps("bubble_ratio", "bubble_ratio", given)) == {
-        "": (
-            *(SHOWN, f"strategy={SYSTEMS}", "workload=trace", "model=qwen25vl_llama3_1b", "layout.pp=4", "layout.dp=2"),
-            *("seed=range(8)", "workload.path=a.parquet,b.parquet", "cluster=h100x64"),
-        )
-    }
-    assert dict(own_sweeps("quick", "quick", ["seed=3"]))[""][-1] == "seed=3"
+    (sweep,) = own_sweeps("bubble_ratio", "bubble_ratio", given).values()
+    cells = Composer().sweep(sweep).cells
+    usual = Composer().sweep(["figure=bubble_ratio"]).cells
+    for key, values in {"workload": ["trace"], "workload.path": ["a.parquet", "b.parquet"], "layout.dp": ["2"]}.items():
+        assert [*dict.fromkeys(values_of(cells, key))] == values
+    for key in ("strategy", "seed", "model"):
+        assert {*values_of(cells, key)} == {*values_of(usual, key)}
+
+
+def values_of(cells: Sequence[Sequence[str]], key: str) -> list[str]:
+    """The last value of a key in every cell."""
+    return [[text.partition("=")[2] for text in cell if text.partition("=")[0] == key][-1] for cell in cells]
 
 
 def test_every_row_of_a_figure_has_the_users_job() -> None:
     sweeps = own_sweeps("robustness", "robustness", ["workload=coco"])
-    shown = "+figure.strategies=[all,main]"
-    systems = "strategy=glob(*,exclude=[flexsp,fsdp,orchmllm,veomni])"
-    common = (shown, systems, "workload=coco", "model=qwen25vl_llama3_3b", "seed=range(4)")
-    assert dict(sweeps) == {label: (*common, *row) for label, row in rows_of("robustness").items()}
+    assert [*sweeps] == [*rows_of("robustness")]
     # What a row chooses is not swept as well.
-    usual, alone = own_sweeps("memory_over_time", "memory_over_time", ["workload=coco"]).values()
-    assert [text for text in usual if text.startswith("strategy")] == ["strategy=megatron,disttrain,optimus,entrain"]
-    assert [text for text in alone if text.startswith("strategy")] == [
-        "strategy=entrain",
-        "strategy.scheduler.eager=none",
-    ]
-    assert "workload=coco" in alone
+    sweeps = own_sweeps("memory_over_time", "memory_over_time", ["workload=coco"])
+    usual, alone = (Composer().sweep(sweep).cells for sweep in sweeps.values())
+    assert {*values_of(usual, "strategy")} == {"megatron", "disttrain", "optimus", "entrain"}
+    assert {*values_of(alone, "strategy")} == {"entrain"}
+    assert {*values_of([*usual, *alone], "workload")} == {"coco"}
 
 
 @pytest.mark.wide

@@ -14,9 +14,8 @@ from entrain_bench.cli import run_command
 from entrain_bench.commands import figures
 from entrain_bench.commands.outputs import ON_REQUEST
 from entrain_bench.config.tree import choices, config_tree
-from entrain_bench.figures._runner import render
+from entrain_bench.figures._runner import discover, render
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, SINGLE_COLUMN_IN
-from entrain_bench.figures._sweeps import discover
 from entrain_bench.run.cells import compose_cells
 from support.figures import ALL_TRACES, MANY, TRACES, data_of, drawn, texts
 from support.wide import WITHOUT_STAGES, each

@@ -16,8 +16,8 @@ from matplotlib.patches import Rectangle
 from entrain_bench.answers.labels import names, spell
 from entrain_bench.answers.tables import ALL, encoder_stages_and_gpus, relative_over_seeds, time_over_fastest, with_all
 from entrain_bench.figures import ablation, out_of_the_box
+from entrain_bench.figures._runner import rows_of
 from entrain_bench.figures._style import FAMILY_COLOURS
-from entrain_bench.figures._sweeps import rows_of
 from entrain_bench.records.records import Results, new_record
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.run.cells import compose_cells

@@ -20,7 +20,7 @@ from selenium.webdriver.support.expected_conditions import frame_to_be_available
 from selenium.webdriver.support.ui import WebDriverWait
 
 from entrain_bench.answers.comparison import TIME
-from entrain_bench.answers.tracking.entries import WORKFLOW
+from entrain_bench.answers.tracking.log import WORKFLOW
 from entrain_bench.records.records import Record, Results
 from support.servers import free_port, serving
 

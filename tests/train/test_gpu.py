@@ -73,14 +73,13 @@ def test_stages_never_stop_the_host(alone: StageGroups, name: str) -> None:
 
 def test_the_tiny_model_is_profiled(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
-    options = ["tokens=[1,64,1024]", "tp=[1,2]", "max_repetitions=10", f"output={path}"]
+    options = ["tokens=[1,64,1024]", "tp=[1,2]", "repetitions=10", f"output={path}"]
     assert run_command(["profile", "model=tiny", *options]) == 0
     profile = read_profile(path, "x")
     assert profile.finished
     assert (profile.subject.kind, profile.subject.dtype) == ("cuda", "bfloat16")
     assert profile.constants.memory_bandwidth_bytes_per_s > 1e11
     assert {point.tp for point in profile.stages} == {1, 2}
-    assert all(point.kept_bytes > 0 for point in profile.stages if point.kind == "block")
 
 
 def trained(*overrides: str) -> RunResult:

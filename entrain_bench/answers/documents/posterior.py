@@ -104,12 +104,6 @@ def posterior_sweeps(study: Study) -> list[SweepOverrides]:
     return [sweep for job in jobs_of(study, read_plan()) for sweep in job.draws]
 
 
-def drawn_cells(study: Study) -> list[Cell]:
-    """The cells under draws of those jobs whose posterior runs all have records."""
-    jobs = jobs_of(study, read_plan())
-    return [cell for job in jobs if job.table is not None for sweep in job.draws for cell in study.cells(*sweep)]
-
-
 def posterior_runs(study: Study) -> pd.DataFrame:
     """Return the run table of all complete jobs, with the column ``constants``; empty without any.
 

@@ -8,16 +8,13 @@ but for the first and the last (``num_layers_in_first_pipeline_stage`` and its l
 microbatches of so many samples.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from entrain_bench.answers.recommend.recommendation import Recommendation
-from entrain_bench.answers.recommend.strategy_race import StrategyRace
+from entrain_bench.answers.recommend.recommendation import Recommendation, StrategyRace
 from entrain_bench.balancing.interleaved import interleaved_program
 from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.schedules import chain_program, stages_behind
@@ -38,16 +35,6 @@ INDENT = "  "
 KEY = "within_megatron"
 # What its multimodal code does with encoders.
 OVERRIDES = ("encoder_sp=false", "encoder_cp=false")
-
-
-def layout_refusal(job: Job, layout: Layout) -> str:
-    """Why Megatron-LM cannot take a layout; empty if it can."""
-    return next(_layout_reasons(job, layout), "")
-
-
-def program_refusal(job: Job, program: Program) -> str:
-    """Why Megatron-LM would not run a program so; empty if it would."""
-    return next(_program_reasons(job, program), "")
 
 
 def recomputation(model: ModelSpec) -> dict[str, tuple[str, ...]]:
@@ -109,7 +96,8 @@ def blocks_of_stages(llm: ModuleLayout) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
+def layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
+    """Yield why Megatron-LM cannot take a layout; nothing if it can."""
     model = job.model
     llm = layout.modules[job.model.llm_index]
     if model.generators:
@@ -147,7 +135,8 @@ def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
         yield f"tp_overlap={job.framework.tp_overlap:g} is no flag"
 
 
-def _program_reasons(job: Job, program: Program) -> Iterator[str]:
+def program_reasons(job: Job, program: Program) -> Iterator[str]:
+    """Yield why Megatron-LM would not run a program so; nothing if it would."""
     model = job.model
     llm = job.model.llm_index
     if any(program.splits_backward(index) for index in range(len(program.chunks))):
@@ -231,7 +220,8 @@ def variants_within(names: Mapping[str, Sequence[str]], model: ModelSpec | None)
 def refusal(runner: StrategyRace, name: str, seed: int) -> str:
     """Why Megatron-LM does not run what a strategy plans at a seed; empty if it does."""
     job = prepare(runner.config(name, seed)).job
-    reason = layout_refusal(job, runner.layout(name)) or program_refusal(*_program(runner, name, seed))
+    layout = next(layout_reasons(job, runner.plan(name).layout), "")
+    reason = layout or next(program_reasons(*_program(runner, name, seed)), "")
     return reason and f"{NAME} does not run it: {reason}"
 
 
@@ -252,8 +242,7 @@ def flag_lines(runner: StrategyRace, answer: Recommendation, path: Path, width: 
 
 
 def _program(runner: StrategyRace, name: str, seed: int) -> tuple[Job, Program]:
-    """The job of a run, and the program of its first iteration."""
     config = runner.config(name, seed)
     setting = prepare(config)
     shapes = setting.source.batch(0, config.global_batch, seed)
-    return setting.job, setting.strategy.program(shapes, runner.layout(name), setting.profile)
+    return setting.job, setting.strategy.program(shapes, runner.plan(name).layout, setting.profile)

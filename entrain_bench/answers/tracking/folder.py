@@ -4,8 +4,6 @@ Runs name their artifacts relative to the folder that ``entrain-bench ui`` serve
 MLflow's client knows such names of a server only; here they are files of the folder.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 import sqlite3
@@ -18,7 +16,7 @@ from mlflow.entities import FileInfo
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Engine
 
-from entrain_bench.answers.tracking.entries import store_path
+from entrain_bench.answers.tracking.log import store_path
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.records import Results
 

@@ -1,46 +1,90 @@
-"""Log records by MLflow's client, to a server or to the folder of results."""
+"""MLflow as a view of the records: a run for every case and strategy, its seeds as steps, below its sweep's parent.
+
+MLflow's client logs them to a server or to the folder of results.
+"""
 
 from __future__ import annotations
 
+import getpass
+import hashlib
+import json
 import logging
 import os
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache, lru_cache, partial
+from itertools import product, zip_longest
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
+import pandas as pd
+import yaml
 from filelock import FileLock
 
-from entrain_bench.answers.answer import Pictures
-from entrain_bench.answers.tracking.entries import (
-    ANSWER_PAGE,
-    BASELINE_TAG,
-    CASE_TAG,
-    CURRENT_TAG,
-    NOTE_TAG,
-    SWEEP,
-    VIEW,
-    Entry,
-    entries_of,
-    page_link,
-    page_tags,
-    store_path,
-)
-from entrain_bench.records.records import Record, Results
+from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.commands import COMMAND, commands_of, decisive_overrides
+from entrain_bench.answers.labels import cost_source
+from entrain_bench.answers.report import html, markdown, report_json, report_of
+from entrain_bench.answers.sentences import notices, run_notices, sample_notices, sentences
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.targets import check_targets, instantiate
+from entrain_bench.config.tree import config_tree
+from entrain_bench.records.leaves import flatten
+from entrain_bench.records.metrics import TIME
+from entrain_bench.records.records import LABELS, Record, Results
+from entrain_bench.records.tables import table_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
 
+# Metrics of a run, before those of a folder of the user's. With speedup and ``BY_ITERATION`` these are 20; the table
+# of the sweep has all.
+SHOWN = (
+    *(TIME, "samples_per_s", "tokens_per_s", "tflops_per_gpu", "mfu", "bubble_ratio", "exposed_comm_s"),
+    *("encoder_forward_std_ms", "llm_forward_std_ms", "peak_memory_bytes", "gap_to_lower_bound", "cluster_bound_s"),
+    *("believed_time_s", "planning_time_s", "assignment_time_s", "assignment_exposed_s"),
+)
+# Metrics of training, whose steps are iterations.
+BY_ITERATION = ("loss", "grad_norm", "input_stall_s")
+# MLflow's comparison draws the first three parameters that differ, capitals before other letters.
+CAPITALS = {"strategy": "Strategy", "workload": "Workload"}
+DEGREES = ("tp", "cp", "pp", "dp")
+# The case of a parent.
+SWEEP = "sweep"
+# Longest names of a run and of a parameter or metric, and longest text in a store, in characters.
+MAX_NAME = 500
+MAX_KEY = 250
+MAX_TEXT = 6000
+# Pages are readable with shorter names of sweeps.
+MAX_SHOWN = 160
+# Characters that no parameter or metric may have in its name.
+FORBIDDEN = re.compile(r"[^/\w.\- :]")
+# The server to log to if no key names one; MLflow's own variable.
+URI_VARIABLE = "MLFLOW_TRACKING_URI"
+# Overrides that say nothing about what is swept.
+ASIDE = ("results_dir=", "mlflow", "retry=", "hydra")
+# Other pages are made for generative models.
+WORKFLOW = {"workflowType": "machine_learning"}
+# An artifact of a sweep's parent run.
+ANSWER_PAGE = "answer.html"
 # The experiment of runs that belong to no sweep.
 SINGLE_RUNS = "single runs"
-# Tags of a run: what it is known by, a hash of all that it shows, and its parent.
+# Tags of a run: what it is known by, a hash of all that it and the runs below it show, its parent; of a parent, the
+# answer in short, and what speedups are over.
 ID_TAG = "entrain_bench.case"
-CODE_TAG = "code_version"
 DIGEST_TAG = "entrain_bench.digest"
 PARENT_TAG = "mlflow.parentRunId"
+NOTE_TAG = "mlflow.note.content"
+BASELINE_TAG = "baseline"
 # Tags of an experiment: when it was logged to last, and its parent run.
 LOGGED_TAG = "entrain_bench.logged_ms"
 SWEEP_TAG = "entrain_bench.sweep"
@@ -57,6 +101,249 @@ SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
+# Draws the iteration times of an answer, as PNG.
+type DrawStandings = Callable[[Answer], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One run as MLflow shows it.
+
+    Attributes:
+        case: hash of the configuration that its seeds share, or ``SWEEP``.
+        metrics: values by step: seeds, then their mean as the last; iterations for ``BY_ITERATION``.
+        artifacts: what makes the content of each file, by path.
+        dataset: name, digest and configuration (JSON) of its workload; None if its files cannot be read now.
+        made_ms: time of its first and last record, since 1970; empty if that is not recorded.
+    """
+
+    case: str
+    name: str
+    failed: bool
+    tags: Mapping[str, str]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    artifacts: Mapping[str, Callable[[], bytes]] = field(default_factory=dict)
+    table: Callable[[], pd.DataFrame] | None = None
+    dataset: tuple[str, str, str] | None = None
+    made_ms: Sequence[int] = ()
+
+    @property
+    def digest(self) -> str:
+        """Return a hash of all that is shown."""
+        files = sorted(self.artifacts)
+        return _hash([self.name, self.failed, self.tags, self.params, self.metrics, files, self.dataset, self.made_ms])
+
+
+def entries_of(
+    results: Results,
+    records: Sequence[Record],
+    name: str,
+    files: Sequence[Path] = (),
+    draw: DrawStandings | None = None,
+    lost: Sequence[str] = (),
+) -> list[Entry]:
+    """Return the cases of a sweep after their parent, or a single run.
+
+    ``files`` are figures of the sweep, ``lost`` the overrides of planned runs without a record.
+    """
+    if len(records) == 1:
+        (record,) = records
+        paths = {"record.json": results.record_path(record.key), "chrome_trace.json": results.trace_path(record.key)}
+        return [_entry(results, {record.labels["seed"]: record}, name, files=paths, apart="")]
+    answer = Answer.of(records, lost)
+    gain = clean(f"speedup_over_{answer.baseline}")
+    cases = []
+    for case in answer.cases:
+        where = answer.case_name(case)
+        for result in case.results:
+            mean = result.standing.speedup
+            gains = {gain: _with_mean(result.standing.gains, mean.mean)} if mean else {}
+            runs = dict(sorted(result.runs.items()))
+            cases.append(_entry(results, runs, f"{result.name} {where}".strip(), where, gains))
+    return [_parent(answer, name, results, files, draw), *cases]
+
+
+def _entry(
+    results: Results,
+    runs: Mapping[int, Record],
+    name: str,
+    where: str = "",
+    speedup: Mapping[str, Mapping[int, float]] | None = None,
+    files: Mapping[str, Path] | None = None,
+    apart: str = "seed",
+) -> Entry:
+    """Show records by step as one run; their configurations differ in the key ``apart`` only."""
+    records = [*runs.values()]
+    done = {step: record for step, record in runs.items() if record.status == "ok"}
+    names = (*SHOWN, *dict.fromkeys(name for record in records for name in record.added))
+    values = {name: {step: one.metrics[name] for step, one in done.items() if name in one.metrics} for name in names}
+    metrics = {name: _with_mean(by_step, fmean(by_step.values())) for name, by_step in values.items() if by_step}
+    workload = json.dumps(records[0].config["workload"], sort_keys=True)
+    return Entry(
+        _hash({key: value for key, value in records[0].config.items() if key != apart}),
+        name[:MAX_NAME],
+        failed=any(record.status == "failed" for record in records),
+        tags=_tags(records, where, results),
+        params=parameters(records),
+        metrics={**metrics, **(speedup or {}), **_by_iteration([*done.values()])},
+        artifacts={path: file.read_bytes for path, file in (files or {}).items() if file.exists()},
+        dataset=_dataset(workload, str(records[0].labels["workload"])),
+        made_ms=_made_ms(records),
+    )
+
+
+def _with_mean(values: Mapping[int, float], mean: float) -> dict[int, float]:
+    """Append the mean of several values, so that it is the metric's last; one value is its own mean."""
+    return {**values, **({max(values) + 1: mean} if len(values) > 1 else {})}
+
+
+def _by_iteration(records: Sequence[Record]) -> dict[str, dict[int, float]]:
+    rows = [*zip_longest(*(record.iterations for record in records), fillvalue={})]
+    values = {name: [[row[name] for row in same if name in row] for same in rows] for name in BY_ITERATION}
+    means = {name: {step: fmean(seeds) for step, seeds in enumerate(lists) if seeds} for name, lists in values.items()}
+    return {name: steps for name, steps in means.items() if steps}
+
+
+def parameters(records: Sequence[Record]) -> dict[str, Any]:
+    """Return names of the job, keys that do not have their defaults, and degrees, requested and chosen.
+
+    A degree that a planner chose differently for some seeds is a text of all its values.
+    """
+    first = records[0]
+    config = flatten(first.config)
+    values = {CAPITALS.get(label, label): first.labels[label] for label in LABELS if label != "seed"}
+    values |= {f"layout.{name}": degree for name in DEGREES if (degree := first.config["layout"][name]) is not None}
+    for key, text in decisive_overrides(first.overrides, first.config_dir).items():
+        value = config.get(key.lstrip("+"), text.removeprefix("="))
+        if key not in LABELS and (key not in _defaults() or value != _defaults()[key]):
+            values[key.lstrip("+~")] = "null" if value is None else value
+    for module, name in product(first.degrees, DEGREES):
+        chosen = {record.degrees[module][name] for record in records if module in record.degrees}
+        values[f"chosen.{module}.{name}"] = ", ".join(map(str, sorted(chosen)))
+    return {clean(name): value[:MAX_TEXT] if isinstance(value, str) else value for name, value in values.items()}
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return flatten(yaml.safe_load((config_tree() / "config.yaml").read_text()))
+
+
+def _tags(records: Sequence[Record], where: str, results: Results) -> dict[str, str]:
+    states = Counter(record.status for record in records)
+    tags = {
+        "case": where,
+        "code_version": records[0].code_version,
+        "status": records[0].status if len(states) == 1 else ", ".join(f"{n} {state}" for state, n in states.items()),
+        "reason": _once(record.reason for record in records),
+        "host": _once(record.host for record in records),
+        "cost_source": cost_source(records[0].config["cluster"]),
+        "execution": _once(f"{name} {text}" for one in records for name, text in sorted(one.execution.items())),
+        "samples": "; ".join(sample_notices(records)),
+        "remarks": "; ".join(run_notices(records)),
+        "command": "\n".join(commands_of(records, results.root)),
+        "mlflow.source.git.commit": _once(record.commit for record in records),
+        **_made_with(),
+    }
+    return {name: text[:MAX_TEXT] for name, text in tags.items() if text}
+
+
+def _once(texts: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(filter(None, texts)))
+
+
+@cache
+def _made_with() -> dict[str, str]:
+    tags = {"mlflow.source.name": COMMAND, "mlflow.source.type": "LOCAL"}
+    # Users of containers may have no name.
+    with suppress(OSError, KeyError):
+        tags["mlflow.user"] = getpass.getuser()
+    return tags
+
+
+def _parent(
+    answer: Answer,
+    name: str,
+    results: Results,
+    files: Sequence[Path],
+    draw: DrawStandings | None,
+) -> Entry:
+    root = str(results.root)
+    records = answer.records
+    speedups = {clean(f"speedup/{name}"): speedup.mean for name, speedup in answer.overall.items()}
+    metrics = {"num_runs": float(len(records)), "num_ok": float(sum(record.status == "ok" for record in records))}
+    metrics |= {**speedups, "best_speedup": max(speedups.values())} if speedups else {}
+    note = "\n\n".join([" ".join(sentences(answer)), *(f"- {line}" for line in notices(answer.records))])
+    shown = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    tags = {NOTE_TAG: note[:MAX_TEXT], "best_strategy": answer.fastest, BASELINE_TAG: answer.baseline}
+    picture = cache(partial(draw, answer)) if draw else None
+    page = cache(lambda: report_of(answer, root, standings=picture() if picture else None))
+    artifacts: dict[str, Callable[[], bytes]] = {
+        ANSWER_PAGE: lambda: html(page()).encode(),
+        "answer.md": lambda: markdown(page()).encode(),
+        "answer.json": lambda: report_json(answer, root).encode(),
+        **({"iteration_time.png": picture} if picture else {}),
+        **{f"figures/{file.name}": file.read_bytes for file in files},
+    }
+    return Entry(
+        SWEEP,
+        name[:MAX_NAME],
+        failed=False,
+        tags={key: text for key, text in tags.items() if text} | _made_with() | {"entrain_bench.shown": _hash(shown)},
+        metrics={key: {0: value} for key, value in metrics.items()},
+        artifacts=artifacts,
+        table=partial(table_of, records),
+        made_ms=_made_ms(records),
+    )
+
+
+def _made_ms(records: Sequence[Record]) -> list[int]:
+    made = [round(1e3 * datetime.fromisoformat(one.made_at).timestamp()) for one in records if one.made_at]
+    return [min(made), max(made)] if made else []
+
+
+@lru_cache(maxsize=256)
+def _dataset(workload: str, name: str) -> tuple[str, str, str] | None:
+    node = json.loads(workload)
+    try:
+        check_targets(node, "workload")
+        fingerprint = instantiate(node, "workload", "source").fingerprint()
+    except UserError:
+        return None
+    return name[:MAX_NAME], _hash([workload, fingerprint]), workload
+
+
+def _hash(values: object) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def tracking_uri(given: str | None) -> str:
+    """Return the address of the tracking server; empty for the store in the folder of results."""
+    return given or os.environ.get(URI_VARIABLE, "")
+
+
+def store_path(results: Results) -> Path:
+    """Return the SQLite file of a results folder."""
+    return results.root / "mlflow.db"
+
+
+def sweep_name(overrides: Sequence[str]) -> str:
+    """Return the name of a sweep: its figure, or its overrides, or ``defaults`` without any."""
+    texts = [text for text in overrides if not text.lstrip("+").startswith(ASIDE)]
+    name = texts[0].removeprefix("figure=") if len(texts) == 1 else " ".join(texts)
+    # A hash keeps different names different.
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return (name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}... {digest}") or "defaults"
+
+
+def clean(name: str) -> str:
+    """Return a name that MLflow takes for a parameter or a metric."""
+    return FORBIDDEN.sub("_", name)[:MAX_KEY]
+
+
+def page_link(base: str, *path: str) -> str:
+    """Return the address of a page of experiments on a server, whose root shows MLflow's pages for GenAI."""
+    return f"{base}/#/{'/'.join(['experiments', *path])}?{urlencode(WORKFLOW)}"
 
 
 def log_records(
@@ -65,35 +352,28 @@ def log_records(
     name: str,
     uri: str = "",
     files: Sequence[Path] = (),
-    pictures: Pictures | None = None,
+    draw: DrawStandings | None = None,
     lost: Sequence[str] = (),
 ) -> tuple[int, str]:
     """Log the records that MLflow does not show as they are now, to a server or without ``uri`` to the folder.
 
-    Several go under a parent run, both parent and experiment called ``name``; a single one goes to ``SINGLE_RUNS``. A
-    run whose content changed is replaced. Runs that are not among the records any more are marked by ``CURRENT_TAG``.
-
-    Returns:
-        The number of runs that were logged, without the parent, and the address of the answer on a server, if any.
-
-    Raises:
-        UserError: for a damaged store.
-        MlflowException: for a server that does not answer.
+    Several go under a parent run, both parent and experiment called ``name``; a single one goes to ``SINGLE_RUNS``. If
+    anything changed, they are replaced. Returns the number of runs that were logged, without the parent, and the
+    address of the answer on a server, if any.
+    ``UserError`` for a damaged store, ``MlflowException`` for a server that does not answer.
     """
     if not records:
         return 0, ""
-    entries = entries_of(results, records, name, files, pictures, lost)
+    entries = entries_of(results, records, name, files, draw, lost)
     results.root.mkdir(parents=True, exist_ok=True)
-    with FileLock(str(results.root / "mlflow.lock"), timeout=LOCK_TIMEOUT_S):
+    # A file has one writer at a time.
+    with (
+        FileLock(str(results.root / "mlflow.lock"), timeout=LOCK_TIMEOUT_S),
+        ThreadPoolExecutor(NUM_THREADS if uri else 1) as pool,
+    ):
         client = open_client(results, uri)
         experiment = _experiment(client, name if len(records) > 1 else SINGLE_RUNS, uri)
-        # A file has one writer at a time.
-        with ThreadPoolExecutor(NUM_THREADS if uri else 1) as pool:
-            try:
-                num_runs, sweep = _log_all(client, experiment, entries, pool)
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        num_runs, sweep = _log_all(client, experiment, entries, pool)
     return num_runs, _answer_link(uri.rstrip("/"), experiment, sweep) if uri and sweep and num_runs else ""
 
 
@@ -122,7 +402,7 @@ def links(results: Results, base: str, most: int) -> list[str]:
     for one in sorted(logged, key=lambda one: int(one.tags[LOGGED_TAG]), reverse=True)[:most]:
         sweep = one.tags.get(SWEEP_TAG)
         answer = [f"  answer: {_answer_link(base, one.experiment_id, sweep)}"] if sweep else []
-        lines += [one.name, *answer, f"  runs:   {page_link(base, one.experiment_id, 'runs', viewStateShareKey=VIEW)}"]
+        lines += [one.name, *answer, f"  runs:   {page_link(base, one.experiment_id, 'runs')}"]
     return [*lines, f"all experiments: {page_link(base)}"] if lines else []
 
 
@@ -133,7 +413,7 @@ def _answer_link(base: str, experiment: str, run_id: str) -> str:
 def _experiment(client: MlflowClient, name: str, uri: str) -> str:
     known = client.get_experiment_by_name(name)
     if known is None:
-        return str(client.create_experiment(name, None if uri else "mlflow-artifacts:/", page_tags()))
+        return str(client.create_experiment(name, None if uri else "mlflow-artifacts:/"))
     if known.lifecycle_stage == "deleted":
         client.restore_experiment(known.experiment_id)
     return str(known.experiment_id)
@@ -142,50 +422,38 @@ def _experiment(client: MlflowClient, name: str, uri: str) -> str:
 def _log_all(
     client: MlflowClient, experiment: str, entries: Sequence[Entry], pool: ThreadPoolExecutor
 ) -> tuple[int, str]:
-    """Log the entries that are not there; returns how many, without the parent, and the parent's run if any."""
-    digests = {entry.key: entry.digest for entry in entries}
-    kept: dict[tuple[str, str], Run] = {}
-    outdated: list[Run] = []
-    for run in client.search_runs([experiment], f"tags.`{ID_TAG}` != ''", max_results=MAX_RUNS):
-        key = run.data.tags[ID_TAG], run.data.tags.get(CODE_TAG, "")
-        if key not in digests:
-            outdated += [run] if entries[0].case in (SWEEP, key[0]) else []
-        # One that is still running was interrupted; restored experiments have runs twice.
-        elif key in kept or run.data.tags.get(DIGEST_TAG) != digests[key] or run.info.status == "RUNNING":
+    """Log entries unless all are there as they are; returns how many, without the parent, and the parent's run if any.
+
+    They replace those of the same sweep, or of the same single run. The digest is tagged last: without it, a run was
+    interrupted.
+    """
+    first, *cases = entries
+    digest = _hash([entry.digest for entry in entries])
+    wanted = f"tags.`{ID_TAG}` != ''" if cases else f"tags.`{ID_TAG}` = '{first.case}'"
+    known = client.search_runs([experiment], wanted, max_results=MAX_RUNS)
+    complete = next((run.info.run_id for run in known if run.data.tags.get(DIGEST_TAG) == digest), "")
+    for run in known:
+        if not complete or complete not in (run.info.run_id, run.data.tags.get(PARENT_TAG)):
             client.delete_run(run.info.run_id)
-        else:
-            kept[key] = run
-    parent = entries[0] if entries[0].case == SWEEP else None
-    cases = entries[1:] if parent else entries
-    sweep = ""
-    tags: dict[str, str] = {}
-    if parent:
-        known = kept.pop(parent.key, None)
-        sweep = known.info.run_id if known else log_entry(client, experiment, parent, {})
-        tags = {PARENT_TAG: sweep}
-    fresh = [entry for entry in cases if entry.key not in kept]
-    [*pool.map(lambda entry: log_entry(client, experiment, entry, tags), fresh)]
-    marks = [(run, {**tags, CURRENT_TAG: "yes"}) for run in kept.values()]
-    marks += [(run, {CURRENT_TAG: "no"}) for run in outdated]
-    changed = [(run, *mark) for run, texts in marks for mark in texts.items() - run.data.tags.items()]
-    [*pool.map(lambda change: client.set_tag(change[0].info.run_id, *change[1:]), changed)]
-    if fresh or (parent and not known):
-        page = {LOGGED_TAG: str(time.time_ns() // 10**6)}
-        if parent:
-            page |= page_tags(parent.tags.get(BASELINE_TAG, ""), any(CASE_TAG in entry.tags for entry in cases))
-            page |= {NOTE_TAG: parent.tags[NOTE_TAG], SWEEP_TAG: sweep}
-        for name, text in page.items():
-            client.set_experiment_tag(experiment, name, text)
-    return len(fresh), sweep
+    if complete:
+        return 0, ""
+    run_id = log_entry(client, experiment, first, {})
+    [*pool.map(lambda entry: log_entry(client, experiment, entry, {PARENT_TAG: run_id}), cases)]
+    client.set_tag(run_id, DIGEST_TAG, digest)
+    page = {LOGGED_TAG: str(time.time_ns() // 10**6)}
+    if cases:
+        page |= {NOTE_TAG: first.tags[NOTE_TAG], SWEEP_TAG: run_id}
+    for name, text in page.items():
+        client.set_experiment_tag(experiment, name, text)
+    return len(cases) or 1, run_id if cases else ""
 
 
 def log_entry(client: MlflowClient, experiment: str, entry: Entry, tags: Mapping[str, str]) -> str:
     """Log one run with further tags; it counts as running until all is there."""
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
-    known_by = {ID_TAG: entry.case, CODE_TAG: entry.code_version, DIGEST_TAG: entry.digest, CURRENT_TAG: "yes"}
     started_ms, ended_ms = entry.made_ms or [time.time_ns() // 10**6] * 2
-    run = client.create_run(experiment, started_ms, {**entry.tags, **tags, **known_by}, entry.name)
+    run = client.create_run(experiment, started_ms, {**entry.tags, **tags, ID_TAG: entry.case}, entry.name)
     run_id = str(run.info.run_id)
     if entry.artifacts:
         with TemporaryDirectory() as folder:

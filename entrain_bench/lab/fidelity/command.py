@@ -44,7 +44,7 @@ KEPT_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 TARGETS = {"iteration_error": TARGET_ITERATION, "speedup_error": TARGET_SPEEDUP, "sure_sign_errors": 0.0}
 # A short and a long message: latency, and bandwidth from the difference.
 MESSAGE_BYTES = (64, 1 << 20)
-PATIENCE = Patience(50, 50, 0.02, 10.0)
+PATIENCE = Patience(50, 10.0)
 
 
 def add_options(parser: ArgumentParser) -> None:

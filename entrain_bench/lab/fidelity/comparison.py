@@ -6,13 +6,14 @@ import json
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from scipy.stats import kendalltau
+from scipy.stats import kendalltau, ttest_rel
 
-from entrain_bench.answers.statistics import LEVEL, ratio_chance, ratio_interval
+from entrain_bench.answers.statistics import LEVEL, ratio_interval
 from entrain_bench.figures import _style as style
 from entrain_bench.figures._style import FAINT, GRID, INK, Colour, marker_of
 from entrain_bench.lab.fidelity.programs import SPLIT, STRATEGIES
@@ -50,7 +51,7 @@ def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
             ends = {"measured_speedup": measured.mean, "low": measured.low, "high": measured.high}
             error = {"predicted_speedup": predicted, "error": predicted / measured.mean - 1.0}
             wrong = measured.excludes(1.0) and (measured.mean - 1.0) * (predicted - 1.0) < 0
-            pairs.append({**names, **ends, "chance": ratio_chance(*times), **error, "sign_error": wrong})
+            pairs.append({**names, **ends, "chance": ttest_rel(*np.log(times)).pvalue, **error, "sign_error": wrong})
     return pd.DataFrame(pairs)
 
 

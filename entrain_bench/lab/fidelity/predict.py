@@ -7,7 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import astuple, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -27,7 +27,7 @@ from entrain_bench.records.metrics import rank_seconds
 from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate.executor import make_timeline, place_program
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
-from entrain_bench.train.emulate import Emulator, LaneOrder, Measured, PassSeconds, StageShape, StageWork, lane_orders
+from entrain_bench.train.emulate import Emulator, Key, LaneOrder, lane_orders
 from entrain_bench.train.launching import pin
 
 # Turns of the programs of a group, and repetitions in each.
@@ -46,7 +46,7 @@ def predict_group(
     """
     if not programs:
         return
-    found: dict[str, list[Measured]] = {one.key: [] for one in programs}
+    found: dict[str, list[dict[Key, float]]] = {one.key: [] for one in programs}
     waits: dict[str, Timeline] = {}
     num_ranks = programs[0].num_ranks
     context = get_context("spawn")
@@ -77,30 +77,26 @@ def predict_group(
                     write_json(folder / f"{one.key}.emulated.json", values, None)
 
 
-def mean_of(several: Sequence[Measured]) -> Measured:
+def mean_of(several: Sequence[Mapping[Key, float]]) -> dict[Key, float]:
     """Merge the measurements of several processes: the mean of each pass and optimizer step."""
-    passes = defaultdict[StageWork, list[PassSeconds]](list)
-    optimizer_s = defaultdict[StageShape, list[float]](list)
+    seconds = defaultdict[Key, list[float]](list)
     for own in several:
-        for work, took in own.passes.items():
-            passes[work].append(took)
-        for shape, took_s in own.optimizer_s.items():
-            optimizer_s[shape].append(took_s)
-    means = {work: PassSeconds(*map(fmean, zip(*map(astuple, took), strict=True))) for work, took in passes.items()}
-    return Measured(means, {shape: fmean(took_s) for shape, took_s in optimizer_s.items()})
+        for key, took_s in own.items():
+            seconds[key].append(took_s)
+    return {key: fmean(took_s) for key, took_s in seconds.items()}
 
 
-def _measured(one: FidelityProgram, links: Mapping[str, float], lane: LaneOrder) -> Measured:
+def _measured(one: FidelityProgram, links: Mapping[str, float], lane: LaneOrder) -> dict[Key, float]:
     """Run the passes of a lane in this process."""
-    emulator = _emulator(one, links, Measured())
+    emulator = _emulator(one, links, {})
     emulator.measure(one.program, [lane])
-    return emulator.measured
+    return emulator.measured_s
 
 
-def _emulator(one: FidelityProgram, links: Mapping[str, float], measured: Measured) -> Emulator:
+def _emulator(one: FidelityProgram, links: Mapping[str, float], measured_s: dict[Key, float]) -> Emulator:
     job = prepare(one.config).job
     truth = CostTruth(job.model, joined_by(job.cluster, links), job.framework)
-    return Emulator(truth, float("inf"), "cpu", "float32", num_repetitions=REPETITIONS, measured=measured)
+    return Emulator(truth, float("inf"), "cpu", "float32", num_repetitions=REPETITIONS, measured_s=measured_s)
 
 
 def joined_by(cluster: ClusterSpec, links: Mapping[str, float]) -> ClusterSpec:
@@ -148,7 +144,7 @@ def _row(
     error = np.array(predicted["work_s"])[passes] / cpu_s - 1.0
     low, middle, high = np.percentile(iteration_s, [25, 50, 75])
     cores_s = ends[:, passes].max(axis=1) - starts[:, passes].min(axis=1)
-    prices = _emulator(one, links, Measured()).truth.price(program)
+    prices = _emulator(one, links, {}).truth.price(program)
     replayed_s = []
     for took_s in ends - starts:
         own = place_program(program, replace(prices, duration_s=np.where(passes, took_s, 0.0)))

@@ -145,8 +145,8 @@ class Check:
         lists = [f"tp={degrees}", f"cp={ranks}", f"ranks={ranks[1:]}"]
         common = [*(each.replace(" ", "") for each in lists), f"output={self.profile}"]
         if self.on_gpu:
-            return ["model=qwen25vl_llama3_1b", "max_repetitions=20", "point_s=2", *common, "device=cuda"]
-        small = ["model=tiny", "tokens=[16,128,1024]", "min_repetitions=3", "max_repetitions=5"]
+            return ["model=qwen25vl_llama3_1b", "point_s=2", *common, "device=cuda"]
+        small = ["model=tiny", "tokens=[16,128,1024]", "repetitions=5"]
         return [*small, "message_bytes=[4096,1048576]", *common, "device=cpu"]
 
     def fidelity(self) -> TestMatrix:

@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle, groupby
+from itertools import groupby
 from math import isqrt, sqrt
 from threading import Lock
 from typing import Any
-from weakref import finalize
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, multiprocessing
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
@@ -29,7 +28,7 @@ from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.workload import SOUND_HZ, Moved, Readable, Samples, Workload
 from entrain_bench.train.device import to_device
 from entrain_bench.train.features import FRAMES_OF_TOKEN, HOP, KERNEL, PatchRules, write_patches, write_windows
-from entrain_bench.train.messages.control import Failure
+from entrain_bench.train.messages.control import portable
 from entrain_bench.train.modules import Pack, in_stage_order, input_width
 from entrain_bench.train.modules.packing import Picture, multimodal_positions
 from entrain_bench.train.settings import FILES, MADE_UP, TrainSettings
@@ -293,25 +292,21 @@ class ThreadLoader:
             self._begun.append(self._thread.submit(self._asked.popleft()))
 
 
-class _Requests(IterableDataset[Inputs | Failure]):
-    """Inputs that the workers of a ``DataLoader`` make; each takes requests from its own queue."""
+@dataclass(frozen=True, slots=True)
+class _Chunks(Dataset[Inputs | Exception]):
+    """Inputs of chunks, made where they are asked for."""
 
-    def __init__(self, content: Content, num_workers: int) -> None:
-        context = multiprocessing.get_context("fork")
-        self.queues = [context.Queue() for _ in range(num_workers)]
-        self._content = content
+    data: SampleData
+    requests: Sequence[Request]
 
-    def __iter__(self) -> Iterator[Inputs | Failure]:
-        worker = get_worker_info()
-        assert worker is not None
-        while (asked := self.queues[worker.id].get()) is not None:
-            shapes, request = asked
-            made: Inputs | Failure
-            try:
-                made = SampleData(shapes, self._content).inputs(*request)
-            except Exception as error:
-                made = Failure.of(error, f"worker {worker.id}")
-            yield made
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __getitem__(self, index: int) -> Inputs | Exception:
+        try:
+            return self.data.inputs(*self.requests[index])
+        except Exception as error:
+            return portable(error, "a worker")
 
 
 class WorkerLoader:
@@ -319,50 +314,42 @@ class WorkerLoader:
 
     pins = False
 
-    def __init__(self, device: torch.device, content: Content, num_workers: int, timeout_s: float) -> None:
-        requests = _Requests(content, num_workers)
+    def __init__(self, device: torch.device, num_workers: int) -> None:
         # Forked: workers hold nothing but what their rank has loaded, and compute on no device.
-        loader = DataLoader(
-            requests,
-            batch_size=None,
-            num_workers=num_workers,
-            prefetch_factor=max(1, LOAD_AHEAD // num_workers),
-            pin_memory=device.type == "cuda",
-            timeout=timeout_s,
-            worker_init_fn=lambda _: end_with_parent(),
-            multiprocessing_context="fork",
-        )
-        self._made: Iterator[Any] = iter(loader)
-        # As torch asks its workers.
-        self._queues = cycle(requests.queues)
-        # A worker that waits for a request would keep torch waiting for its end.
-        finalize(self, _end_workers, requests.queues)
+        self._options: dict[str, Any] = {
+            "num_workers": num_workers,
+            "prefetch_factor": max(1, LOAD_AHEAD // num_workers),
+            "pin_memory": device.type == "cuda",
+            "worker_init_fn": _end_worker_with_rank,
+            "multiprocessing_context": "fork",
+        }
 
     def load(self, data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
-        """Yield the inputs of chunks in order; raise what making them raised."""
-        for request in requests:
-            next(self._queues).put((data.shapes, request))
-        return (self._take() for _ in requests)
+        """Yield the inputs of chunks in order, which workers begin now; raise what making them raised."""
+        return map(_made, iter(DataLoader(_Chunks(data, requests), batch_size=None, **self._options)))
 
-    def _take(self) -> Inputs:
-        made = next(self._made)
-        if isinstance(made, Failure):
-            raise made.as_error()
-        assert isinstance(made, Inputs)
-        return made
+
+def _made(made: Inputs | Exception) -> Inputs:
+    if isinstance(made, Exception):
+        raise made
+    return made
+
+
+def _end_worker_with_rank(_: int) -> None:
+    end_with_parent()
 
 
 # Where inputs come from, in order; those of earlier calls of ``load`` must be taken first.
 type Loader = InlineLoader | ThreadLoader | WorkerLoader
 
 
-def make_loader(settings: TrainSettings, device: torch.device, content: Content) -> Loader:
+def make_loader(settings: TrainSettings, device: torch.device) -> Loader:
     """Return the loader that ``harness.preprocessing`` names."""
     if settings.preprocessing == "inline":
         return InlineLoader(device)
     if settings.preprocessing == "thread":
         return ThreadLoader(device)
-    return WorkerLoader(device, content, num_workers(settings), settings.timeout_s)
+    return WorkerLoader(device, num_workers(settings))
 
 
 def num_workers(settings: TrainSettings) -> int:
@@ -372,8 +359,3 @@ def num_workers(settings: TrainSettings) -> int:
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", settings.num_ranks))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores // ranks - 1, WORKERS_PER_RANK))
-
-
-def _end_workers(queues: Sequence[Any]) -> None:
-    for queue in queues:
-        queue.put(None)

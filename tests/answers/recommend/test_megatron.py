@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from entrain_bench.answers.recommend.megatron import flags, layout_refusal, program_refusal, takes_arrivals
+from entrain_bench.answers.recommend.megatron import flags, layout_reasons, program_reasons, takes_arrivals
 from entrain_bench.balancing.interleaved import interleaved_program
 from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.schedules import chain_program, stages_behind, three_phase_program
@@ -59,7 +59,7 @@ def test_flags_of_a_layout() -> None:
         "--overlap-param-gather",
         "--bf16",
     ]
-    assert layout_refusal(job_of(), layout_of()) == ""
+    assert next(layout_reasons(job_of(), layout_of()), "") == ""
     assert flags(job_of(), layout_of(), SIZE) == expected
 
 
@@ -108,7 +108,7 @@ FIRST = np.arange(DP * PP * TP).reshape(DP, PP, TP)
     ],
 )
 def test_layouts_that_it_cannot_take(changes: dict[str, Any], says: str) -> None:
-    assert layout_refusal(job_of(), layout_of(**changes)).startswith(says)
+    assert next(layout_reasons(job_of(), layout_of(**changes))).startswith(says)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_layouts_that_it_cannot_take(changes: dict[str, Any], says: str) -> None
     ],
 )
 def test_settings_that_it_does_not_have(framework: FrameworkOptions, says: str) -> None:
-    assert layout_refusal(job_of(framework), layout_of()) == says
+    assert next(layout_reasons(job_of(framework), layout_of()), "") == says
 
 
 def batch() -> SampleShapes:
@@ -146,7 +146,7 @@ def test_programs_that_it_runs() -> None:
     shapes = batch()
     for shift in (0, 3):
         program = one_f_one_b(assigned(shapes, shift), shapes)
-        assert program_refusal(job_of(), program) == ""
+        assert next(program_reasons(job_of(), program), "") == ""
         assert takes_arrivals(job_of(), program) == (shift == 0)
 
 
@@ -155,7 +155,7 @@ def test_an_interleaved_program_of_a_text_model_is_its_order() -> None:
     replica, microbatch = arrival_places(BATCH, SIZE, DP)
     assignment = same_microbatches(TEXT, shapes, replica, microbatch, microbatch)
     layout = layout_of((2, 1, 1, 1, 1, 1, 1, 2), turns=2, text=True)
-    assert program_refusal(job_of(text=True), interleaved_program(TEXT, shapes, layout, assignment)) == ""
+    assert next(program_reasons(job_of(text=True), interleaved_program(TEXT, shapes, layout, assignment)), "") == ""
 
 
 def test_programs_that_it_does_not_run() -> None:
@@ -163,11 +163,11 @@ def test_programs_that_it_does_not_run() -> None:
     replica, microbatch = arrival_places(BATCH, SIZE, DP)
     uneven = same_microbatches(MODEL, shapes, replica, np.minimum(microbatch, 2), np.minimum(microbatch, 2))
     found = {
-        "uneven": program_refusal(job, one_f_one_b(uneven, shapes)),
-        "apart": program_refusal(job, one_f_one_b(assigned(shapes, encoder=1), shapes)),
-        "warm": program_refusal(job, one_f_one_b(assigned(shapes), shapes, extra=1)),
-        "split": program_refusal(job, one_f_one_b(assigned(shapes), shapes, split=True)),
-        "phases": program_refusal(job, three_phase_program(MODEL, shapes, layout_of(), assigned(shapes))),
+        "uneven": next(program_reasons(job, one_f_one_b(uneven, shapes))),
+        "apart": next(program_reasons(job, one_f_one_b(assigned(shapes, encoder=1), shapes))),
+        "warm": next(program_reasons(job, one_f_one_b(assigned(shapes), shapes, extra=1))),
+        "split": next(program_reasons(job, one_f_one_b(assigned(shapes), shapes, split=True))),
+        "phases": next(program_reasons(job, three_phase_program(MODEL, shapes, layout_of(), assigned(shapes)))),
     }
     assert found == {
         "uneven": "its microbatches have 2 to 4 samples instead of 2",

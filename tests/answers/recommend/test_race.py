@@ -10,12 +10,13 @@ import pytest
 
 from entrain_bench.answers.comparison import Times, Verdict
 from entrain_bench.answers.recommend.recommendation import (
-    assumption_effect,
+    ROUNDS,
+    going_on,
     no_result_lines,
     reason,
     spent_lines,
+    standings,
 )
-from entrain_bench.answers.recommend.strategy_race import ROUNDS, going_on, standings
 from entrain_bench.answers.text import TIME_WORDS, load_template
 
 REFERENCE = Path(__file__).parents[3] / "results" / "reference" / "table.parquet"
@@ -145,17 +146,6 @@ def test_where_time_goes() -> None:
     assert " ".join(words("reason", reason(found))) == (
         "60% of fast's GPU time is ideal work; the largest part of the rest is unequal microbatches and order (30%)."
     )
-
-
-def test_what_changed_assumptions_do() -> None:
-    found = assumption_effect(
-        "x", "a", {0: 1.0, 1: 2.0}, {"a": {0: 1.1, 1: 2.2}, "b": {0: 1.0, 1: 2.0}, "c": {0: None, 1: 3.0}}
-    )
-    assert round(found["change"].mean, 9) == 1.1
-    assert (found["overtaking"], [*found["speedups"]]) == (["b"], ["b"])
-    # Who has no result is overtaken by whoever has one.
-    lost = assumption_effect("x", "a", {0: 1.0}, {"a": {0: None}, "b": {0: 1.5}, "c": {0: None}})
-    assert (lost["change"], lost["overtaking"]) == (None, ["b"])
 
 
 def test_no_result_is_said_with_the_most_frequent_reason_first() -> None:

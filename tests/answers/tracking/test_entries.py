@@ -9,14 +9,7 @@ import pytest
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.sentences import sentences
-from entrain_bench.answers.tracking.entries import (
-    BASELINE_TAG,
-    NOTE_TAG,
-    Entry,
-    entries_of,
-    parameters,
-    sweep_name,
-)
+from entrain_bench.answers.tracking.log import BASELINE_TAG, NOTE_TAG, Entry, entries_of, parameters, sweep_name
 from entrain_bench.records.records import Record, Results
 from support.records import record
 
@@ -27,7 +20,7 @@ def shown(records: Sequence[Record], name: str = "mine") -> tuple[Entry, dict[st
     """The parent of a sweep, and its cases by name."""
     parent, *cases = entries_of(Results(Path("nowhere")), records, name)
     named = {case.name: case for case in cases}
-    assert len(named) == len(cases) == len({case.key for case in cases})
+    assert len(named) == len(cases) == len({case.case for case in cases})
     return parent, named
 
 

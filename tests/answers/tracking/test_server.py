@@ -47,7 +47,7 @@ def test_a_sweep_reaches_a_server_whole_and_once(
     page = f"{server}/#/experiments/{experiment.experiment_id}/runs/{parent.info.run_id}/artifacts/answer.html"
     assert capsys.readouterr().err.count(f"answer: {page}") == 1, "the second time nothing is logged"
     artifacts = {artifact.path for artifact in client.list_artifacts(parent.info.run_id)}
-    assert artifacts == {"answer.html", "answer.md", "answer.json", "table.json", "iteration_time.png", "ranks"}
+    assert artifacts == {"answer.html", "answer.md", "answer.json", "table.json", "iteration_time.png"}
     table = client.load_table(experiment.experiment_id, "table.json", [parent.info.run_id])
     assert {*table["key"]} == {record.key for record in Results(tmp_path).records()}
     for run in runs.values():

@@ -125,14 +125,14 @@ def test_workers_make_what_ranks_would(num_workers: int) -> None:
         for module, members in ((model.encoders[0], items), (model.llm, np.arange(6)))
         for stage in (0, 1)
     ]
-    loader = WorkerLoader(CPU, data.content, num_workers, timeout_s=60)
+    loader = WorkerLoader(CPU, num_workers)
     # Inputs come in the order in which they are asked for.
     for asked in (requests, requests[::-1]):
         made = list(loader.load(data, asked))
         assert [repr(inputs) for inputs in made] == [repr(data.inputs(*request)) for request in asked]
     inputs = loader.load(data, [requests[0], (model.llm, 0, np.array([99])), requests[1]])
     assert repr(next(inputs)) == repr(data.inputs(*requests[0]))
-    with pytest.raises(ExecutionError, match=r"^worker \d: IndexError: "):
+    with pytest.raises(ExecutionError, match=r"^a worker: IndexError: "):
         next(inputs)
 
 
