@@ -324,8 +324,9 @@ def describe_deadlock(
         action = next_action(lane)
         inputs = _inputs(program, transfers, action)
         missing = inputs[~done[inputs]]
-        alone = together is None or together[action] < 0
-        peers = missing[:0] if together is None or alone else np.flatnonzero(together == together[action])
+        peers = np.zeros(0, np.int64)
+        if together is not None and together[action] >= 0:
+            peers = np.flatnonzero(together == together[action])
         # What it lacks, or begins together with and has another before it, or else its own lanes that have not come.
         needed = next((int(one) for one in (*missing, *peers) if one not in heads or missing.size), action)
         holders = lane_of_entry[program.lane_actions == needed].tolist()

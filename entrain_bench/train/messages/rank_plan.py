@@ -276,14 +276,17 @@ def _local_tokens(program: Program, action: int, framework: FrameworkOptions) ->
 
 def _common_rows(program: Program, source: int, target: int) -> tuple[int, Rows, Rows]:
     """Rows of the items that both chunks have in common: how many, and where in either tensor, in the same order."""
-    ends = [_item_of_rows(program, action) for action in (source, target)]
-    common = np.intersect1d(*ends)
-    rows = []
-    for items in ends:
-        places = np.flatnonzero(np.isin(items, common))
-        rows.append(_named(places[np.argsort(items[places], kind="stable")], len(items)))
-        count = len(places)
-    return count, *rows
+    source_items = _item_of_rows(program, source)
+    target_items = _item_of_rows(program, target)
+    source_places = _places_by_item(source_items, target_items)
+    target_places = _places_by_item(target_items, source_items)
+    return len(source_places), _named(source_places, len(source_items)), _named(target_places, len(target_items))
+
+
+def _places_by_item(items: IntArray, others: IntArray) -> IntArray:
+    """Places of items that are among others, by item."""
+    places = np.flatnonzero(np.isin(items, others))
+    return places[np.argsort(items[places], kind="stable")]
 
 
 def _item_of_rows(program: Program, action: int) -> IntArray:
@@ -317,7 +320,7 @@ def with_empty_steps(program: Program, steps: Iterable[Step]) -> Iterator[Step]:
             for missed in takewhile(turn.__ne__, rest):
                 action = action_of[missed]
                 place = Place(int(program.module[action]), -1, 0, 0)
-                yield Step(action, place, Pass(program.kind[action]), int(program.chunk[action]), is_empty=True)
+                yield Step(action, place, Pass(int(program.kind[action])), int(program.chunk[action]), is_empty=True)
         yield step
 
 

@@ -33,8 +33,9 @@ from entrain_bench.train.messages.rank_plan import (
     plan_rank,
 )
 from entrain_bench.train.messages.transfers import Channels, Transfers, cut_rows, gather_rows
-from entrain_bench.train.modules import StageGroups, build_stage
+from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.split import WeightPass
+from entrain_bench.train.modules.stage import build_stage
 from entrain_bench.train.running.data import Content, Inputs, Loader, MadeUp, Request, SampleData, make_loader
 from entrain_bench.train.running.stages import (
     OptimizerSettings,
@@ -155,10 +156,10 @@ class Runtime:
     def prepare(self, program: Program, order: IntArray | None = None) -> Work:
         """This rank's work for a program, ``order`` as of ``plan_rank``; works run in the order of preparation."""
         plan = plan_rank(program, dist.get_rank(), self.settings.framework, order)
-        data = SampleData(program.shapes, self.content, pinned=self.loader.pins)
+        data = SampleData(program.shapes, self.content)
         forwards = (step for step in plan.steps if step.kind is Pass.FORWARD and not step.is_empty)
         requests = [_forward_request(program, step) for step in forwards]
-        inputs = self.loader.load(data, requests)
+        inputs = self.loader(data, requests)
         return Work(program, plan, data.num_loss_tokens, inputs)
 
     def run(self, work: Work, clock: Clock) -> Seen:
@@ -392,8 +393,8 @@ def build_runtime(
         else:
             is_last = number == placed.pp - 1
             tied = groups.tied.get(index) if is_last or not number else None
-            first = stages.get((index, 0)) if is_last and number else None
-            first_copy = first.stage.tied_embedding() if first else None
+            first_stage = stages.get((index, 0)) if is_last and number else None
+            first_copy = first_stage.stage.tied_embedding() if first_stage else None
             stages[index, number] = train_stage(stage, holders, groups.alone, adam, widths, tied, first_copy)
     content = content or MadeUp(seed, model.llm.config.vocab_size)
     loader = make_loader(settings, device)

@@ -62,7 +62,7 @@ def test_a_killed_worker_or_rank_ends_the_run(temporary: Path, worker: bool, mes
         done.set()
 
     threading.Thread(target=kill, daemon=True).start()
-    with pytest.raises(ExecutionError, match=message):
+    with pytest.raises(ExecutionError, match=f"(?m){message}"):
         run_experiment(config)
     assert done.is_set()
     assert nothing_left(temporary)
