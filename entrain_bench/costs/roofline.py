@@ -4,8 +4,6 @@ Every operator takes the longest of its arithmetic, its memory traffic and its k
 (n + half) / limit (Hockney and Jesshope, Parallel Computers, 1981, r-infinity and n-half).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -214,7 +212,7 @@ class Roofline:
         freeze(*times.columns, *times.again)
         return times
 
-    def of(self, module: ModuleSpec) -> Roofline:
+    def of(self, module: ModuleSpec) -> "Roofline":
         """Itself under the settings that a module has."""
         return replace(self, framework=self.framework.of(module))
 

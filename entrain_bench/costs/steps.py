@@ -1,7 +1,5 @@
 """The end of an iteration, and what of it reaches into the next: gradients, optimizer and weights, in buckets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The columns of a program, a view of one action, and which layers its chunks recompute."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum

@@ -1,7 +1,5 @@
 """The compiled loop that times a program: lanes run their actions in order, each as soon as its inputs are there."""
 
-from __future__ import annotations
-
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
