@@ -7,6 +7,8 @@ from math import inf
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from entrain_bench.base.errors import UserError, require, unknown_choice
 
 # Beyond these, times and their squares would leave the range of a double; no constant of a machine or a model is.
@@ -128,7 +130,7 @@ def _convert(hint: Any, value: Any, where: str, parses: bool = True) -> Any:
 
 
 def _scalar(hint: type, value: Any, where: str) -> Any:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and -inf < value < inf
+    number = isinstance(value, int | float | np.integer) and not isinstance(value, bool) and -inf < value < inf
     fits = isinstance(value, hint) if hint in (bool, str) else number and (hint is float or value == int(value))
     if not fits:
         raise UserError(f"{where}={value}: must be {SCALARS[hint]}")

@@ -259,26 +259,21 @@ def measure_step(target: Target, depth: int, bench: Bench, patience: Patience) -
 
 
 def measure_collectives(
-    device: str,
-    num_ranks: int,
-    message_bytes: tuple[int, ...],
-    patience: Patience,
-    operations: Sequence[str] = COLLECTIVES,
-    cores: Sequence[int] = (),
+    device: str, num_ranks: int, message_bytes: tuple[int, ...], patience: Patience
 ) -> list[CollectivePoint]:
-    """Time every operation at every size on ranks of this machine, pinned to ``cores``."""
-    args = (device, message_bytes, patience, tuple(operations))
-    points: list[CollectivePoint] = on_ranks(_points, num_ranks, *args, device=device, cores=cores)[0]
+    """Time every operation at every size on ranks of this machine."""
+    args = (device, message_bytes, patience)
+    points: list[CollectivePoint] = on_ranks(_points, num_ranks, *args, device=device)[0]
     return points
 
 
 def _points(
-    device: str, message_bytes: tuple[int, ...], patience: Patience, operations: Sequence[str], group: dist.ProcessGroup
+    device: str, message_bytes: tuple[int, ...], patience: Patience, group: dist.ProcessGroup
 ) -> list[CollectivePoint]:
     place = torch.device(device, group.rank()) if device == "cuda" else torch.device("cpu")
     size = group.size()
     points = []
-    for operation, num_bytes in product(operations, message_bytes):
+    for operation, num_bytes in product(COLLECTIVES, message_bytes):
         # Every rank holds a share of equal size.
         part = torch.zeros(max(1, num_bytes // (ELEMENT_BYTES * size)), device=place)
         whole = torch.zeros(len(part) * size, device=place)

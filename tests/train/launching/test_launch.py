@@ -267,12 +267,9 @@ def summed(number: int, fails: bool, group: dist.ProcessGroup) -> dict[str, Any]
         raise UserError("a=1: must be 2")
     total = torch.tensor([number + group.rank()])
     dist.all_reduce(total, group=group)
-    return {"total": int(total), "rank": group.rank(), "cores": sorted(os.sched_getaffinity(0))}
+    return {"total": int(total), "rank": group.rank()}
 
 
-def test_every_rank_returns_its_result_and_is_pinned() -> None:
+def test_every_rank_returns_its_result() -> None:
     start_server()
-    own = sorted(os.sched_getaffinity(0))
-    cores = [own[-1], own[0]]
-    found = on_ranks(summed, 2, 10, False, cores=cores)
-    assert found == [{"total": 21, "rank": rank, "cores": [core]} for rank, core in enumerate(cores)]
+    assert on_ranks(summed, 2, 10, False) == [{"total": 21, "rank": rank} for rank in (0, 1)]
