@@ -169,7 +169,8 @@ def rankings(data: pd.DataFrame) -> pd.DataFrame:
     for row, runs in data.groupby("row", sort=False):
         comparisons = compared(runs, JOB)
         taus = correlations(first, runs)
-        for case in taus.columns.to_list():
+        cases: list[tuple[str, ...]] = [*taus]
+        for case in cases:
             names = comparisons[case].best
             firm = bool(usual[case].best) and usual[case].best[0] in names
             rows.append((row, *case, next(iter(names), ""), firm, *_ends(taus[case].dropna())))

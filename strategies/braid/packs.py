@@ -279,15 +279,15 @@ def _exchanged(group_of, seconds, start, rounds):  # type: ignore[no-untyped-def
                     if min(less, room - less) > gain * (1 + 1e-9):
                         gain = min(less, room - less)
                         one = sample
-                        other = partner
+                        other = int(partner)
         if one < 0:
             break
         goal = low if other < 0 else group_of[other]
-        for sample, source, target in ((one, top, goal), (other, goal, top)):
-            if sample >= 0:
-                members[source] = members[source][members[source] != sample]
-                members[target] = np.append(np.array([sample]), members[target])
-                group_of[sample] = target
+        for moved, source, target in ((one, top, goal), (other, goal, top)):
+            if moved >= 0:
+                members[source] = members[source][members[source] != moved]
+                members[target] = np.append(np.array([moved]), members[target])
+                group_of[moved] = target
                 load[source] -= seconds[sample]
                 load[target] += seconds[sample]
     return group_of, load.max()
