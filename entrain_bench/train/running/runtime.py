@@ -29,7 +29,7 @@ from entrain_bench.train.measuring import Clock, Seen, see
 from entrain_bench.train.messages.rank_plan import (
     RankPlan,
     Step,
-    copies_of,
+    copy_ranks,
     plan_rank,
 )
 from entrain_bench.train.messages.transfers import Channels, Transfers, cut_rows, gather_rows
@@ -111,7 +111,7 @@ def make_groups(model: ModelSpec, framework: FrameworkOptions, layout: Layout, m
             if tp and cp and dp_cp:
                 split = framework.of(spec).sequence_parallel
                 stages[index, stage] = StageGroups(tp, cp, dp_cp, split, framework.cp_split)
-            for degree, (width, copies) in enumerate(zip(placed.widths, copies_of(placed), strict=False)):
+            for degree, (width, copies) in enumerate(zip(placed.widths, copy_ranks(placed), strict=False)):
                 rows = copies[:, stage].reshape(-1, width[0])
                 tp = maker.find(rows)
                 cp = maker.find(rows.reshape(-1, width[1], width[0]).swapaxes(1, 2).reshape(-1, width[1]))

@@ -292,8 +292,8 @@ def module_errors(case: str, folder: Path, groups: StageGroups) -> dict[str, flo
     gradient, wanted = published.run()
     layers = range(len(published.spec.module(published.module).layers))
     stage = filled(published.spec, published.module, layers, groups, stored(published, folder))
-    found = run_stages([stage], published.first, published.pack, gradient)
-    return errors(unpacked(published.spec, stage, found), wanted)
+    gradients = run_stages([stage], published.first, published.pack, gradient)
+    return errors(unpacked(published.spec, stage, gradients), wanted)
 
 
 def stored(published: Published, folder: Path) -> Checkpoint:
