@@ -1,7 +1,5 @@
 """One memory budget for everything that is decoded: list entries, images, archives, frames, sounds, records."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """The columns of a shape trace: which values they may have, how many rows are taken, and their reader."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,7 +45,7 @@ class TraceColumn:
 
     def holds(self, values: FloatArray) -> BoolArray:
         """Whether values are allowed, element by element; NaN is not."""
-        valid = values <= self.high
+        valid: BoolArray = values <= self.high
         if self.whole:
             return valid & (values == np.floor(values)) & (values >= self.low)
         return valid & (values > 0)

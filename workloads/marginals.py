@@ -1,7 +1,5 @@
 """Distributions of one size, drawn through their inverse CDF, and the Gaussian copula that ties sizes together."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -35,8 +33,7 @@ class Marginal(ABC):
     min: float = -math.inf
     max: float = math.inf
 
-    def check(self, where: str) -> None:
-        """Raise ``UserError`` for parameters that do not fit together; ``where`` is the distribution's key."""
+    def _check(self, where: str) -> None:
         require(self.min <= self.max, f"{where}.min", self.min, f"at most max={self.max}")
 
     def ppf(self, u: FloatArray) -> FloatArray:
@@ -105,9 +102,8 @@ class BoundedPareto(Marginal):
     low: Annotated[float, POSITIVE]
     high: Annotated[float, POSITIVE]
 
-    def check(self, where: str) -> None:
-        """Raise ``UserError`` for parameters that do not fit together; ``where`` is the distribution's key."""
-        Marginal.check(self, where)
+    def _check(self, where: str) -> None:
+        Marginal._check(self, where)
         require(self.high > self.low, f"{where}.high", self.high, f"above low={self.low}")
 
     def _ppf(self, u: FloatArray) -> FloatArray:
@@ -126,9 +122,8 @@ class Mixture(Marginal):
     weights: tuple[Annotated[float, POSITIVE], ...]
     components: tuple[Marginal, ...]
 
-    def check(self, where: str) -> None:
-        """Raise ``UserError`` for parameters that do not fit together; ``where`` is the distribution's key."""
-        Marginal.check(self, where)
+    def _check(self, where: str) -> None:
+        Marginal._check(self, where)
         many = len(self.components)
         require(many >= 1, f"{where}.components", [], "at least one distribution")
         require(len(self.weights) == many, f"{where}.weights", [*self.weights], f"one number for each of {many}")
@@ -176,7 +171,7 @@ def parse_marginal(config: object, where: str) -> Marginal:
         parts = enumerate(values["components"])
         values["components"] = [parse_marginal(part, f"{where}.components[{i}]") for i, part in parts]
     marginal = parse(KINDS[kind], values, where)
-    marginal.check(where)
+    marginal._check(where)
     return marginal
 
 

@@ -1,7 +1,5 @@
 """A mixture of workloads: every sample comes whole from one of them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -38,7 +36,7 @@ class MixtureWorkload:
         fingerprints = [self.components[key].fingerprint() for key in sorted(self.components)]
         return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest() if any(fingerprints) else ""
 
-    def source(self, rules: TokenRules) -> MixtureSource:
+    def source(self, rules: TokenRules) -> "MixtureSource":
         """The sources of all components."""
         keys = sorted(self.components)
         weights = np.array([self.weights[key] for key in keys], np.float64)

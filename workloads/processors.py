@@ -1,7 +1,5 @@
 """Images as published processors cut and count them: pure functions of a model's ``ImageRules`` or ``TileRules``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product

@@ -1,7 +1,5 @@
 """Generated samples: blocks of a stream, of sizes tied by a Gaussian copula, packed pairs, or pixels and seconds."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -128,13 +126,7 @@ class SyntheticWorkload(Generated):
     the normals' correlation is set so that totals and text have the given Spearman correlation. Ties (constants,
     samples without items) weaken it.
 
-    Attributes:
-        name: of the workload; seeds its samples.
-        text: distribution of text tokens per sample; at least 1 is drawn.
-        modalities: by name, ``llm_tokens`` (distribution of LLM tokens per item, at least 1), ``items_per_sample``
-            (distribution, default 1), ``probability`` that a sample has the modality at all (default 1), and
-            ``encoder_tokens_per_llm_token`` (null: from the model's rules, for image, video and audio).
-        rank_correlation: one value for all pairs of modalities and text, or ``{name: {other: value}}``.
+    ``text`` is a distribution of text tokens per sample; experiments/workload/synthetic.yaml explains the other keys.
     """
 
     name: Name
@@ -165,13 +157,11 @@ class SyntheticWorkload(Generated):
             where = f"workload.modalities.{name}"
             require(name != TEXT, where, "...", "another name: text has its own key")
             given = parse(_Modality, config, where)
-            sizes = {key: parse_marginal(getattr(given, key), f"{where}.{key}") for key in _MODALITY_SIZES}
-            modalities[str(name)] = replace(given, **sizes)
+            llm_tokens = parse_marginal(given.llm_tokens, f"{where}.llm_tokens")
+            items = parse_marginal(given.items_per_sample, f"{where}.items_per_sample")
+            modalities[str(name)] = replace(given, llm_tokens=llm_tokens, items_per_sample=items)
         root = latent_root((TEXT, *modalities), self.rank_correlation, "workload.rank_correlation")
         return parse_marginal(self.text, "workload.text"), modalities, root
-
-
-_MODALITY_SIZES = ("llm_tokens", "items_per_sample")
 
 
 def _tied_samples(
@@ -342,13 +332,9 @@ class _Video:
 class PixelWorkload(Generated):
     """Samples of text with images or with a video, drawn from given distributions (``marginals``), all independent.
 
-    Attributes:
-        name: of the workload; seeds its samples.
-        text: distribution of text tokens per sample, at least 1. Text gives way where a sample would be longer than the
-            model's context.
-        images: ``side`` (square root of an image's area, in whole pixels), ``aspect`` (width over height, default 1)
-            and ``count`` (images of a sample, default 1); None: no images.
-        video: ``seconds`` (whole), and ``side`` and ``aspect`` of a frame; None: no video.
+    Text tokens are at least 1, and give way where a sample would be longer than the model's context. ``side`` of images
+    and frames is the square root of their area in whole pixels, ``aspect`` is width over height, ``count`` is that of a
+    sample's images, ``seconds`` are whole.
     """
 
     name: Name

@@ -1,14 +1,12 @@
 """Pixels, seconds and characters to tokens: pure functions of a model's ``TokenRules``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.specs.shapes import Items
-from entrain_bench.specs.tokens import AudioRules, FrameRules, TokenRules
+from entrain_bench.specs.tokens import AudioRules, TokenRules
 
 from .budget import ask_items
 from .processors import frame_rules, processed_images, tiled_images
@@ -77,26 +75,20 @@ def video_items(
     resized frame costs. There is no limit on a video's total. ``seconds`` ``[samples]`` are NaN for none, sides of
     frames in pixels ``[videos]``. Models with ``frames`` or tiles have frames of one size, each an item.
     """
-    one_size = rules.frames or (rules.tiles and frame_rules(rules.tiles))
-    if one_size:
-        return _fixed_frames(seconds, rules.video_frames_per_s, one_size)
-    frames = np.round(np.nan_to_num(seconds) * rules.video_frames_per_s, _TOKEN_DECIMALS)
     present = ~np.isnan(seconds)
-    groups = np.where(present, np.maximum(1, frames // rules.temporal_patch_frames), 0).astype(np.int64)
+    frames = np.round(np.nan_to_num(seconds) * rules.video_frames_per_s, _TOKEN_DECIMALS)
+    one_size = rules.frames or (rules.tiles and frame_rules(rules.tiles))
+    most = one_size.max_frames if one_size else np.inf
+    many = np.ceil(frames) if one_size else frames // rules.temporal_patch_frames
+    groups = np.where(present, np.clip(many, 1, most), 0).astype(np.int64)
     ask_items(groups)
+    if one_size:
+        total = int(groups.sum())
+        return Items(groups, np.full(total, one_size.encoder_tokens), np.full(total, one_size.llm_tokens))
     frame_grids = image_grids(widths, heights, rules, min_frame_tokens, max_frame_tokens)
     grids = np.repeat(frame_grids, groups[present], axis=0)
     llm = grids.prod(axis=1)
     return Items(groups, llm * rules.merge_patches**2, llm, grids * rules.merge_patches)
-
-
-def _fixed_frames(seconds: FloatArray, frames_per_s: float, rules: FrameRules) -> Items:
-    """Videos of ``seconds`` ``[samples]`` (NaN: none) as frames of one size."""
-    frames = np.ceil(np.round(np.nan_to_num(seconds) * frames_per_s, _TOKEN_DECIMALS)).astype(np.int64)
-    counts = np.where(np.isnan(seconds), 0, np.clip(frames, 1, rules.max_frames))
-    ask_items(counts)
-    total = int(counts.sum())
-    return Items(counts, np.full(total, rules.encoder_tokens), np.full(total, rules.llm_tokens))
 
 
 def audio_items(seconds: FloatArray, rules: TokenRules) -> Items:

@@ -1,7 +1,5 @@
 """Shape traces: a Parquet file with one row per sample (columns: ``columns.py``, ``docs/workloads.md``)."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, replace
 from enum import StrEnum

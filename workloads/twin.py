@@ -1,7 +1,5 @@
 """Synthetic twins: samples drawn like those of a trace, as many as wanted, of which none is in it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -56,7 +54,7 @@ def _interpolated(values: FloatArray) -> Inverse:
     total = len(values)
     grid = np.floor(np.linspace(0, total - 1, min(total, _KNOTS))).astype(np.int64)
     places = np.union1d(grid, np.arange(max(0, total - _TAIL), total))
-    return partial(np.interp, xp=(places + 0.5) / total, fp=np.sort(values, kind="stable")[places])
+    return partial(np.interp, xp=(places + 0.5) / total, fp=np.sort(values, kind="stable")[places])  # type: ignore[return-value]
 
 
 def _drawn_counts(counts: IntArray, u: FloatArray) -> IntArray:

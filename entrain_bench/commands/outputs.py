@@ -10,7 +10,7 @@ from functools import partial
 from time import perf_counter
 
 from entrain_bench.answers.documents.claims import claims_output
-from entrain_bench.answers.documents.posterior import posterior_output
+from entrain_bench.answers.documents.posterior import posterior_output, posterior_sweeps, read_plan
 from entrain_bench.answers.documents.results import results_output
 from entrain_bench.answers.documents.tables import tables_output
 from entrain_bench.answers.text import count as plural
@@ -94,13 +94,13 @@ def make(
         # Cells that are asked for their timelines, once others turned out to have none, come on top.
         watch.total = total
         watch(done)
+        if mlflow and watch.run:
+            with suppress(OSError):
+                pending.touch()
 
     # There while something that was run may not have been logged, because it was ended or went wrong.
     pending = results.root / "mlflow.pending"
     unlogged = pending.exists() or not (tracking_uri(mlflow_uri) or store_path(results).exists())
-    if mlflow:
-        with suppress(OSError):
-            pending.touch()
     try:
         making = bring_up_to_date(wanted, study, num_processes(), count, retry_failed)
         for number, (output, problem) in enumerate(making, start=1):
@@ -114,8 +114,11 @@ def make(
                 planned = {key: " ".join(cell.overrides) for key, cell in cells.items()}
                 PlannedSweep(output.name, planned).write(results)
             write_tables(results)
-    if mlflow and (not (watch.run or unlogged) or _log(wanted, study, mlflow_uri)):
-        pending.unlink(missing_ok=True)
+    if mlflow and (watch.run or unlogged):
+        with suppress(OSError):
+            pending.touch()
+        if _log(wanted, study, mlflow_uri):
+            pending.unlink(missing_ok=True)
     what = plural(len(wanted), "figure or document", "figures and documents")
     say(f"{what} in {results.root} ({perf_counter() - watch.started:.0f} s, {watch.run} runs)")
     return not incomplete
@@ -133,6 +136,8 @@ def _log(wanted: Sequence[Output], study: Study, mlflow_uri: str | None) -> bool
             name = sweep[0].removeprefix(FIGURE) if sweep[:1] and sweep[0].startswith(FIGURE) else output.name
             keys[name] |= dict.fromkeys(study.cells_by_key([sweep]))
             files[name] |= dict.fromkeys(output.committed)
+    if (drawn := read_plan().sweep) in keys:
+        keys[drawn] |= dict.fromkeys(study.cells_by_key(posterior_sweeps(study)))
     logged = []
     for name, mine in keys.items():
         records = [record for key in mine if (record := study.results.read(key))]

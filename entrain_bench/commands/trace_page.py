@@ -50,7 +50,7 @@ def _scan_lines(command: TraceCommand, scanned: Scanned) -> Iterator[str]:
         reasons = sorted(scanned.counts.items(), key=lambda pair: -pair[1])
         yield from ("", *(f"- {many:,}: {reason}" for reason, many in reasons), "")
         yield from (f"The first {len(scanned.listed)}:" if bad > len(scanned.listed) else "Which:", "")
-        yield from (f"- `{name}` ({key}): {what}" for name, key, what in scanned.listed)
+        yield from (f"- `{name}`: {what}" for name, what in scanned.listed)
 
 
 def _model_lines(command: TraceCommand, config_dir: str | None, rows: int) -> Iterator[str]:

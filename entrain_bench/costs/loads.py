@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -107,20 +108,15 @@ class Loads:
     def take(self, rows: IntArray) -> Loads:
         """Those of the given chunks."""
         packs = None if self.packs is None else self.packs.take(rows)
-        areas, segments = (
-            {name: values[rows] for name, values in by_kind.items()} for by_kind in (self.areas, self.segments)
-        )
-        return Loads(self.tokens[rows], areas, segments, packs)
+        return replace(self._changed(lambda values: values[rows]), packs=packs)
 
     def packed_by(self, offsets: IntArray | None) -> Loads:
         """Those of chunks, of those of their sequences; without offsets themselves."""
-        if offsets is None:
-            return self
-        areas, segments = (
-            {name: sum_rows(offsets, values) for name, values in by_kind.items()}
-            for by_kind in (self.areas, self.segments)
-        )
-        return Loads(sum_rows(offsets, self.tokens), areas, segments)
+        return self if offsets is None else self._changed(partial(sum_rows, offsets))
+
+    def _changed(self, change: Callable[[FloatArray], FloatArray]) -> Loads:
+        kinds = ({name: change(values) for name, values in part.items()} for part in (self.areas, self.segments))
+        return Loads(change(self.tokens), *kinds)
 
     @property
     def content(self) -> tuple[object, ...]:

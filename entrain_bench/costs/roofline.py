@@ -53,11 +53,6 @@ class Roofline:
         init=False, default_factory=dict, repr=False, compare=False
     )
 
-    @property
-    def beyond(self) -> Roofline:
-        """Itself: it knows the times of everything."""
-        return self
-
     def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
         """Return the loads of packed sequences (``compute_loads``)."""
         score = partial(score_area, kernel=self._kernel)

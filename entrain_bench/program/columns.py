@@ -117,8 +117,8 @@ class Program:
     def blocks(self, actions: IntArray) -> IntArray:
         """Block of each of the given passes, numbered through all modules."""
         module = self.module[actions]
-        first = self.layout.first_block[module]
-        stages = self.layout.num_stages[module]
+        stages = np.array([blocks.num_stages for blocks in self.layout.blocks])[module]
+        first = np.cumsum([0, *(len(blocks.rank_set) for blocks in self.layout.blocks)])[module]
         return np.asarray(first + self.replica[actions] * stages + self.stage[actions])
 
     @property

@@ -277,16 +277,6 @@ class Layout:
         return len(self.lane_width)
 
     @property
-    def num_stages(self) -> IntArray:
-        """Stages of each module ``[modules]``."""
-        return np.array([blocks.num_stages for blocks in self.blocks])
-
-    @property
-    def first_block(self) -> IntArray:
-        """First block of each module, numbered through all modules ``[modules + 1]``."""
-        return np.cumsum([0, *(len(blocks.rank_set) for blocks in self.blocks)])
-
-    @property
     def num_ranks(self) -> int:
         """Number of ranks in use."""
         return int(self.lane_width.sum())

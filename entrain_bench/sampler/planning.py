@@ -1,7 +1,5 @@
 """Inputs of a sampler from a configuration, and how an assignment becomes the microbatches that a rank is given."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,17 +31,11 @@ type Dealt = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 def deal(labels: ModuleAssignment, num_ranks: int, counts: str = ASSIGNED, num_microbatches: int = 0) -> Dealt:
-    """The microbatches of an assignment, samples in order of arrival.
+    """The microbatches of an assignment, samples in order of arrival; a rank is a replica of ``labels``.
 
-    Args:
-        labels: replica and microbatch of each sample of the global batch.
-        num_ranks: data-parallel ranks; a rank is a replica.
-        counts: how many microbatches ranks have: ``fixed``: ``num_microbatches``; ``equal``: as many as the rank with
-            most; ``assigned``: as they were assigned. Ranks with fewer split those with most samples.
-        num_microbatches: of a rank, if fixed.
-
-    Raises:
-        UserError: if a rank has no sample, or cannot have that many microbatches.
+    ``counts`` says how many microbatches ranks have: ``fixed``: ``num_microbatches``; ``equal``: as many as the rank
+    with most; ``assigned``: as they were assigned. Ranks with fewer split those with most samples. ``UserError`` if a
+    rank has no sample, or cannot have that many microbatches.
     """
     order = np.lexsort((labels.microbatch, labels.replica))
     replica = labels.replica[order]
@@ -116,13 +108,6 @@ def plan_batches(
     **chosen: Any,
 ) -> BatchPlan:
     """Lay out the model as configured; arguments, and what is wrong with them, as of ``BalancedBatchSampler``."""
-    global_batch, microbatch_size, seed = (chosen[key] for key in ("global_batch", "microbatch_size", "seed"))
-    sizes = {"world_size": world_size, "global_batch": global_batch, "microbatch_size": microbatch_size}
-    for name, value in sizes.items():
-        require(_is_whole(value) and value >= 1, name, value, "an integer of at least 1")
-    require(_is_whole(seed) and 0 <= seed < 2**32, "seed", seed, "an integer in 0..2^32-1")
-    allowed = f"a multiple of world_size={world_size} x microbatch_size={microbatch_size}"
-    require(global_batch % (world_size * microbatch_size) == 0, "global_batch", global_batch, allowed)
     for text in overrides:
         key = text.partition("=")[0]
         require(key not in OWN_KEYS, "overrides", text, f"without {key}, which an argument sets")
@@ -138,6 +123,9 @@ def plan_batches(
     setting, content = _setting(shapes, [*own, *overrides], config_dir)
     listed = setting.source
     job = setting.job
+    whole = world_size * job.microbatch_size
+    allowed = f"a multiple of world_size={world_size} x microbatch_size={job.microbatch_size}"
+    require(job.global_batch % whole == 0, "global_batch", job.global_batch, allowed)
     assert isinstance(listed, ListedShapes)
     if listed.num_dropped:
         raise UserError(
@@ -149,12 +137,11 @@ def plan_batches(
     if not isinstance(layout, Layout):
         layout = setting.plan() if layout == PLANNED else one_stage(job, world_size)
     check_layout(layout, job.model, job.cluster)
-    _check_widths(setting, layout, listed.shapes.take(np.arange(min(global_batch, len(listed.shapes)))))
+    _check_widths(setting, layout, listed.shapes.take(np.arange(min(job.global_batch, len(listed.shapes)))))
     dp = layout.modules[job.model.llm_index].dp
     require(dp == world_size, "world_size", world_size, f"{dp}, the number of LLM replicas of the layout")
-    count = global_batch // (dp * microbatch_size)
     name = sha256(f"{content}\n{layout_to_json(layout)}\n{counts}".encode()).hexdigest()
-    return BatchPlan(setting, layout, listed.shapes, counts, count, name)
+    return BatchPlan(setting, layout, listed.shapes, counts, job.global_batch // whole, name)
 
 
 def one_stage(job: Job, world_size: int) -> Layout:
@@ -208,7 +195,3 @@ def _setting(
     config = compose(*trace, *overrides, config_dir=config_dir)
     kept = {key: value for key, value in config.content().items() if key not in ("workload", "harness", "iterations")}
     return prepare(config, source), json.dumps(kept, sort_keys=True, default=list)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,7 +1,5 @@
 """A PyTorch batch sampler whose batches are microbatches of a strategy's assignment, also in Hugging Face's loops."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -61,7 +59,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         overrides: Sequence[str] = (),
         config_dir: str | None = None,
     ) -> None:
-        """Compose the configuration and choose the layout.
+        """Compose the configuration and choose the layout; docs/sampler.md explains layouts and counts.
 
         Args:
             shapes: sizes of the samples; row i belongs to dataset index i. Either arrays (``entrain_bench.shapes_of``)
@@ -75,11 +73,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
             world_size: number of data-parallel ranks; None: from ``torch.distributed``.
             seed: seed of the sample order.
             shuffle: whether each epoch has its own random order; if not, samples keep their order.
-            layout: a ``Layout``, or ``data_parallel``: each rank holds the whole model, split only by ``layout.tp`` and
-                ``layout.cp`` (from ``overrides``; default 1), or ``planned``: the strategy's planner chooses.
-            counts: number of microbatches of an iteration. ``fixed``: ``global_batch / (world_size x
-                microbatch_size)`` on every rank. ``equal``: on every rank the assigner's maximum over ranks.
-                ``assigned``: what the assigner gave each rank. A rank that needs more splits its largest microbatches.
+            layout: a ``Layout``, ``data_parallel``: each rank holds the whole model, or ``planned``.
+            counts: number of microbatches of an iteration: ``fixed``, ``equal`` on all ranks, or as ``assigned``.
             overrides: further configuration, ``key=value`` as on the command line.
             config_dir: your folder with further choices.
 
@@ -122,11 +117,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
     def from_plan(cls, shapes: SampleShapes | str | Path, plan: str | Path, **options: Any) -> Self:
         """Return a sampler with the job, strategy and layout of a plan that ``entrain-bench recommend`` wrote.
 
-        A data-parallel rank is a replica of the plan's LLM. Options are the constructor's ``rank``, ``world_size``,
-        ``shuffle``, ``counts`` and ``config_dir``.
-
-        Raises:
-            UserError: if the file, an argument or the data is invalid; the error names it.
+        Options are the constructor's ``rank``, ``world_size``, ``shuffle``, ``counts`` and ``config_dir``.
+        ``UserError`` if the file, an argument or the data is invalid.
         """
         known = checked_plan(plan)
         job = known.job
@@ -144,11 +136,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         )
 
     def __len__(self) -> int:
-        """Return the number of microbatches of this rank in an epoch.
-
-        Raises:
-            TypeError: unless ``counts`` is ``fixed``, because otherwise the assigner chooses the number.
-        """
+        """Return the number of microbatches of this rank in an epoch; ``TypeError`` unless ``counts`` is ``fixed``."""
         if self.num_microbatches is None:
             raise TypeError("len() needs counts=fixed; otherwise the assigner chooses the number of microbatches")
         return self.num_iterations * self.num_microbatches
@@ -224,12 +212,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next ``iter()`` resume at a state.
 
-        If the state is at the start of an iteration, strategy, layout and number of ranks may differ from those that
-        saved it: iterations keep their samples.
-
-        Raises:
-            UserError: if samples, seed, order or global batch differ, or if the state is within an iteration and the
-                plan differs.
+        ``UserError`` if samples, seed, order or global batch differ, or if strategy, layout or ranks differ within an
+        iteration.
         """
         keys = {"epoch", "iteration", "microbatch", "plan", *STREAM}
         require(keys <= {*state}, "state", sorted(state), f"what state_dict returns: {sorted(keys)}")
@@ -279,46 +263,15 @@ def own_loader(loader: DataLoader[Any], device: torch.device, accumulation_steps
     """A loader of this rank's microbatches as ``accelerate`` and ``transformers.Trainer`` take it.
 
     Do not hand the result to ``Accelerator.prepare``, which would deal this rank's batches out to all ranks.
-    ``accumulation_steps`` are microbatches of an optimizer step.
-
-    Raises:
-        UserError: for a loader over anything else, and for iterations of another number of microbatches.
+    ``UserError`` for another sampler, and unless ``accumulation_steps`` are an iteration's microbatches.
     """
     from accelerate.data_loader import prepare_data_loader
 
     sampler = loader.batch_sampler
-    if not isinstance(sampler, BalancedBatchSampler):
-        raise UserError(f"loader: batch_sampler={type(sampler).__name__}: must be a BalancedBatchSampler")
-    if sampler.num_microbatches is None:
-        why = "accelerate and Trainer accumulate the same number of microbatches in every step"
-        raise UserError(f"counts: must be fixed, because {why}")
-    require(
-        accumulation_steps == sampler.num_microbatches,
-        "gradient_accumulation_steps",
-        accumulation_steps,
-        f"{sampler.num_microbatches}, the microbatches of an iteration (sampler.num_microbatches)",
-    )
+    count = sampler.num_microbatches if isinstance(sampler, BalancedBatchSampler) else None
+    allowed = f"{count}, the microbatches of an iteration of a BalancedBatchSampler with counts=fixed"
+    require(accumulation_steps == count, "gradient_accumulation_steps", accumulation_steps, allowed)
     prepared: DataLoader[Any] = prepare_data_loader(
         loader, device, num_processes=1, process_index=0, put_on_device=True
     )
     return prepared
-
-
-class Progress:
-    """The next iteration of the sampler's epoch, which the loop sets, for ``Accelerator.register_for_checkpointing``.
-
-    Loaders run ahead of training; what they have taken does not count here.
-    """
-
-    def __init__(self, sampler: BalancedBatchSampler) -> None:
-        self._sampler = sampler
-        self.iteration = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the next iteration begins."""
-        return self._sampler.state_dict(self.iteration)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the sampler, and the loop, go on there."""
-        self._sampler.load_state_dict(state)
-        self.iteration = state["iteration"]

@@ -1,11 +1,13 @@
 """Check plain mappings against frozen dataclasses, with errors that name the field."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from math import inf
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 from entrain_bench.base.errors import UserError, require, unknown_choice
 
@@ -100,7 +102,7 @@ def check_fields(instance: Any, where: str = "") -> None:
 
 
 @cache
-def _hints(cls: Any) -> dict[str, Any]:
+def _hints(cls: Hashable) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
@@ -128,7 +130,7 @@ def _convert(hint: Any, value: Any, where: str, parses: bool = True) -> Any:
 
 
 def _scalar(hint: type, value: Any, where: str) -> Any:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and -inf < value < inf
+    number = isinstance(value, int | float | np.integer) and not isinstance(value, bool) and -inf < value < inf
     fits = isinstance(value, hint) if hint in (bool, str) else number and (hint is float or value == int(value))
     if not fits:
         raise UserError(f"{where}={value}: must be {SCALARS[hint]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,24 +17,13 @@ CHANNELS = 3
 # preprocessor_config.json has, and halves, by which SigLIP's processor makes colours from -1 to 1.
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 HALVES = ((0.5,) * CHANNELS, (0.5,) * CHANNELS)
-WINDOW = 400
+# Samples between log-mel frames.
 HOP = 160
 # Frames that the first convolution takes, and those of a token, for the second has a stride.
 KERNEL = 3
 FRAMES_OF_TOKEN = 2
 # Frames that Whisper takes at a time, 30 s.
 _LONGEST_FRAMES = 3000
-# Orders of magnitude below the loudest that are still told apart, and power that counts as none.
-_RANGE = 8.0
-_LEAST_POWER = 1e-10
-# Slaney's scale (Auditory Toolbox, 1998): linear up to 1 kHz, 15 steps; then 27 steps for every factor of 6.4.
-_STEP_HZ = 200.0 / 3
-_KNEE_HZ = 1000.0
-_KNEE_MELS = 15.0
-_STEPS_OF_FACTOR = 27.0
-_FACTOR = 6.4
-_HIGHEST_HZ = 8000.0
-_HANN = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,42 +80,23 @@ def write_windows(wave: Sound, out: NDArray[np.float32]) -> None:
     tokens, width = out.shape
     mels = width // (FRAMES_OF_TOKEN * KERNEL)
     count = FRAMES_OF_TOKEN * tokens
-    frames = log_mel(wave, count, mels)
-    padded = np.concatenate([np.zeros((1, mels), np.float32), frames, np.zeros((1, mels), np.float32)])
-    windows = out.reshape(count, KERNEL, mels)
-    for place in range(KERNEL):
-        windows[:, place] = padded[place : place + count]
+    padded = np.pad(log_mel(wave, count, mels), ((1, 1), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, KERNEL, axis=0)
+    out.reshape(count, KERNEL, mels)[:] = windows.transpose(0, 2, 1)
 
 
 def log_mel(wave: Sound, num_frames: int, mels: int) -> NDArray[np.float32]:
-    """Log-mel frames every 10 ms ``[num_frames, mels]``, padded or cut, as of ``WhisperFeatureExtractor``."""
-    filled = np.zeros(num_frames * HOP, np.float32)
-    filled[: len(wave)] = wave[: len(filled)]
-    # Both ends of what is filled up are mirrored; of the silence in between as much is heard as has a sound in it.
-    behind = np.zeros(WINDOW, np.float32) if num_frames < _LONGEST_FRAMES else _mirrored(filled[::-1])[::-1]
-    padded = np.concatenate([_mirrored(filled), filled, behind])
-    heard = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP]
-    spectrum = np.fft.rfft(heard * _HANN, axis=1)
-    power = (spectrum.real**2 + spectrum.imag**2) @ mel_filters(mels)
-    loudness: NDArray[np.float64] = np.log10(np.maximum(power, _LEAST_POWER))
-    loudest = loudness[: max(num_frames, _LONGEST_FRAMES)].max()
-    return np.asarray((np.maximum(loudness[:num_frames], loudest - _RANGE) + 4.0) / 4.0, np.float32)
-
-
-def _mirrored(wave: Sound) -> Sound:
-    longer = np.zeros(WINDOW // 2 + 1, np.float32)
-    longer[: len(wave)] = wave[: len(longer)]
-    return longer[:0:-1]
+    """Log-mel frames every 10 ms ``[num_frames, mels]``, padded or cut, by ``WhisperFeatureExtractor``."""
+    longest = HOP * max(num_frames, _LONGEST_FRAMES)
+    given = wave[: HOP * num_frames]
+    extracted = _extractor(mels)(given, sampling_rate=SOUND_HZ, max_length=longest, return_tensors="np")
+    frames: NDArray[np.float32] = extracted["input_features"][0].T[:num_frames]
+    return frames
 
 
 @cache
-def mel_filters(mels: int) -> NDArray[np.float64]:
-    """Weights of frequencies in each band ``[WINDOW / 2 + 1, mels]``: triangles on Slaney's scale, all of one area."""
-    frequencies = np.arange(WINDOW // 2 + 1) * SOUND_HZ / WINDOW
-    highest = _KNEE_MELS + _STEPS_OF_FACTOR * np.log(_HIGHEST_HZ / _KNEE_HZ) / np.log(_FACTOR)
-    places = np.linspace(0.0, float(highest), mels + 2)
-    above = _KNEE_HZ * _FACTOR ** ((places - _KNEE_MELS) / _STEPS_OF_FACTOR)
-    edges = np.where(places < _KNEE_MELS, places * _STEP_HZ, above)
-    rising = (frequencies[:, None] - edges[:-2]) / np.diff(edges)[:-1]
-    falling = (edges[2:] - frequencies[:, None]) / np.diff(edges)[1:]
-    return np.asarray(np.maximum(0.0, np.minimum(rising, falling)) * 2.0 / (edges[2:] - edges[:-2]))
+def _extractor(mels: int) -> Any:
+    # Imported where needed: it takes seconds, and is installed for audio only.
+    from transformers import WhisperFeatureExtractor
+
+    return WhisperFeatureExtractor(feature_size=mels)  # type: ignore[no-untyped-call]

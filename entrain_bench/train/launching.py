@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
+import pickle
 import signal
 import socket
 import sys
+import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from multiprocessing import forkserver, get_start_method, set_start_method
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.metrics import RunResult
 from entrain_bench.run.parallel import end_with_parent, uninterrupted
 from entrain_bench.train.device import device_of
-from entrain_bench.train.messages.control import Failure, named_wait, process_group
-from entrain_bench.train.settings import MOST_CONNECTIONS, ON_LOOPBACK, VARIABLE, TrainSettings
+from entrain_bench.train.messages.control import named_wait, portable, process_group
+from entrain_bench.train.settings import ON_LOOPBACK, TrainSettings
 
 LOCALHOST = "127.0.0.1"
 # Seconds that ranks wait for one another in ``on_ranks``.
@@ -59,24 +60,18 @@ OUTPUT_CHARS = 20_000
 def start_ranks(config: RunConfig, settings: TrainSettings, progress: Callable[[int], None]) -> RunResult:
     """Train on ranks of this machine; raises what ``run_on_ranks`` does."""
     job = partial(train_rank, config=config, timeout_s=settings.timeout_s)
-    parts = (config.workload, *config.strategy.values())
-    targets = [part["_target_"] for part in parts if isinstance(part, Mapping) and "_target_" in part]
-    modules = [target.rpartition(".")[0] for target in targets]
     device = device_of(settings).type
-    results = run_on_ranks(job, settings.num_ranks, device, settings.timeout_s, progress, modules)
-    outcome = results[0]
+    outcome, *_ = run_on_ranks(job, settings.num_ranks, device, settings.timeout_s, progress)
     assert isinstance(outcome, RunResult)
     return outcome
 
 
-def on_ranks(
-    function: Callable[..., Any], num_ranks: int, *args: Any, device: str = "cpu", cores: Sequence[int] = ()
-) -> list[Any]:
+def on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, device: str = "cpu") -> list[Any]:
     """Call ``function(*args, group)`` on every rank and return the results by rank; raises as ``run_on_ranks``.
 
-    ``group`` is a gloo group of all ranks. Ranks are pinned to ``cores`` in turn, if there are any.
+    ``group`` is a gloo group of all ranks.
     """
-    return run_on_ranks(partial(_call, function, args, device, tuple(cores)), num_ranks, device, TIMEOUT_S)
+    return run_on_ranks(partial(_call, function, args, device), num_ranks, device, TIMEOUT_S)
 
 
 def run_on_ranks(
@@ -85,12 +80,11 @@ def run_on_ranks(
     device: str,
     timeout_s: float,
     progress: Callable[[int], None] = lambda _: None,
-    modules: Sequence[str] = (),
 ) -> list[Any]:
     """Do a job on ranks of this machine and return the results by rank; the first failure, or a signal, ends all.
 
-    ``progress`` is told the steps of rank 0. On a CPU ``modules`` are imported once for all ranks. Raises ``UserError``
-    for bad input, ``ExecutionError`` with the first cause, ``SystemExit`` (128 plus its number) for a signal.
+    ``progress`` is told the steps of rank 0. Raises ``UserError`` for bad input, ``ExecutionError`` with the first
+    cause, ``SystemExit`` (128 plus its number) for a signal.
     """
     # Torch logs what becomes one line here.
     for name in ("torch.distributed.elastic.multiprocessing.api", "torch.multiprocessing.spawn"):
@@ -105,7 +99,7 @@ def run_on_ranks(
             LOCALHOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         try:
-            processes = _start(job, num_ranks, device, port, work, modules)
+            processes = _start(job, num_ranks, device, port, work)
             result = _watch(processes, work, progress)
         finally:
             if processes is not None:
@@ -116,11 +110,10 @@ def run_on_ranks(
         return [result.return_values[rank] for rank in range(num_ranks)]
 
 
-def _start(job: RankJob, num_ranks: int, device: str, port: int, work: Path, modules: Sequence[str]) -> PContext:
+def _start(job: RankJob, num_ranks: int, device: str, port: int, work: Path) -> PContext:
     # A server that asked for GPUs cannot fork a process that uses them.
     method = "forkserver" if device == "cpu" else "spawn"
-    if device == "cpu":
-        forkserver.set_forkserver_preload(["entrain_bench.train.running.loop", *modules])
+    forkserver.set_forkserver_preload(["entrain_bench.train.running.loop"])
     # All of it: a server has the environment of its own start.
     shared = {
         **os.environ,
@@ -167,7 +160,7 @@ def _watch(processes: PContext, work: Path, progress: Callable[[int], None]) -> 
             progress((work / "progress").stat().st_size)
         if result is not None:
             return result
-        if any(work.glob("failure*.json")):
+        if any(work.glob("failure*")):
             return processes.wait(NOTICE_S, PERIOD_S)
 
 
@@ -177,10 +170,7 @@ def environment_of_ranks(device: str) -> Iterator[None]:
     wanted = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **ON_LOOPBACK}
     if device == "cpu":
         wanted["CUDA_VISIBLE_DEVICES"] = ""
-    else:
-        wanted[VARIABLE] = os.environ.get(VARIABLE, str(MOST_CONNECTIONS))
-    if "OMP_NUM_THREADS" not in os.environ:
-        wanted["OMP_NUM_THREADS"] = "1"
+    wanted["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
     # The signals for which torch's launcher installs its handler.
     default = [number.name for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
     wanted["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(default)
@@ -189,8 +179,7 @@ def environment_of_ranks(device: str) -> Iterator[None]:
     try:
         yield
     finally:
-        for name in wanted:
-            del os.environ[name]
+        os.environ.clear()
         os.environ.update(before)
 
 
@@ -208,21 +197,13 @@ def _signals_raise() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def pin(cores: Sequence[int], index: int) -> None:
-    """Keep this process, and threads that it starts later, on one of the cores, where the system supports it."""
-    if cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {cores[index % len(cores)]})
-
-
 def _call(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     device: str,
-    cores: Sequence[int],
     _: Callable[[int], None],
 ) -> Any:
     rank = int(os.environ["RANK"])
-    pin(cores, rank)
     with process_group(torch.device(device, rank) if device == "cuda" else torch.device("cpu"), TIMEOUT_S) as group:
         return function(*args, group)
 
@@ -287,31 +268,30 @@ def _flush() -> None:
 
 def write_failure(work: Path, rank: int, error: Exception) -> None:
     """Leave the exception that ends this rank."""
-    failure = Failure.of(error, f"rank {rank}")
-    write_atomically(work / f"failure{rank}.json", json.dumps(asdict(failure)).encode())
+    failure = time.time(), portable(error, f"rank {rank}")
+    write_atomically(work / f"failure{rank}", pickle.dumps(failure))
 
 
 def first_cause(work: Path, exit_codes: Mapping[int, int], nccl_timeout_s: float | None) -> Exception:
     """Return the failure that came first; ``exit_codes`` are those of ranks that died, negative for a signal."""
+    # Of this run's own ranks, in a folder that no one else may write.
     failures = {
-        int(path.stem.removeprefix("failure")): Failure(**json.loads(path.read_text()))
-        for path in work.glob("failure*.json")
+        int(path.name.removeprefix("failure")): pickle.loads(path.read_bytes())  # noqa: S301
+        for path in work.glob("failure*")
     }
-    for rank, code in exit_codes.items():
-        # Dead without a failure of its own: other ranks say only that they lost it.
-        if rank not in failures:
-            error = ExecutionError(f"rank {rank}: {_how_it_ended(code, nccl_timeout_s)}")
-            # Torch's launcher keeps what ranks print in files.
-            logs = sorted(work.glob(f"*/attempt_0/{rank}/std*.log"))
-            printed = "".join(path.read_text(errors="replace") for path in logs)[-OUTPUT_CHARS:]
-            error.__cause__ = ExecutionError(f"last output of rank {rank}:\n{printed}")
-            return error
-    return min(failures.values(), key=lambda failure: failure.time_s).as_error()
-
-
-def _how_it_ended(code: int, nccl_timeout_s: float | None) -> str:
-    if code > 0:
-        return f"exited with code {code}"
-    if code == -signal.SIGABRT and nccl_timeout_s is not None:
-        return f"aborted (SIGABRT); NCCL does so when it waited longer than harness.timeout_s={nccl_timeout_s:g}"
-    return f"was killed by {signal.Signals(-code).name}"
+    # Dead without a failure of its own: other ranks say only that they lost it.
+    for rank in exit_codes.keys() - failures.keys():
+        code = exit_codes[rank]
+        how = f"exited with code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+        if code == -signal.SIGABRT and nccl_timeout_s is not None:
+            waited = f"NCCL does so when it waited longer than harness.timeout_s={nccl_timeout_s:g}"
+            how = f"aborted (SIGABRT); {waited}"
+        # Torch's launcher keeps what ranks print in files.
+        logs = sorted(work.glob(f"*/attempt_0/{rank}/std*.log"))
+        printed = "".join(path.read_text(errors="replace") for path in logs)[-OUTPUT_CHARS:]
+        error = ExecutionError(f"rank {rank}: {how}")
+        error.__cause__ = ExecutionError(f"last output of rank {rank}:\n{printed}")
+        return error
+    _, error = min(failures.values(), key=itemgetter(0))
+    assert isinstance(error, Exception)
+    return error

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.metrics import RunResult
-from entrain_bench.train.settings import MOST_CONNECTIONS, ON_LOOPBACK, VARIABLE, TrainSettings, check_connections
+from entrain_bench.train.settings import ON_LOOPBACK, TrainSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +22,12 @@ class DistributedTrainer(TrainSettings):
     def train(self, config: RunConfig, progress: Callable[[int], None]) -> RunResult:
         """Train on ranks started here, or as one of torchrun's: only rank 0 returns. Raises as ``run_on_ranks``."""
         # Imported where needed: torch takes seconds, and checking settings does without.
-        from entrain_bench.train.device import device_of
         from entrain_bench.train.launching import run_torchrun_rank, start_ranks
 
-        alone = "TORCHELASTIC_RUN_ID" not in os.environ
-        if not alone:
-            # CUDA reads it when it starts.
-            os.environ.setdefault(VARIABLE, str(MOST_CONNECTIONS))
-            if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
-                os.environ.update(ON_LOOPBACK)
-        if device_of(self).type == "cuda":
-            check_connections(os.environ)
-        if alone:
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
             return start_ranks(config, self, progress)
+        if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+            os.environ.update(ON_LOOPBACK)
         if (world := int(os.environ["WORLD_SIZE"])) != self.num_ranks:
             raise UserError(f"harness.num_ranks={self.num_ranks}: must be {world}, the ranks that torchrun started")
         return run_torchrun_rank(config, self, progress)

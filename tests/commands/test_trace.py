@@ -27,7 +27,7 @@ def test_from_files_to_a_run(data: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert out.rstrip() == Path("mine.md").read_text().rstrip()
     assert "40 samples from 1 shards" in out
     assert "- 1: no known format" in out
-    assert "`a.parquet:40` (row 41): no known format: no image" in out
+    assert "`a.parquet:40`: no known format: no image" in out
     assert "| image or frame (megapixels) |" in out
     assert "Encoder's forward time over the LLM's" in out
     assert "b_min, the batch whose allocation of GPUs is stable" in out

@@ -1,7 +1,5 @@
 """The example's loop: DDP over the sampler's microbatches gives the gradients of one process over the same samples."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

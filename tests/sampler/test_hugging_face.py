@@ -1,7 +1,5 @@
 """The sampler in loops of accelerate, transformers and torchdata, where they are installed."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence
@@ -219,8 +217,8 @@ def test_a_trainer_trains_as_one_process_and_resumes(tmp_path: Path) -> None:
     ("batch_sampler", "steps", "message"),
     [
         (sampler(), 3, "gradient_accumulation_steps=3: must be 4, the microbatches of an iteration"),
-        (sampler(counts="assigned"), 4, "counts: must be fixed, because accelerate and Trainer"),
-        ([[0], [1]], 1, "loader: batch_sampler=list: must be a BalancedBatchSampler"),
+        (sampler(counts="assigned"), 4, "gradient_accumulation_steps=4: must be None"),
+        ([[0], [1]], 1, "gradient_accumulation_steps=1: must be None"),
     ],
 )
 def test_what_these_loops_cannot_do_is_refused(batch_sampler: Any, steps: int, message: str) -> None:

@@ -1,7 +1,5 @@
 """The batch sampler: what an epoch is, that ranks agree, and where it goes on."""
 
-from __future__ import annotations
-
 import io
 import json
 import multiprocessing
@@ -254,8 +252,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"world_size": 0}, "rank=0: must be 0..-1|world_size=0: must be"),
     ({"global_batch": 12}, "global_batch=12: must be a multiple of world_size=4 x microbatch_size=2"),
     ({"global_batch": 80}, "global_batch=80: must be at most 70, the number of samples"),
-    ({"microbatch_size": 0}, "microbatch_size=0: must be an integer of at least 1"),
-    ({"seed": -1}, r"seed=-1: must be an integer in 0..2\^32-1"),
+    ({"microbatch_size": 0}, "microbatch_size=0: must be at least 1"),
+    ({"seed": -1}, r"seed=-1: must be in 0..2\^32-1"),
     ({"strategy": "entrian"}, r"entrian"),
     ({"counts": "even"}, "counts=even: unknown.*assigned, equal, fixed"),
     ({"layout": "pipelined"}, "layout=pipelined: unknown.*data_parallel, planned"),

@@ -1,7 +1,5 @@
 """Data sets made on the spot: images of given sizes, and files that hold them."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

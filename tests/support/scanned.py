@@ -1,7 +1,5 @@
 """Small data sets of every source whose records can be read by their numbers, scanned, and opened for training."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import os
 import subprocess
 import sys
-from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,28 +13,9 @@ from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.device import MODULES, device_of, prepare_platform
-from entrain_bench.train.launching import environment_of_ranks
-from entrain_bench.train.settings import VARIABLE, TrainSettings, check_connections
 from entrain_bench.train.trainer import DistributedTrainer
 from support.train.ranks import run_ranks
 from support.train.runs import config_from_json, configuration
-
-
-def rates(decay: str, **changes: Any) -> list[float]:
-    truth = Mock(model=Mock(generators=()), cluster=Mock(num_ranks=4))
-    given = {"learning_rate": 8.0, "min_learning_rate": 2.0, "warmup_iterations": 2} | changes
-    settings = TrainSettings(truth, 1.0, learning_rate_decay=decay, **given)
-    return [settings.rate_at(iteration, 6) for iteration in range(8)]
-
-
-def test_rates_by_hand() -> None:
-    assert rates("constant") == [4, 8, 8, 8, 8, 8, 8, 8]
-    assert rates("linear") == pytest.approx([4, 8, 6.5, 5, 3.5, 2, 2, 2])
-    # Half a cosine from iteration 1 to 5: 5 + 3 cos(pi k / 4).
-    assert rates("cosine") == pytest.approx([4, 8, 5 + 3 * 0.5**0.5, 5, 5 - 3 * 0.5**0.5, 2, 2, 2])
-    assert rates("linear", warmup_iterations=0) == pytest.approx([8, 6.8, 5.6, 4.4, 3.2, 2, 2, 2])
-    assert rates("cosine", warmup_iterations=0, decay_iterations=1) == [8, 2, 2, 2, 2, 2, 2, 2]
-
 
 # Overrides of which the first is named, with the value that the message has.
 REFUSED = {
@@ -48,10 +26,6 @@ REFUSED = {
         "harness.data=cloud",
         "harness.data_path=/x",
         "harness.learning_rate=-1.0",
-        "harness.min_learning_rate=1",
-        "harness.warmup_iterations=-1",
-        "harness.learning_rate_decay=sine",
-        "harness.decay_iterations=5 harness.warmup_iterations=5",
         "harness.betas=[0.9]",
         "harness.betas=[0.9,1]",
         "harness.epsilon=0.0",
@@ -106,22 +80,6 @@ def test_torchrun_must_start_as_many_ranks(monkeypatch: pytest.MonkeyPatch) -> N
     config = config_from_json(configuration("model=tiny"))
     with pytest.raises(UserError, match=r"harness.num_ranks=4: must be 3, the ranks that torchrun started"):
         trainer("cpu").train(config, lambda _: None)
-
-
-@pytest.mark.parametrize("given", ["1", "0", "33", "-8", "many", ""])
-def test_a_number_that_does_not_do_is_refused(given: str) -> None:
-    with pytest.raises(UserError, match=f"{VARIABLE}={given}: must be from 2 to 32"):
-        check_connections({VARIABLE: given})
-
-
-def test_ranks_with_a_gpu_have_all_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    check_connections({})
-    with environment_of_ranks("cuda"):
-        assert os.environ[VARIABLE] == "32"
-    with environment_of_ranks("cpu"):
-        assert VARIABLE not in os.environ
-    assert VARIABLE not in os.environ
 
 
 class _OtherAdam(torch.optim.SGD):

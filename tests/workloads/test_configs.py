@@ -1,7 +1,5 @@
 """Every workload YAML gives valid samples, the documented columns are the schema, the examples run as written."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
@@ -48,15 +46,6 @@ def test_every_workload_gives_samples(name: str) -> None:
     assert shapes.llm_tokens.min() >= 1
     assert len(source.draw(10, np.random.default_rng(0))) == 10
     assert len(made.fingerprint()) == (64 if "path" in type(made).__dataclass_fields__ else 0)
-
-
-@pytest.mark.wide
-def test_trace_of_a_user(tmp_path: Path) -> None:
-    pd.DataFrame({"text_chars": [10, 20]}).to_parquet(tmp_path / "mine.parquet")
-    made = workload("trace", f"workload.path={tmp_path}/mine.parquet")
-    assert made.name == "mine"
-    assert sorted(made.source(RULES).batch(0, 2, 0).text_tokens.tolist()) == [3, 5]
-    assert workload("trace", "workload.path=x.parquet", "workload.name=given").name == "given"
 
 
 def test_trace_without_a_path_is_refused() -> None:

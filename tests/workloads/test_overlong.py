@@ -1,7 +1,5 @@
 """Samples longer than a model's context: refused with their row, shortened, or left out; and every one is counted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Image, video and audio rules against the processors of transformers that they restate, for 200 random sizes each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

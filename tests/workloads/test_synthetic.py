@@ -1,7 +1,5 @@
 """Synthetic workloads and counterparts of traces: distributions, copula, stream and errors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

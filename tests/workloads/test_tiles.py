@@ -1,7 +1,5 @@
 """Tiles: grids by brute force in exact fractions, tokens by hand, and workloads of pixels."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from math import floor

@@ -1,7 +1,5 @@
 """Shape traces: packaged ones, those of users, frames without sizes, and how many rows are taken."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

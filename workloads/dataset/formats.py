@@ -1,7 +1,5 @@
 """Readers of data: Parquet, JSON arrays and lines, tar files, and what the Hugging Face hub's library streams."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -14,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, groupby, islice, pairwise
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -98,8 +96,7 @@ class FileSource(Source):
         start = bisect_right(numbers, number) - 1
         first = int(numbers[start])
         rows = self.rows(replace(file, first=first, part=(int(places[start]), int(places[start + 1]))), limits)
-        _, row = next(islice(rows, number - first, None))
-        return self.sample(row, self.folder(file), content=True)
+        return self.sample(next(islice(rows, number - first, None)), self.folder(file), content=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +123,7 @@ class ParquetSource(FileSource):
         rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         return np.arange(len(rows) + 1), np.cumsum([0, *rows])
 
-    def rows(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, Row]]:  # noqa: ARG002
+    def rows(self, shard: Shard, limits: Limits) -> Iterator[Row]:  # noqa: ARG002
         """Read the rows of a shard; ``BadSampleError`` if a column is missing, or lists are beyond the budget."""
         # Without a buffer it reads a row group's column whole.
         with pq.ParquetFile(shard.place, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
@@ -139,10 +136,9 @@ class ParquetSource(FileSource):
                 blank = dict.fromkeys(columns)
             if missing := [name for name in names if name not in columns]:
                 raise BadSampleError(Reason.FILE, f"no column {missing[0]}")
-            batches = chain.from_iterable(_batches(file, group, names) for group in range(*shard.part))
-            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-            for number, row in enumerate(rows, shard.first + 1):
-                yield f"row {number}", blank | row
+            for group in range(*shard.part):
+                for batch in _batches(file, group, names):
+                    yield from (blank | row for row in batch.to_pylist())
 
 
 def _batches(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -160,18 +156,12 @@ def _batches(file: pq.ParquetFile, group: int, names: Sequence[str]) -> Iterator
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSource(FileSource):
-    """Records of JSON arrays, or of files with one record per line, next to media: LLaVA's files, manifests.
-
-    Attributes:
-        root: folder of the media that records name; empty: the folder of the annotation file.
-        id: field that names a record in messages.
-    """
+    """Records of JSON arrays, or of files with one record per line, next to media: LLaVA's files, manifests."""
 
     ENDINGS: ClassVar[Sequence[str]] = (".json", ".jsonl")
     SPARSE: ClassVar[bool] = True
 
     root: str = ""
-    id: str | None = None
 
     def folder(self, shard: Shard) -> str:
         """Return the folder of the files that records name."""
@@ -184,17 +174,14 @@ class RecordSource(FileSource):
         ends = np.array([0, *(end for end, _ in _split(file, 0))], np.int64)
         return ends, np.arange(len(ends))
 
-    def rows(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, Row | BadSampleError]]:  # noqa: ARG002
+    def rows(self, shard: Shard, limits: Limits) -> Iterator[Row | BadSampleError]:  # noqa: ARG002
         """Read the records of a shard."""
         start, stop = shard.part
-        for number, (end, content) in enumerate(_split(shard, start), shard.first + 1):
-            key = f"record {number}"
+        for end, content in _split(shard, start):
             try:
-                record = _parsed(content)
+                yield _parsed(content)
             except BadSampleError as error:
-                yield key, error
-            else:
-                yield f"{key} ({record[self.id]})" if self.id in record else key, record
+                yield error
             if end >= stop:
                 return
 
@@ -202,8 +189,7 @@ class RecordSource(FileSource):
 def _split(shard: Shard, start: int) -> Iterator[tuple[int, bytes]]:
     """Yield where records end and their content, from an offset at which a record starts.
 
-    Raises:
-        UserError: for an array whose elements are no JSON objects, and for a record that is too long.
+    ``UserError`` for an array whose elements are no JSON objects, and for a record that is too long.
     """
     with Path(shard.place).open("rb") as file:
         is_array = file.read(4096).removeprefix(_BOM).lstrip().startswith(b"[")
@@ -251,12 +237,7 @@ def _split_array(where: str, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 @dataclass(frozen=True, kw_only=True)
 class TarSource(FileSource):
-    """WebDataset shards: members of a sample follow one another, of one name up to its first dot, as in its package.
-
-    Attributes:
-        text: suffixes of members that are text.
-        json_fields: fields of a sample's .json that are text.
-    """
+    """WebDataset shards: members of a sample follow one another, of one name up to its first dot, as in its package."""
 
     ENDINGS: ClassVar[Sequence[str]] = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
@@ -271,9 +252,9 @@ class TarSource(FileSource):
         """The field of rows that holds all text."""
         return ("text",)
 
-    def head(self) -> list[Row]:
+    def head(self) -> dict[str, dict[str, str]]:
         """Return nothing: suffixes tell what members hold."""
-        return []
+        return {}
 
     @staticmethod
     @lru_cache(maxsize=1024)
@@ -291,9 +272,9 @@ class TarSource(FileSource):
         """Return whole files, because a tar file has no index; ``UserError`` for no files."""
         return self.files()
 
-    def rows(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, Row | BadSampleError]]:
+    def rows(self, shard: Shard, limits: Limits) -> Iterator[Row | BadSampleError]:
         """Read samples as rows: texts, and media by what they hold."""
-        for key, members in _grouped(shard, shard.part[0] if shard.part else 0):
+        for _, members in _grouped(shard, shard.part[0] if shard.part else 0):
             error: BadSampleError | None = None
             row: dict[str, list[Any]] = {"text": [], "images": [], "audio": [], "video": []}
             suffixes = set[str]()
@@ -302,7 +283,7 @@ class TarSource(FileSource):
                 try:
                     suffix = _check_member(info, suffixes)
                     kind = kind_of(suffix)
-                    is_json = bool(self.json_fields) and suffix.endswith("json")
+                    is_json = bool(self.json_fields) and suffix.split(".")[-1] == "json"
                     is_read = bool(kind or is_json or suffix in self.text)
                     num_bytes += _MEMBER_BYTES + info.size * is_read
                     BUDGET.ask(num_bytes, "its members", over_budget)
@@ -319,7 +300,7 @@ class TarSource(FileSource):
                         row["text"].append(content.decode(errors="replace"))
                 except BadSampleError as first:
                     error = error or first
-            yield key, error or row
+            yield error or row
 
 
 def _parsed(content: bytes) -> Mapping[str, Any]:
@@ -415,11 +396,10 @@ class HubSource(Source):
         labels = [f"{self.split}-{number:05d}" for number in range(taken)]
         return [Shard(label, version, self.path, 0, (number, total)) for number, label in enumerate(labels)]
 
-    def rows(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, Row]]:  # noqa: ARG002
+    def rows(self, shard: Shard, limits: Limits) -> Iterator[Row]:  # noqa: ARG002
         """Read the rows of a shard."""
         number, total = shard.part
-        for row_number, row in enumerate(self._opened().shard(num_shards=total, index=number), 1):
-            yield f"row {row_number}", row
+        yield from self._opened().shard(num_shards=total, index=number)
 
     def _opened(self) -> Any:
         """Return the dataset, of which nothing is read yet."""

@@ -3,8 +3,6 @@
 Each library is held to a list of formats, because some formats run programs or open other files.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import math
@@ -17,31 +15,20 @@ from itertools import chain, islice, pairwise
 from typing import IO, Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
-from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.tokens import TileRules
 from entrain_bench.specs.workload import SOUND_HZ, Pixels, Sound
 
 from ..budget import BUDGET
-from ..processors import best_grids, closest_grids
 from ..tokens import MAX_ASPECT_RATIO
 from .source import BadSampleError, Content, Known, Limits, Medium, Reason, one_line, over_budget
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
-# EXIF: the tag of the orientation, its values and the turns that they ask for.
+# EXIF's tag of the orientation, and its values for images that lie on their side.
 _ORIENTATION = 0x0112
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_ON_ITS_SIDE = frozenset(_TURNS[value] for value in (5, 6, 7, 8))
+_ON_ITS_SIDE = (5, 6, 7, 8)
 # Rates of sounds, in Hz: below telephones, above the highest of sound cards.
 SOUND_RATES_HZ = (4_000, 768_000)
 # Bytes per pixel of a video's frames: decoders keep up to 16 frames of up to 3 bytes, and one is made RGB. The
@@ -54,16 +41,11 @@ _MP4 = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
 _VIDEO_OPTIONS = {"probesize": str(2**20), "analyzeduration": "0"}
 # Data often round the length that they state for a sound.
 STATED_WITHIN_S = 0.1
-# The largest step between samples by which waves are stretched or compressed. A filter has 20 taps per step, and
-# numbers up to here come within 31 millionths of the ratio of any two rates: 1 ms in 30 s.
-_LARGEST_STEP = 2**14
 # Bytes of a pixel while an image is decoded, turned and made RGB; and of a frame of a sound while it is resampled.
 _PIXEL_BYTES = 12
 _FRAME_BYTES = 24
-# Frames of sound that are decoded at a time, of up to 1024 channels.
-_BLOCK_FRAMES = 2**14
 # SigLIP's mean color, around images that are not square.
-_GREY = (127, 127, 127)
+_SIGLIP_MEAN = [0.5, 0.5, 0.5]
 # They comment on headers, file by file.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 logging.getLogger("libav").setLevel(logging.CRITICAL)
@@ -90,19 +72,12 @@ def image_size(medium: Medium, limits: Limits) -> tuple[int, int]:
     else:
         with failing_as(Reason.HEADER), opened_image(medium, limits) as image:
             width, height = image.size
-            if turn(image) in _ON_ITS_SIDE:
+            # Pillow turns the size of a TIFF by its own tag. The method of a PNG decodes it.
+            is_turned = _ORIENTATION in getattr(image, "tag_v2", ())
+            if not is_turned and Image.Image.getexif(image).get(_ORIENTATION) in _ON_ITS_SIDE:
                 width, height = height, width
     _check_sides(width, height, limits)
     return width, height
-
-
-def turn(image: Image.Image) -> Image.Transpose | None:
-    """Return how an image that is not loaded must be turned to be shown, by EXIF or XMP's copy of it."""
-    # Pillow turns the size of a TIFF by its own tag.
-    if _ORIENTATION in getattr(image, "tag_v2", ()):
-        return None
-    # The method of a PNG decodes it.
-    return _TURNS.get(Image.Image.getexif(image).get(_ORIENTATION, 1))
 
 
 @contextmanager
@@ -235,10 +210,8 @@ def decoded_image(medium: Medium, limits: Limits) -> Image.Image:
     width, height = image_size(content, limits)
     BUDGET.ask(_PIXEL_BYTES * width * height, f"{width}x{height} pixels", over_budget)
     with failing_as(Reason.DECODE), opened_image(content, limits) as image:
-        # Pillow turns TIFFs as it loads them.
-        how = None if image.format == "TIFF" else turn(image)
         image.load()
-        shown = (image if how is None else image.transpose(how)).convert("RGB")
+        shown = ImageOps.exif_transpose(image).convert("RGB")
     if shown.size != (width, height):
         wide, high = shown.size
         raise BadSampleError(Reason.CHANGED, f"its header says {width}x{height} pixels, it has {wide}x{high}")
@@ -250,17 +223,6 @@ def resized(image: Image.Image, height: int, width: int) -> Pixels:
     return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
 
 
-def tile_of(number: int, widths: IntArray, heights: IntArray, rules: TileRules) -> tuple[int, int]:
-    """Return the image and the number within it of one of a sample's tiles; sides are in pixels ``[images]``."""
-    if rules.dynamic_tiles is None:
-        return (0, number) if len(widths) == 1 else (number, 0)
-    columns, rows = closest_grids(widths, heights, rules.pixels, rules.dynamic_tiles)
-    tiles = columns * rows
-    ends = np.cumsum(tiles + (tiles > 1))
-    image = int(np.searchsorted(ends, number, side="right"))
-    return image, number - (int(ends[image - 1]) if image else 0)
-
-
 def image_tiles(image: Image.Image, alone: bool, rules: TileRules) -> list[Pixels]:
     """Cut an RGB image into tiles ``[pixels, pixels, 3]``, in the order of the published processors.
 
@@ -268,44 +230,23 @@ def image_tiles(image: Image.Image, alone: bool, rules: TileRules) -> list[Pixel
     tiles of its grid, padded with black; one of several images is padded to a square. InternVL (arXiv:2404.16821,
     section 3.2): the image is stretched to its grid, and several tiles are followed by a thumbnail.
     """
+    transformers = library("transformers")
     side = rules.pixels
-    sizes = np.array([image.width]), np.array([image.height])
-    thumbnail = resized(image, side, side)
+    options = {"size": {"height": side, "width": side}, "do_rescale": False, "do_normalize": False}
     if rules.dynamic_tiles is not None:
-        columns, rows = (int(count[0]) for count in closest_grids(*sizes, rules.pixels, rules.dynamic_tiles))
-        tiles = _cut(resized(image, rows * side, columns * side), side)
-        return tiles if len(tiles) == 1 else [*tiles, thumbnail]
-    if not alone:
-        longer = max(image.size)
-        canvas = Image.new("RGB", (longer, longer), _GREY)
-        canvas.paste(image, ((longer - image.width) // 2, (longer - image.height) // 2))
-        return [resized(canvas, side, side)]
-    columns, rows = (int(count[0]) for count in best_grids(*sizes, rules))
-    return [thumbnail, *_cut(_fitted(image, rows * side, columns * side), side)]
-
-
-def _cut(pixels: Pixels, side: int) -> list[Pixels]:
-    height, width, _ = pixels.shape
-    return [
-        pixels[row : row + side, column : column + side]
-        for row in range(0, height, side)
-        for column in range(0, width, side)
-    ]
-
-
-def _fitted(image: Image.Image, height: int, width: int) -> Pixels:
-    """Scale an image to fit, in the middle of black."""
-    if width * image.height < height * image.width:
-        high = min(height, math.ceil(image.height * (width / image.width)))
-        wide = width
+        cut = transformers.GotOcr2ImageProcessorPil(
+            min_patches=1, max_patches=rules.dynamic_tiles, crop_to_patches=True, **options
+        )
+        values = cut([image], return_tensors="np")["pixel_values"]
     else:
-        high = height
-        wide = min(width, math.ceil(image.width * (height / image.height)))
-    canvas = np.zeros((height, width, 3), np.uint8)
-    top = (height - high) // 2
-    left = (width - wide) // 2
-    canvas[top : top + high, left : left + wide] = resized(image, high, wide)
-    return canvas
+        sides = range(side, side * rules.max_grid + 1, side)
+        grids = [[height, width] for height in sides for width in sides]
+        cut = transformers.LlavaOnevisionImageProcessorPil(
+            image_grid_pinpoints=grids, image_mean=_SIGLIP_MEAN, **options
+        )
+        images = [image] if alone else [[image, image]]
+        values = cut(images, return_tensors="np")["pixel_values"][0 if alone else 1]
+    return list(np.rint(values).astype(np.uint8).transpose(0, 2, 3, 1))
 
 
 def decoded_sound(medium: Medium, limits: Limits, start_s: float, stop_s: float) -> Sound:
@@ -320,11 +261,11 @@ def decoded_sound(medium: Medium, limits: Limits, start_s: float, stop_s: float)
         last = round(stop_s * rate)
         if 0 < sound.frames <= first <= sound.frames + STATED_WITHIN_S * rate:
             return np.zeros(0, np.float32)
-        num_bytes = _FRAME_BYTES * (last - first) + 8 * _BLOCK_FRAMES * sound.channels
-        BUDGET.ask(num_bytes, f"{stop_s - start_s:g} s at {rate} Hz", over_budget)
+        BUDGET.ask(
+            (_FRAME_BYTES + 4 * sound.channels) * (last - first), f"{stop_s - start_s:g} s at {rate} Hz", over_budget
+        )
         sound.seek(min(first, sound.frames))
-        blocks = sound.blocks(_BLOCK_FRAMES, frames=last - first, dtype="float32", always_2d=True)
-        wave = np.concatenate([np.zeros(0, np.float32), *(block.mean(axis=1) for block in blocks)])
+        wave = sound.read(last - first, dtype="float32", always_2d=True).mean(axis=1)
         if not len(wave):
             raise BadSampleError(Reason.DECODE, f"ends before {start_s:g} s")
         if rate == SOUND_HZ:
@@ -332,18 +273,7 @@ def decoded_sound(medium: Medium, limits: Limits, start_s: float, stop_s: float)
         # Slow to import.
         from scipy.signal import resample_poly
 
-        return np.asarray(resample_poly(wave, *steps_between(rate)), np.float32)
-
-
-def steps_between(rate_hz: int) -> tuple[int, int]:
-    """Return by what a wave is stretched and compressed to get from a rate to ``SOUND_HZ``.
-
-    Exact if both numbers are at most 16384, as for all usual rates; otherwise the nearest ratio of such numbers.
-    """
-    # The bound is on the larger number.
-    ratio = Fraction(min(SOUND_HZ, rate_hz), max(SOUND_HZ, rate_hz)).limit_denominator(_LARGEST_STEP)
-    small, large = ratio.as_integer_ratio()
-    return (small, large) if rate_hz > SOUND_HZ else (large, small)
+        return np.asarray(resample_poly(wave, *Fraction(SOUND_HZ, rate).as_integer_ratio()), np.float32)
 
 
 def content_of(medium: Medium) -> Content:

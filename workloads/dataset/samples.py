@@ -1,7 +1,5 @@
 """Read the samples that a trace lists, by name, from the dataset that was scanned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.remembered import remembered
 from entrain_bench.specs.parse import check_values
@@ -18,11 +16,12 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TileRules, TokenRules
 from entrain_bench.specs.workload import Moved, Pixels, Sound
 
+from ..budget import BUDGET
 from ..columns import TraceColumns
 from .formats import FileSource, ParquetSource, RecordSource, TarSource
-from .media import STATED_WITHIN_S, VideoFrames, decoded_image, decoded_sound, image_tiles, resized, tile_of
+from .media import STATED_WITHIN_S, VideoFrames, decoded_image, decoded_sound, image_tiles, resized
 from .scan import BYTES, measure, read_scan, token_ids, tokenizer_version, vocabulary_of
-from .source import BadSampleError, Limits, RawSample, Reason, Shard, one_line
+from .source import BadSampleError, Limits, RawSample, Reason, Shard, one_line, over_budget
 
 # By the names that a trace uses; a trace can name no other code to run.
 SOURCES: Mapping[str, type[FileSource]] = {kind.__name__: kind for kind in (ParquetSource, RecordSource, TarSource)}
@@ -33,33 +32,23 @@ class Kept:
 
     def __init__(self) -> None:
         self.samples: dict[str, RawSample] = {}
-        self.tiles: dict[tuple[str, int], Sequence[Pixels]] = {}
+        self.tiles: dict[str, Sequence[Pixels]] = {}
         self.videos: dict[str, VideoFrames] = {}
 
-    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+    def __reduce__(self) -> tuple[type["Kept"], tuple[()]]:
         return Kept, ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSamples:
-    """Samples of a scanned dataset.
-
-    Attributes:
-        source: reads the dataset.
-        files: scanned files by label.
-        limits: size limits of images, sounds and videos.
-        tokenizer: path of the tokenizer, or ``bytes``.
-        rules: token rules of the model.
-        shapes_of: returns the shapes of samples of given sizes, as the workload does.
-        truncates: whether the workload shortens long samples.
-        kept: caches.
-    """
+    """Samples of a scanned dataset, whose files are found by label."""
 
     source: FileSource
     files: Mapping[str, Shard]
     limits: Limits
     tokenizer: str
     rules: TokenRules
+    # The shapes of samples of given sizes, and whether long samples are shortened, as the workload does.
     shapes_of: Callable[[TraceColumns], SampleShapes]
     truncates: bool
     kept: Kept = field(default_factory=Kept, repr=False, compare=False)
@@ -69,7 +58,7 @@ class TraceSamples:
         name, number, kind = _place(shapes, item)
         tiles = self.rules.tiles
         with _naming(name):
-            raw, row, now = self._measured(shapes, item)
+            raw, now = self._measured(shapes, item)
             if kind == "video":
                 # A shortened sample has the first groups of all that the video is cut into.
                 groups = int(np.count_nonzero(now.item_modality == shapes.item_modality[item]))
@@ -77,7 +66,7 @@ class TraceSamples:
             elif tiles is None:
                 return resized(decoded_image(raw.images[number], self.limits), *self._sides(shapes, item))[None]
             else:
-                pixels = self._tile(name, raw, number, _sides_of(row, 0, row["n_images"]), tiles)
+                pixels = self._tiles(name, raw, now.num_items, tiles)[number][None]
         if tiles is None:
             return pixels
         # The pixels that a tile's patches cover: 27 x 14 of SigLIP's 384.
@@ -88,7 +77,7 @@ class TraceSamples:
         """Return an audio segment of ``rules.audio_segment_s`` seconds; the last of a sample may be shorter."""
         name, number, _ = _place(shapes, item)
         with _naming(name):
-            raw, _, _ = self._measured(shapes, item)
+            raw, _ = self._measured(shapes, item)
             assert raw.audio is not None
             start_s = number * self.rules.audio_segment_s
             return decoded_sound(raw.audio, self.limits, start_s, start_s + self.rules.audio_segment_s)
@@ -113,8 +102,8 @@ class TraceSamples:
 
         return remembered(self.kept.samples, name, read, 4)
 
-    def _measured(self, shapes: SampleShapes, item: int) -> tuple[RawSample, dict[str, Any], SampleShapes]:
-        """Read the sample of an item, its sizes and its shape; the listed items must be the first that it has now."""
+    def _measured(self, shapes: SampleShapes, item: int) -> tuple[RawSample, SampleShapes]:
+        """Read the sample of an item, and its shape now; the listed items must be the first that it has."""
         sample = _sample(shapes, item)
         raw = self._read(shapes.name_of(sample))
         row = measure(raw, self.limits)
@@ -132,7 +121,7 @@ class TraceSamples:
         for number, (current, then) in enumerate(pairs, 1):
             if current != then:
                 raise BadSampleError(Reason.CHANGED, f"its item {number} is {current}, the trace says {then}")
-        return raw, row, now
+        return raw, now
 
     def _sides(self, shapes: SampleShapes, item: int) -> tuple[int, int]:
         """Return height and width in pixels of an image or a frame."""
@@ -142,14 +131,18 @@ class TraceSamples:
         rows, columns = shapes.item_grids[item].tolist()
         return rows * self.rules.patch_pixels, columns * self.rules.patch_pixels
 
-    def _tile(self, name: str, raw: RawSample, number: int, sides: FloatArray, rules: TileRules) -> Pixels:
-        """Return a tile of an image; all tiles are decoded at once."""
-        place, tile = tile_of(number, *sides.astype(np.int64), rules)
+    def _tiles(self, name: str, raw: RawSample, count: int, rules: TileRules) -> Sequence[Pixels]:
+        """Return all tiles of a sample's images."""
 
-        def cut() -> Sequence[Pixels]:
-            return image_tiles(decoded_image(raw.images[place], self.limits), len(raw.images) == 1, rules)
+        def cut() -> list[Pixels]:
+            BUDGET.ask(3 * count * rules.pixels**2, f"{count} tiles", over_budget)
+            images = (decoded_image(image, self.limits) for image in raw.images)
+            tiles = [tile for image in images for tile in image_tiles(image, len(raw.images) == 1, rules)]
+            if len(tiles) > count:
+                raise BadSampleError(Reason.CHANGED, f"it has {len(tiles)} tiles, by its sizes {count}")
+            return tiles
 
-        return remembered(self.kept.tiles, (name, place), cut, 1)[tile][None]
+        return remembered(self.kept.tiles, name, cut, 1)
 
     def _frames(self, name: str, raw: RawSample, group: int, groups: int, sides: tuple[int, int]) -> Pixels:
         """Return the frames of a group of a video; earlier frames are decoded, later frames are not."""
@@ -278,23 +271,17 @@ def _items(shapes: SampleShapes, first: int, last: int) -> list[str]:
     ]
 
 
-def _sides_of(row: Mapping[str, Any], first: int, last: int | None) -> FloatArray:
-    """Return widths and heights in pixels ``[2, images]`` of some images of a sample."""
-    return np.array([row[f"image_{side}s"][first:last] for side in ("width", "height")], np.float64)
-
-
 def _columns(row: Mapping[str, Any]) -> TraceColumns:
     """Return a trace's columns for one sample, with one character of text, because it may have no item."""
     images = row["n_images"]
-    seconds = [np.array([row[f"{kind}_seconds"]], np.float64) for kind in ("audio", "video")]
+    widths, heights, audio, video = (
+        np.array(value, np.float64).reshape(-1)
+        for value in (row["image_widths"], row["image_heights"], row["audio_seconds"], row["video_seconds"])
+    )
+    frames = widths[images:], heights[images:]
+    one = np.ones(1)
     return TraceColumns(
-        np.arange(1),
-        np.ones(1),
-        True,
-        np.array([images]),
-        *_sides_of(row, 0, images),
-        *seconds,
-        *_sides_of(row, images, None),
+        np.arange(1), one, True, np.array([images]), widths[:images], heights[:images], audio, video, *frames
     )
 
 

@@ -1,7 +1,5 @@
 """Scan a dataset to a shape trace, shard by shard, in processes or on Ray. Scans resume and are reproducible."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io
@@ -33,7 +31,7 @@ from .media import audio_seconds, image_size, video_header
 from .source import BadSampleError, Limits, RawSample, Reason, Shard, Source, recognised
 
 # Part of every digest: raise it if the scan changes, so that earlier parts are not reused.
-FORMAT = 5
+FORMAT = 6
 PROCESSES = "processes"
 RAY = "ray"
 # A tokenizer: every UTF-8 byte is a token, as for byte-level models (ByT5, arXiv:2105.13626).
@@ -43,7 +41,6 @@ METADATA_KEY = b"entrain_bench.scan"
 # Left-out samples that are listed; all are counted.
 MAX_LISTED = 20
 ITEMS = ("texts", "images", "sounds", "videos")
-_BATCH_ROWS = 8192
 _COLUMNS: Mapping[str, pa.DataType] = {
     "sample_id": pa.string(),
     "text_chars": pa.int32(),
@@ -84,25 +81,18 @@ def measure(sample: RawSample, limits: Limits) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ScanReport:
-    """The result of a scan or of a shard.
-
-    Attributes:
-        samples: rows of the trace.
-        items: number of texts, images, sounds and videos, by these names.
-        counts: left-out samples by reason.
-        listed: the first of them: name, key in the data, problem.
-        shards: number of shards.
-        again: whether an earlier scan of the same data and settings was reused.
-    """
+    """The result of a scan or of a shard: rows of the trace, and numbers of texts, images, sounds and videos."""
 
     samples: int = 0
     items: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(ITEMS, 0))
+    # Left-out samples by reason, and of the first ones name and problem.
     counts: Mapping[str, int] = field(default_factory=dict)
     listed: Sequence[Sequence[str]] = ()
     shards: int = 0
+    # Whether an earlier scan of the same data and settings was reused.
     again: bool = False
 
-    def __add__(self, other: ScanReport) -> ScanReport:
+    def __add__(self, other: "ScanReport") -> "ScanReport":
         return ScanReport(
             self.samples + other.samples,
             {name: self.items[name] + other.items[name] for name in ITEMS},
@@ -112,7 +102,7 @@ class ScanReport:
         )
 
     @classmethod
-    def read(cls, path: Path) -> ScanReport:
+    def read(cls, path: Path) -> "ScanReport":
         """Read what the part of a shard, or a trace, states."""
         return cls(**json.loads(pq.read_metadata(path).metadata[METADATA_KEY])["tally"])
 
@@ -173,7 +163,7 @@ class Scan:
         tally = sum(map(ScanReport.read, parts), ScanReport())
         if not tally.samples:
             reasons = ", ".join(f"{many} {reason}" for reason, many in sorted(tally.counts.items()))
-            first = next((f". First: {name} ({key}): {what}" for name, key, what in tally.listed), "")
+            first = next((f". First: {name}: {what}" for name, what in tally.listed), "")
             raise UserError(f"source: {source} has no valid sample ({reasons or 'it is empty'}){first}")
         made: dict[str, Any] = {
             "digest": whole,
@@ -187,7 +177,7 @@ class Scan:
         shutil.rmtree(folder)
         return tally
 
-    def _scan(self, tasks: Sequence[ShardTask], advance: Advance) -> None:
+    def _scan(self, tasks: Sequence["ShardTask"], advance: Advance) -> None:
         """Scan the shards that have no part yet; ``ExecutionError`` if a shard cannot be read."""
         missing = [task for task in tasks if not task.part.exists()]
         done = (ScanReport.read(task.part) for task in tasks if task not in missing)
@@ -236,23 +226,18 @@ def _named(task: ShardTask, result: ScanReport | str | Died) -> ScanReport | str
 
 def scan_shard(task: ShardTask) -> ScanReport | str:
     """Read a shard and write its part, with what was left out; returns its counts, or why there is no part."""
-    schema = task.scan.schema
     rows = list[dict[str, Any]]()
-    batches = list[pa.RecordBatch]()
     counts = Counter[str]()
-    listed = list[tuple[str, str, str]]()
+    listed = list[tuple[str, str]]()
     try:
-        for name, key, row in _read(task):
+        for name, row in _read(task):
             if isinstance(row, BadSampleError):
                 counts[row.reason] += 1
                 if len(listed) < MAX_LISTED:
-                    listed.append((_plain(name), _plain(key), _plain(str(row))))
+                    listed.append((_plain(name), _plain(str(row))))
                 continue
             rows.append({"sample_id": name, **row})
-            if len(rows) == _BATCH_ROWS:
-                batches.append(pa.RecordBatch.from_pylist(rows, schema))
-                rows.clear()
-        table = pa.Table.from_batches([*batches, pa.RecordBatch.from_pylist(rows, schema)], schema)
+        table = pa.Table.from_pylist(rows, task.scan.schema)
         tally = ScanReport(len(table), _count_items(table), dict(counts), listed, 1)
         content = io.BytesIO()
         metadata = {METADATA_KEY: json.dumps({"tally": asdict(tally)})}
@@ -265,8 +250,8 @@ def scan_shard(task: ShardTask) -> ScanReport | str:
     return tally
 
 
-def _read(task: ShardTask) -> Iterator[tuple[str, str, dict[str, Any] | BadSampleError]]:
-    """Yield names, keys and rows; an error of a sample costs the sample, an error of the file the rest of the file.
+def _read(task: ShardTask) -> Iterator[tuple[str, dict[str, Any] | BadSampleError]]:
+    """Yield names and rows; an error of a sample costs the sample, an error of the file the rest of the file.
 
     The alarm's signal ends this process if a sample takes too long, even within a library.
     """
@@ -276,7 +261,7 @@ def _read(task: ShardTask) -> Iterator[tuple[str, str, dict[str, Any] | BadSampl
     try:
         with BUDGET.held():
             signal.setitimer(signal.ITIMER_REAL, scan.timeout_s)
-            for key, sample in scan.source.samples(task.shard, scan.limits):
+            for sample in scan.source.samples(task.shard, scan.limits):
                 name = f"{label}:{number}"
                 number += 1
                 signal.setitimer(signal.ITIMER_REAL, scan.timeout_s)
@@ -286,9 +271,9 @@ def _read(task: ShardTask) -> Iterator[tuple[str, str, dict[str, Any] | BadSampl
                     row = measure(sample, scan.limits)
                     if scan.tokenizer:
                         row["text_tokens"] = len(token_ids(sample.texts, scan.tokenizer))
-                    yield name, key, row
+                    yield name, row
                 except BadSampleError as error:
-                    yield name, key, error
+                    yield name, error
     # The libraries that read files raise anything on damaged bytes.
     except Exception as error:
         # The machine and the network give other error numbers; the file may be readable later.
@@ -297,7 +282,7 @@ def _read(task: ShardTask) -> Iterator[tuple[str, str, dict[str, Any] | BadSampl
             raise
         what = " ".join(f"{type(error).__name__}: {error}".split())
         bad = error if isinstance(error, BadSampleError) else BadSampleError(Reason.FILE, what)
-        yield label, f"after {number - task.shard.first} records", bad
+        yield f"{label}:{number} and later", bad
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 

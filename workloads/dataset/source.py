@@ -1,7 +1,5 @@
 """The interface of raw data: samples, files, and the fields of rows that hold text, images, audio and video."""
 
-from __future__ import annotations
-
 import glob
 import os
 import re
@@ -10,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeGuard
@@ -85,9 +83,8 @@ class BadSampleError(ValueError):
         self.reason = reason
 
 
-def over_budget(what: str) -> BadSampleError:
-    """Return the error of a sample that would take more memory than the budget allows."""
-    return BadSampleError(Reason.LIMIT, what)
+# The error of a sample that would take more memory than the budget allows.
+over_budget = partial(BadSampleError, Reason.LIMIT)
 
 
 def one_line(error: Exception) -> str:
@@ -192,8 +189,8 @@ class Source(ABC):
         """Return all shards, always in the same order; ``UserError`` for missing data."""
 
     @abstractmethod
-    def rows(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, Row | BadSampleError]]:
-        """Read the rows of a shard, each with its name for messages; after an exception, earlier rows are kept."""
+    def rows(self, shard: Shard, limits: Limits) -> Iterator[Row | BadSampleError]:
+        """Read the rows of a shard; after an exception, earlier rows are kept."""
 
     def folder(self, shard: Shard) -> str:  # noqa: ARG002
         """Return the folder of the files that rows name; empty: they may name none."""
@@ -206,7 +203,7 @@ class Source(ABC):
         for shard in self.shards()[: _HEAD_SHARDS if self.SPARSE else 1]:
             # The scan reports what cannot be read.
             with suppress(Exception), BUDGET.held():
-                for _, row in islice(whole.rows(shard, Limits()), _HEAD_ROWS):
+                for row in islice(whole.rows(shard, Limits()), _HEAD_ROWS):
                     for field, value in row.items() if isinstance(row, Mapping) else ():
                         held = fields.setdefault(str(field), {})
                         name = _file_name(value)
@@ -216,14 +213,14 @@ class Source(ABC):
                             held.setdefault(kind, name)
         return fields
 
-    def samples(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, RawSample | BadSampleError]]:
-        """Read the samples of a shard, each with its name for messages."""
+    def samples(self, shard: Shard, limits: Limits) -> Iterator[RawSample | BadSampleError]:
+        """Read the samples of a shard."""
         folder = self.folder(shard)
-        for key, row in self.rows(shard, limits):
+        for row in self.rows(shard, limits):
             try:
-                yield key, self.sample(row, folder)
+                yield self.sample(row, folder)
             except BadSampleError as error:
-                yield key, error
+                yield error
 
     def sample(self, row: Row | BadSampleError, folder: str, content: bool = False) -> RawSample:
         """Return the sample of a row; ``content``: also where the row states sizes.
@@ -397,7 +394,7 @@ def inside(root: str, name: str) -> Path:
         raise BadSampleError(Reason.OUTSIDE, repr(name[:80]))
     if not root:
         raise BadSampleError(Reason.OUTSIDE, f"{name}: source.root says where its files are")
-    base = _real(root)
+    base = os.path.realpath(root)
     if leaves_root(name.removeprefix(base + os.sep)):
         raise BadSampleError(Reason.OUTSIDE, name)
     try:
@@ -417,8 +414,3 @@ def leaves_root(name: str) -> bool:
     """Return whether a name is absolute or has ``..``, on any system."""
     parts = name.replace("\\", "/").split("/")
     return parts[0] == "" or ".." in parts or parts[0].endswith(":")
-
-
-@lru_cache(maxsize=16)
-def _real(root: str) -> str:
-    return os.path.realpath(root)

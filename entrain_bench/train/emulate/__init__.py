@@ -3,141 +3,77 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, pairwise
 from statistics import median
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.costs.truth import CostTruth, Prices
-from entrain_bench.program import Pass, Program
-from entrain_bench.program.layout import ModuleLayout
+from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate.executor import Simulator, make_timeline
-from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.parse import Count, OneOf, at_least
 from entrain_bench.train.settings import DEVICES, quiet, refuse_generators
 
-
-@dataclass(frozen=True, slots=True)
-class StageShape:
-    """A stage of a module as one of its ranks holds it, by kind of each layer; stages with the same kinds are equal."""
-
-    module: str
-    kinds: tuple[int, ...]
-    tp: int
-    cp: int
-    dp: int
-    recompute: bool
-    widths: tuple[tuple[int, int], ...]
-    layers: range = field(compare=False)
+DTYPES = ("float32", "bfloat16")  # by torch's names
+# What a pass or an optimizer step depends on; equal ones take the same time.
+type Key = tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StageWork:
-    """The passes of a chunk on a stage; ``lengths`` are tokens of each packed sequence.
-
-    ``outputs`` (LLM tokens of items) are of an encoder's last stage, ``num_projected`` tokens of the LLM's first stage.
-    The first ``remade`` blocks are recomputed.
-    """
-
-    stage: StageShape
-    lengths: tuple[int, ...]
-    outputs: tuple[int, ...] = ()
-    num_projected: int = 0
-    splits_backward: bool = False
-    remade: int = 0
-    degree: int = 0
+def step_keys(program: Program) -> dict[tuple[int, int], Key]:
+    """The key of the optimizer step of each stage, by module and stage: its kinds of layers, and the degrees."""
+    keys: dict[tuple[int, int], Key] = {}
+    for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
+        how = (module.name, placed.tp, placed.cp, placed.dp, placed.recompute, placed.widths)
+        kinds = np.split(module.layer_kind, np.cumsum(placed.layers_per_stage)[:-1])
+        keys |= {(index, stage): (*how, *of_stage.tolist()) for stage, of_stage in enumerate(kinds)}
+    return keys
 
 
-@dataclass(frozen=True, slots=True)
-class PassSeconds:
-    """Seconds of a forward, a backward, and a weight pass if there is one."""
-
-    forward_s: float
-    backward_s: float
-    weight_s: float = 0.0
-
-
-def stage_shapes(module: ModuleSpec, placed: ModuleLayout) -> list[StageShape]:
-    """The stages of a module under a layout, in order."""
-    how = placed.tp, placed.cp, placed.dp, placed.recompute, placed.widths
-    kinds = tuple(module.layer_kind.tolist())
-    ends = [0, *accumulate(placed.layers_per_stage)]
-    return [StageShape(module.name, kinds[first:last], *how, range(first, last)) for first, last in pairwise(ends)]
+def pass_keys(program: Program) -> dict[int, Key]:
+    """The key of each pass, by action: its stage, kind, packed lengths, degrees and what it recomputes."""
+    stages = step_keys(program)
+    shapes = program.shapes
+    keys: dict[int, Key] = {}
+    for index, (module, chunks) in enumerate(zip(program.model.modules, program.chunks, strict=True)):
+        degrees = program.layout.modules[index].degree_of_copy[chunks.replica].tolist()
+        splits = program.splits_backward(index)
+        passes = [program.forward_actions(index), program.backward_actions(index)]
+        passes += [program.weight_actions(index)] if splits else []
+        # LLM tokens of an encoder's items, or text tokens of samples.
+        handed = shapes.item_llm_tokens if module.is_encoder else shapes.text_tokens
+        for chunk, degree in enumerate(degrees):
+            members = chunks.units(chunk)
+            pack = (tuple(module.lengths(shapes, members).tolist()), tuple(handed[members].tolist()))
+            for kind, actions in enumerate(passes):
+                for stage, action in enumerate(actions[chunk].tolist()):
+                    remade = int(program.remade[index][chunk, stage]) if program.remade else 0
+                    keys[action] = (stages[index, stage], kind, splits, remade, degree, *pack)
+    return keys
 
 
 @dataclass(frozen=True, slots=True)
 class LaneOrder:
-    """The passes of a lane, the idle seconds before each, and the ranks that run them together."""
+    """The passes of a lane, and the first of its ranks."""
 
     actions: IntArray
-    waits_s: FloatArray
     first_rank: int
-    num_ranks: int
 
 
-def lane_orders(program: Program, timeline: Timeline | None = None) -> list[LaneOrder]:
-    """The passes of every lane that has any, with the waits of a timeline of the program, or none."""
-    orders = []
+def lane_orders(program: Program) -> list[LaneOrder]:
+    """The passes of every lane that has any."""
     lanes = np.split(program.lane_actions, program.lane_offsets[1:-1])
-    widths = zip(program.layout.lane_first_rank.tolist(), program.layout.lane_width.tolist(), strict=True)
-    for actions, ranks in zip(lanes, widths, strict=True):
-        passes = actions[program.is_pass[actions]]
-        if not len(passes):
-            continue
-        waits_s = np.zeros(len(passes))
-        if timeline is not None:
-            before_s = np.concatenate([[0.0], timeline.end_s[passes[:-1]]])
-            waits_s = np.maximum(timeline.start_s[passes] - before_s, 0.0)
-        orders.append(LaneOrder(passes, waits_s, *ranks))
-    return orders
-
-
-def works_of(program: Program) -> dict[int, StageWork]:
-    """The work that every pass belongs to, by action."""
-    works = dict[int, StageWork]()
-    shapes = program.shapes
-    for index, (module, chunks) in enumerate(zip(program.model.modules, program.chunks, strict=True)):
-        placed = program.layout.modules[index]
-        splits = program.splits_backward(index)
-        stages = stage_shapes(module, placed)
-        degrees = placed.degree_of_copy[chunks.replica].tolist()
-        remade = program.remade[index].tolist() if program.remade else [[0] * placed.pp] * len(chunks)
-        passes = [program.forward_actions(index), program.backward_actions(index)]
-        passes += [program.weight_actions(index)] if splits else []
-        for chunk in range(len(chunks)):
-            members = chunks.units(chunk)
-            lengths = tuple(module.lengths(shapes, members).tolist())
-            outputs = tuple(shapes.item_llm_tokens[members].tolist()) if module.is_encoder else ()
-            projected = 0 if module.is_encoder else int((shapes.llm_tokens - shapes.text_tokens)[members].sum())
-            for place, stage in enumerate(stages):
-                is_last = place == len(stages) - 1
-                how = (remade[chunk][place], degrees[chunk])
-                made = outputs if is_last else ()
-                work = StageWork(stage, lengths, made, 0 if place else projected, splits, *how)
-                works |= {int(actions[chunk, place]): work for actions in passes}
-    return works
-
-
-DTYPES = ("float32", "bfloat16")  # by torch's names
-
-
-@dataclass(slots=True)
-class Measured:
-    """Measurements so far."""
-
-    passes: dict[StageWork, PassSeconds] = field(default_factory=dict)
-    optimizer_s: dict[StageShape, float] = field(default_factory=dict)
+    passes = (actions[program.is_pass[actions]] for actions in lanes)
+    orders = map(LaneOrder, passes, program.layout.lane_first_rank.tolist())
+    return [order for order in orders if len(order.actions)]
 
 
 @dataclass(frozen=True, slots=True)
 class Emulator:
-    """Runs passes on one device, rank by rank, equal ones once (``measured`` grows); the cost truth prices the rest."""
+    """Runs passes on one device, rank by rank, equal ones once (``measured_s`` grows); the truth prices the rest."""
 
     trains: ClassVar[Literal[False]] = False
 
@@ -147,7 +83,7 @@ class Emulator:
     dtype: Annotated[str, OneOf(DTYPES)] = "bfloat16"
     num_warm_ups: Annotated[int, at_least(0)] = 1
     num_repetitions: Count = 5
-    measured: Measured = field(default_factory=Measured, repr=False)
+    measured_s: dict[Key, float] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         refuse_generators(self.truth.model, "harness=emulate")
@@ -166,46 +102,34 @@ class Emulator:
 
     def price(self, program: Program) -> Prices:
         """The cost truth's prices with measured computation, and optimizer steps measured where a stage has run."""
-        self.measure(program, lane_orders(program))
+        self.measure(program)
         prices = self.truth.price(program)
         seconds = np.zeros(program.num_actions)
-        for action, work in works_of(program).items():
-            took = self.measured.passes[work]
-            of_kind = {Pass.FORWARD: took.forward_s, Pass.BACKWARD: took.backward_s, Pass.WEIGHT: took.weight_s}
-            seconds[action] = of_kind[Pass(program.kind[action])]
-        modules = self.truth.model.modules
-        placed = program.layout.modules
-        modelled_s = np.concatenate([*map(self.truth.step_costs.optimizer_s, modules, placed)])
-        shapes = chain.from_iterable(map(stage_shapes, modules, placed))
-        measured_s = np.array([*map(self.measured.optimizer_s.get, shapes, modelled_s)])
+        for action, key in pass_keys(program).items():
+            seconds[action] = self.measured_s[key]
+        truth = self.truth
+        modelled_s = np.concatenate([*map(truth.step_costs.optimizer_s, truth.model.modules, program.layout.modules)])
+        measured_s = np.array([*map(self.measured_s.get, step_keys(program).values(), modelled_s)])
         steps = replace(prices.steps, optimizer_s=prices.steps.optimizer_s - modelled_s + measured_s)
         return replace(prices, duration_s=seconds + prices.comm_s, steps=steps)
 
-    def measure(self, program: Program, lanes: Sequence[LaneOrder]) -> None:
-        """Run those of the lanes that have something new; a core that was idle takes longer for its next pass."""
-        works = works_of(program)
-        shapes = list(map(stage_shapes, program.model.modules, program.layout.modules))
-        missing = list[LaneOrder]()
-        known = set(self.measured.passes)
-        for order in lanes:
-            wanted = {works[action] for action in order.actions.tolist()}
-            if not wanted <= known:
-                missing.append(order)
-                known |= wanted
-        if not missing:
-            return
-        runs: dict[StageWork, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-        with quiet():
-            # Imported where needed: torch takes seconds, and checking settings does without.
-            from entrain_bench.train.emulate.bench import Bench
+    def measure(self, program: Program) -> None:
+        """Run those of the lanes that have something new."""
+        keys = pass_keys(program)
+        stages = step_keys(program)
+        runs = defaultdict[Key, list[float]](list)
+        for order in lane_orders(program):
+            wanted = [keys[action] for action in order.actions.tolist()]
+            if all(key in self.measured_s or key in runs for key in wanted):
+                continue
+            with quiet():
+                # Imported where needed: torch takes seconds, and checking settings does without.
+                from entrain_bench.train.emulate.bench import measure_rank
 
-            bench = Bench(self.truth, self.device, self.dtype, self.num_warm_ups, self.num_repetitions)
-            for order in missing:
-                seconds, steps_s = bench.measure(program, order.first_rank, order.waits_s)
-                for place, step_s in steps_s.items():
-                    self.measured.optimizer_s.setdefault(shapes[place[0]][place[1]], step_s)
-                for action, column in zip(order.actions.tolist(), seconds.T, strict=True):
-                    runs[works[action]][int(program.kind[action])].extend(column)
-        for work, took in runs.items():
-            # By number of kind: a weight pass comes last.
-            self.measured.passes.setdefault(work, PassSeconds(*(median(took[kind]) for kind in sorted(took))))
+                seconds, steps_s = measure_rank(self, program, order.first_rank)
+            for stage, step_s in steps_s.items():
+                self.measured_s.setdefault(stages[stage], step_s)
+            for key, column in zip(wanted, seconds.T, strict=True):
+                runs[key].extend(column)
+        for key, took in runs.items():
+            self.measured_s.setdefault(key, median(took))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,9 +19,7 @@ from entrain_bench.base.errors import DeadlockError, ExecutionError, Incompatibl
 # How gloo, NCCL, and the store that ranks meet at say that they waited too long.
 _WAITED = re.compile("timed out|timing out|timeout after", re.IGNORECASE)
 # Errors that say everything in their line; others are of the process they happened on.
-_KNOWN = {
-    kind.__name__: kind for kind in (UserError, IncompatibleError, DeadlockError, OutOfMemoryError, ExecutionError)
-}
+_KNOWN = (UserError, IncompatibleError, DeadlockError, OutOfMemoryError, ExecutionError)
 
 
 @contextmanager
@@ -80,26 +77,10 @@ def gather_values(value: Any, group: dist.ProcessGroup) -> list[Any]:
     return values
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An exception that ended ``who``; ``kind`` is empty for classes of other packages."""
-
-    who: str
-    time_s: float
-    kind: str
-    text: str
-    trace: str
-
-    @classmethod
-    def of(cls, error: Exception, who: str) -> Self:
-        """Return the exception that is being handled."""
-        name = type(error).__name__
-        kind = name if type(error) in _KNOWN.values() else ""
-        line = " ".join(str(error).split())
-        return cls(who, time.time(), kind, line if kind else f"{name}: {line}", traceback.format_exc())
-
-    def as_error(self) -> Exception:
-        """Return the exception for the process that waits."""
-        error = _KNOWN[self.kind](self.text) if self.kind else ExecutionError(f"{self.who}: {self.text}")
-        error.__cause__ = ExecutionError(f"traceback of {self.who}:\n{self.trace}")
-        return error
+def portable(error: Exception, who: str) -> Exception:
+    """An exception of one line for another process, which may name ``who``; its traceback is a note."""
+    line = " ".join(str(error).split())
+    kind = type(error)
+    made = kind(line) if kind in _KNOWN else ExecutionError(f"{who}: {kind.__name__}: {line}")
+    made.add_note(f"traceback of {who}:\n{traceback.format_exc()}")
+    return made

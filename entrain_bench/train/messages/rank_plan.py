@@ -7,10 +7,9 @@ megatron-core's bridge communicators cannot express.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
-from heapq import heappop, heappush
 from itertools import takewhile
 
 import numpy as np
@@ -42,44 +41,33 @@ class Place:
     position: int
 
 
-def weights_of(layout: Layout, rank: int) -> list[Place]:
-    """The stages whose weights the rank holds, with its replica of each."""
-    return [
-        Place(index, replica, stage, position)
-        for index, module in enumerate(layout.modules)
-        for replica, stage, position in np.argwhere(module.ranks == rank).tolist()
-    ]
+def copies_of(placed: ModuleLayout) -> list[IntArray]:
+    """Ranks of the replicas, or of the groups of each width ``[replicas or groups, pp, tp * cp]``, TP innermost."""
+    if not placed.widths:
+        return [placed.ranks]
+    sizes = [(int(count), tp * cp) for count, (tp, cp) in zip(placed.num_groups, placed.widths, strict=True)]
+    return [placed.plane[:, : n * size].reshape(placed.pp, n, size).swapaxes(0, 1) for n, size in sizes]
 
 
 def places_of(layout: Layout, rank: int) -> list[Place]:
     """The blocks that the rank computes in: of its replicas, or of all groups that it is in."""
-    places = [place for place in weights_of(layout, rank) if not layout.modules[place.module].widths]
-    for index, module in enumerate(layout.modules):
-        places += [Place(index, *where) for where in (_group_places(module, rank) if module.widths else ())]
-    return places
-
-
-def _group_places(module: ModuleLayout, rank: int) -> Iterable[tuple[int, int, int]]:
-    for stage, column in np.argwhere(module.plane == rank).tolist():
+    places = []
+    for index, placed in enumerate(layout.modules):
         first = 0
-        for (tp, cp), count in zip(module.widths, module.num_groups.tolist(), strict=True):
-            group, position = divmod(column, tp * cp)
-            if group < count:
-                yield first + group, stage, position
-            first += count
+        for ranks in copies_of(placed):
+            for copy, stage, position in np.argwhere(ranks == rank).tolist():
+                places.append(Place(index, first + copy, stage, position))
+            first += len(ranks)
+    return places
 
 
 def block_of(layout: Layout, module: int, replica: int, stage: int) -> list[int]:
     """The ranks of a stage of a replica or group, TP innermost."""
     placed = layout.modules[module]
-    if not placed.widths:
-        ranks: list[int] = placed.ranks[replica, stage].tolist()
-        return ranks
     degree = int(placed.degree_of_copy[replica])
-    tp, cp = placed.widths[degree]
-    first = (replica - int(placed.num_groups[:degree].sum())) * tp * cp
-    group: list[int] = placed.plane[stage, first : first + tp * cp].tolist()
-    return group
+    first = int(placed.num_groups[:degree].sum())
+    block: list[int] = copies_of(placed)[degree][replica - first, stage].tolist()
+    return block
 
 
 def lane_of_rank(layout: Layout, rank: int) -> int | None:
@@ -98,20 +86,32 @@ def sending_ranks(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> list[in
     return [rank if rank in from_ranks else from_ranks[i % len(from_ranks)] for i, rank in enumerate(to_ranks)]
 
 
+def edges_of(program: Program) -> tuple[IntArray, IntArray]:
+    """Source and target of all dependencies of chunks that carry data ``[edges]``."""
+    target = rows_of(program.dep_offsets)
+    carries = (program.dep_bytes > 0) & (program.chunk[target] >= 0)
+    return program.dep_actions[carries], target[carries]
+
+
 def channels_of(program: Program) -> tuple[Channel, ...]:
     """The channels that a program needs, of all ranks."""
-    source = program.dep_actions
-    target = rows_of(program.dep_offsets)
-    edges = (program.dep_bytes > 0) & (program.chunk[target] >= 0)
-    columns = (program.module, program.replica, program.stage)
-    ends = [column[actions[edges]] for actions in (source, target) for column in columns]
-    channels: set[Channel] = set()
-    for *sender, module, replica, stage in np.unique(np.stack(ends, axis=1), axis=0).tolist():
-        from_ranks = block_of(program.layout, *sender)
-        to_ranks = block_of(program.layout, module, replica, stage)
-        senders = from_ranks if sender[0] == module else sending_ranks(from_ranks, to_ranks)
-        channels.update(zip(senders, to_ranks, strict=True))
+    edges = edges_of(program)
+    columns = [column[actions] for actions in edges for column in (program.module, program.replica, program.stage)]
+    _, first = np.unique(np.stack(columns), axis=1, return_index=True)
+    channels = set[Channel]()
+    for source, target in zip(*(actions[first].tolist() for actions in edges), strict=True):
+        channels.update(_channels_of_edge(program, source, target))
     return tuple(sorted(channel for channel in channels if channel[0] != channel[1]))
+
+
+def _channels_of_edge(program: Program, source: int, target: int) -> list[Channel]:
+    """Sender and receiver of each message of a dependency; they may be one rank."""
+    columns = (program.module, program.replica, program.stage)
+    ends = (map(int, (column[action] for column in columns)) for action in (source, target))
+    senders, receivers = (block_of(program.layout, *end) for end in ends)
+    if program.module[source] != program.module[target]:
+        senders = sending_ranks(senders, receivers)
+    return [*zip(senders, receivers, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,18 +148,20 @@ class Step:
     """One action of a rank, with its messages and what its rank begins before it.
 
     ``ends_gradients``: this rank's last pass that adds to the stage's gradients; ``closes``: the last of all replicas,
-    which begins their sum. ``starts``: gathers of weights, and sums that another rank's pass closes.
+    which begins their sum. ``starts``: gathers of weights, and sums that another rank's pass closes. A rank that has no
+    chunk of a pass of a sharded module takes part: such a step ``is_empty``, and its action is another rank's.
     """
 
     action: int
     place: Place
     kind: Pass
     chunk: int
-    receives: tuple[Message, ...]
-    sends: tuple[Message, ...]
+    receives: tuple[Message, ...] = ()
+    sends: tuple[Message, ...] = ()
     ends_gradients: bool = False
     closes: bool = False
     starts: tuple[Start, ...] = ()
+    is_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,159 +175,128 @@ class RankPlan:
     order: IntArray
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyPass:
-    """A pass of a sharded module in which a replica has no chunk, and takes part for the sake of others."""
-
-    module: int
-    kind: Pass
-    microbatch: int
-    part: int
-
-
 def plan_rank(
     program: Program, rank: int, framework: FrameworkOptions = DEFAULTS, order: IntArray | None = None
 ) -> RankPlan:
     """The rank's actions in the program's order, with all its messages; ``order`` of actions is equal on all ranks."""
-    messages = _RankMessages(program, rank, framework)
     order = order_of_actions(program) if order is None else order
-    # In the order of all messages: that of the actions that send them, then of their targets.
-    arrivals = [m for messages_in in messages.incoming.values() for m in messages_in if m.sender != rank]
-    arrivals.sort(key=lambda m: (order[m.source], m.target))
-    return RankPlan(rank, messages.steps(order), tuple(arrivals), channels_of(program), order)
-
-
-class _RankMessages:
-    def __init__(self, program: Program, rank: int, framework: FrameworkOptions) -> None:
-        self.program = program
-        self.rank = rank
-        self.framework = framework
-        self.places = {(p.module, p.replica, p.stage): p for p in places_of(program.layout, rank)}
-        lane = lane_of_rank(program.layout, rank)
-        of_lanes = np.split(program.lane_actions, program.lane_offsets[1:-1])
-        self.actions: list[int] = [] if lane is None else of_lanes[lane].tolist()
-        self.incoming: dict[int, list[Message]] = defaultdict(list)
-        self.outgoing: dict[int, list[Message]] = defaultdict(list)
-        self._rows: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
-        columns = (program.module, program.stage, program.replica, program.chunk)
-        self._labels = np.stack(columns, axis=1)
-        mine = np.zeros(program.num_actions, bool)
-        mine[self.actions] = True
-        mine &= program.chunk >= 0
-        source = program.dep_actions
-        target = rows_of(program.dep_offsets)
-        edges = np.flatnonzero((program.dep_bytes > 0) & (mine[source] | mine[target]))
-        for edge in edges.tolist():
-            for message in self._messages(int(source[edge]), int(target[edge])):
-                if message.receiver == self.rank:
-                    self.incoming[message.target].append(message)
-                if message.sender == self.rank:
-                    self.outgoing[message.source].append(message)
-        for messages in self.outgoing.values():
-            messages.sort(key=lambda m: (m.target, m.receiver))
-
-    def steps(self, order: IntArray) -> tuple[Step, ...]:
-        program = self.program
-        # A chunk's weight pass, if it has one, follows its backward.
-        learning = [action for action in self.actions if program.kind[action] in (Pass.BACKWARD, Pass.WEIGHT)]
-        ends = {(place.module, place.stage): action for action in learning for place in (self._place(action),)}
-        closing, starts = self._collectives(order)
-        return tuple(
-            Step(
-                action,
-                self._place(action),
-                Pass(int(program.kind[action])),
-                int(program.chunk[action]),
-                tuple(self.incoming[action]),
-                tuple(self.outgoing[action]),
-                action in ends.values(),
-                action in closing,
-                tuple(sorted(starts[action], key=lambda start: start.place)),
-            )
-            for action in self.actions
+    lane = lane_of_rank(program.layout, rank)
+    entries = slice(0) if lane is None else slice(*program.lane_offsets[lane : lane + 2])
+    actions = program.lane_actions[entries].tolist()
+    places = {(place.module, place.replica, place.stage): place for place in places_of(program.layout, rank)}
+    # Sums and optimizer steps are of no replica.
+    places |= {(module, -1, stage): place for (module, _, stage), place in places.items()}
+    messages = list(rank_messages(program, rank, actions, framework))
+    messages.sort(key=lambda message: (order[message.source], message.target, message.receiver))
+    closing, starts = _collectives(program, actions, order, framework)
+    kinds = program.kind[actions].tolist()
+    # A chunk's weight pass, if it has one, follows its backward.
+    learning = [action for action, kind in zip(actions, kinds, strict=True) if kind in (Pass.BACKWARD, Pass.WEIGHT)]
+    ends = {(int(program.module[action]), int(program.stage[action])): action for action in learning}
+    incoming = defaultdict[int, list[Message]](list)
+    outgoing = defaultdict[int, list[Message]](list)
+    for message in messages:
+        if message.receiver == rank:
+            incoming[message.target].append(message)
+        if message.sender == rank:
+            outgoing[message.source].append(message)
+    steps = [
+        Step(
+            action,
+            places[int(program.module[action]), int(program.replica[action]), int(program.stage[action])],
+            Pass(kind),
+            int(program.chunk[action]),
+            tuple(incoming[action]),
+            tuple(outgoing[action]),
+            action in ends.values(),
+            action in closing,
+            tuple(sorted(starts[action], key=lambda start: start.place)),
         )
+        for action, kind in zip(actions, kinds, strict=True)
+    ]
+    arrivals = tuple(message for message in messages if message.receiver == rank != message.sender)
+    return RankPlan(rank, tuple(with_empty_steps(program, steps)), arrivals, channels_of(program), order)
 
-    def _collectives(self, order: IntArray) -> tuple[set[int], dict[int, list[Start]]]:
-        """Actions of this rank that close a stage's gradients, and collectives it begins, by the next action."""
-        program = self.program
-        places = order[self.actions]
-        closing = set()
-        starts = defaultdict(list)
-        for module, stage in sorted({(place.module, place.stage) for place in self.places.values()}):
-            placed = program.layout.modules[module]
-            if placed.sharded:
-                continue
-            mine = (program.module == module) & (program.stage == stage)
-            forwards = np.flatnonzero(mine & (program.kind == Pass.FORWARD))
-            learning = np.flatnonzero(mine & np.isin(program.kind, (Pass.BACKWARD, Pass.WEIGHT)))
-            if not len(learning):
-                continue
-            first = -1 if self.framework.align_param_gather else int(order[forwards].min())
-            for place, sums in ((first, False), (int(order[learning].max()), True)):
-                index = int(np.searchsorted(places, place))
-                if sums and places[index] == place:
-                    closing.add(self.actions[index])
-                else:
-                    starts[self.actions[index]].append(Start(place, module, stage, sums))
-        return closing, starts
 
-    def _place(self, action: int) -> Place:
-        module, stage, replica, _ = self._labels[action].tolist()
-        if replica >= 0:
-            return self.places[module, replica, stage]
-        return next(place for place in self.places.values() if (place.module, place.stage) == (module, stage))
+def _collectives(
+    program: Program, actions: Sequence[int], order: IntArray, framework: FrameworkOptions
+) -> tuple[set[int], dict[int, list[Start]]]:
+    """Actions of a rank that close a stage's gradients, and collectives it begins, by the next action."""
+    places = order[actions]
+    closing = set()
+    starts = defaultdict(list)
+    held = np.unique(np.stack([program.module[actions], program.stage[actions]]), axis=1)
+    for module, stage in held.T.tolist():
+        mine = (program.module == module) & (program.stage == stage)
+        forwards = np.flatnonzero(mine & (program.kind == Pass.FORWARD))
+        learning = np.flatnonzero(mine & np.isin(program.kind, (Pass.BACKWARD, Pass.WEIGHT)))
+        if program.layout.modules[module].sharded or not len(learning):
+            continue
+        first = -1 if framework.align_param_gather else int(order[forwards].min())
+        for place, sums in ((first, False), (int(order[learning].max()), True)):
+            index = int(np.searchsorted(places, place))
+            if sums and places[index] == place:
+                closing.add(actions[index])
+            else:
+                starts[actions[index]].append(Start(place, module, stage, sums))
+    return closing, starts
 
-    def _messages(self, source: int, target: int) -> Iterable[Message]:
-        module = int(self.program.module[source])
-        senders, receivers = map(self._block, (source, target))
-        if module == self.program.module[target]:
-            rows: tuple[int, Rows, Rows] = (self._local_tokens(target), None, None)
-            width = self.program.model.modules[module].config.hidden_size
+
+def rank_messages(
+    program: Program, rank: int, actions: Sequence[int], framework: FrameworkOptions
+) -> Iterator[Message]:
+    """All messages from and to a rank, which runs the actions."""
+    mine = np.zeros(program.num_actions, bool)
+    mine[actions] = True
+    for source, target in zip(*(ends.tolist() for ends in edges_of(program)), strict=True):
+        if not mine[source] and not mine[target]:
+            continue
+        module = int(program.module[source])
+        if module == program.module[target]:
+            rows: tuple[int, Rows, Rows] = (_local_tokens(program, target, framework), None, None)
+            width = program.model.modules[module].config.hidden_size
         else:
-            rows = self._common_rows(source, target)
-            width = self.program.model.llm.config.hidden_size
-            senders = sending_ranks(senders, receivers)
-        num_rows, of_source, of_target = rows
-        for sender, receiver in zip(senders, receivers, strict=True):
-            yield Message(source, target, sender, receiver, num_rows, width, of_source, of_target)
+            rows = _common_rows(program, source, target)
+            width = program.model.llm.config.hidden_size
+        num_rows, *named = rows
+        for channel in _channels_of_edge(program, source, target):
+            if rank in channel:
+                yield Message(source, target, *channel, num_rows, width, *named)
 
-    def _block(self, action: int) -> list[int]:
-        module, stage, replica, _ = self._labels[action].tolist()
-        return block_of(self.program.layout, module, replica, stage)
 
-    def _local_tokens(self, action: int) -> int:
-        module, _, replica, chunk = self._labels[action].tolist()
-        spec = self.program.model.modules[module]
-        placed = self.program.layout.modules[module]
-        tp, cp = placed.degrees[placed.degree_of_copy[replica]]
-        lengths = spec.lengths(self.program.shapes, self.program.chunks[module].units(chunk))
-        parts = tp if self.framework.splits_tokens(spec, tp) else 1
-        return rank_rows(lengths, cp, whole_pack=self.framework.cp_split == PACK, parts=parts) // parts
+def _local_tokens(program: Program, action: int, framework: FrameworkOptions) -> int:
+    module = int(program.module[action])
+    spec = program.model.modules[module]
+    placed = program.layout.modules[module]
+    tp, cp = placed.degrees[placed.degree_of_copy[program.replica[action]]]
+    lengths = spec.lengths(program.shapes, program.chunks[module].units(int(program.chunk[action])))
+    parts = tp if framework.splits_tokens(spec, tp) else 1
+    return rank_rows(lengths, cp, whole_pack=framework.cp_split == PACK, parts=parts) // parts
 
-    def _common_rows(self, source: int, target: int) -> tuple[int, Rows, Rows]:
-        """Rows of the items that both chunks have in common: how many, and where in either tensor."""
-        source_items = self._item_rows(source)
-        target_items = self._item_rows(target)
-        common = [item for item in source_items if item in target_items]
-        rows = []
-        for items in (source_items, target_items):
-            places = np.concatenate([np.arange(*items[item]) for item in common])
-            rows.append(_named(places, max(end for _, end in items.values())))
-        return len(places), rows[0], rows[1]
 
-    def _item_rows(self, action: int) -> dict[int, tuple[int, int]]:
-        """First and last row of every item's projected tokens at the module boundary of a chunk."""
-        module, *_, chunk = self._labels[action].tolist()
-        if (module, chunk) not in self._rows:
-            shapes = self.program.shapes
-            items = self.program.chunks[module].units(chunk)
-            if not self.program.model.modules[module].is_encoder:
-                items = take_rows(shapes.item_offsets, items)[1]
-            ends = np.cumsum(shapes.item_llm_tokens[items])
-            starts = ends - shapes.item_llm_tokens[items]
-            spans = zip(starts.tolist(), ends.tolist(), strict=True)
-            self._rows[module, chunk] = dict(zip(items.tolist(), spans, strict=True))
-        return self._rows[module, chunk]
+def _common_rows(program: Program, source: int, target: int) -> tuple[int, Rows, Rows]:
+    """Rows of the items that both chunks have in common: how many, and where in either tensor, in the same order."""
+    source_items = _item_of_rows(program, source)
+    target_items = _item_of_rows(program, target)
+    source_places = _places_by_item(source_items, target_items)
+    target_places = _places_by_item(target_items, source_items)
+    return len(source_places), _named(source_places, len(source_items)), _named(target_places, len(target_items))
+
+
+def _places_by_item(items: IntArray, others: IntArray) -> IntArray:
+    """Places of items that are among others, by item."""
+    places = np.flatnonzero(np.isin(items, others))
+    return places[np.argsort(items[places], kind="stable")]
+
+
+def _item_of_rows(program: Program, action: int) -> IntArray:
+    """Item of every projected token at the module boundary of a chunk ``[tokens]``."""
+    shapes = program.shapes
+    module = int(program.module[action])
+    items = program.chunks[module].units(int(program.chunk[action]))
+    if not program.model.modules[module].is_encoder:
+        items = take_rows(shapes.item_offsets, items)[1]
+    return np.repeat(items, shapes.item_llm_tokens[items])
 
 
 def _named(places: IntArray, total: int) -> Rows:
@@ -336,28 +307,21 @@ def _named(places: IntArray, total: int) -> Rows:
     return None if count == total else slice(first, first + count)
 
 
-def empty_passes(program: Program, steps: Iterable[Step]) -> dict[int, list[EmptyPass]]:
-    """Return empty passes that a rank runs before its steps, by step index, in one order of collective passes."""
-    if not any(placed.sharded for placed in program.layout.modules):
-        return {}
+def with_empty_steps(program: Program, steps: Iterable[Step]) -> Iterator[Step]:
+    """The steps of a rank, with empty ones before them, so that all ranks run collective passes in one order."""
     group = collective_passes(program)
     turns, example = np.unique(group, return_index=True)
     action_of = dict(zip(turns.tolist(), example.tolist(), strict=True))
     rest = iter(order_of_groups(program, group))
-    empty = dict[int, list[EmptyPass]]()
-    for place, step in enumerate(steps):
-        turn_here = int(group[step.action])
-        if turn_here >= 0 or step.kind is Pass.GRAD_SYNC:
+    for step in steps:
+        turn = int(group[step.action])
+        if turn >= 0 or step.kind is Pass.GRAD_SYNC:
             # Up to the own one, or all that are left.
-            empty[place] = [_as_empty(program, action_of[turn]) for turn in takewhile(turn_here.__ne__, rest)]
-    return {place: skipped for place, skipped in empty.items() if skipped}
-
-
-def _as_empty(program: Program, action: int) -> EmptyPass:
-    module = int(program.module[action])
-    chunk = int(program.chunk[action])
-    chunks = program.chunks[module]
-    return EmptyPass(module, Pass(int(program.kind[action])), int(chunks.microbatch[chunk]), int(chunks.part[chunk]))
+            for missed in takewhile(turn.__ne__, rest):
+                action = action_of[missed]
+                place = Place(int(program.module[action]), -1, 0, 0)
+                yield Step(action, place, Pass(int(program.kind[action])), int(program.chunk[action]), is_empty=True)
+        yield step
 
 
 def order_of_actions(program: Program, seconds: FloatArray | None = None) -> IntArray:
@@ -410,11 +374,8 @@ def positions_of_actions(program: Program, work: IntArray | None = None) -> IntA
 
 def _turns(program: Program) -> tuple[IntArray, IntArray]:
     """Edges over further nodes that put the passes of a collective before those of the next ``[edges]``."""
-    nothing = np.zeros(0, np.int64)
-    if not any(placed.sharded for placed in program.layout.modules):
-        return nothing, nothing
     group = collective_passes(program)
-    turn = np.empty(int(group.max()) + 1, np.int64)
+    turn = np.empty(int(group.max(initial=-1)) + 1, np.int64)
     turn[order_of_groups(program, group)] = np.arange(len(turn))
     passes = np.flatnonzero(group >= 0)
     gap = program.num_actions + turn[group[passes]]
@@ -423,7 +384,7 @@ def _turns(program: Program) -> tuple[IntArray, IntArray]:
 
 
 def order_of_groups(program: Program, group: IntArray) -> list[int]:
-    """Groups in an order that every lane's and every dependency's agrees with; of several the lowest number first."""
+    """Groups in an order that every lane's and every dependency's agrees with, the same for the same program."""
     lane = rows_of(program.lane_offsets)
     action = program.lane_actions
     member = group[action] >= 0
@@ -435,15 +396,7 @@ def order_of_groups(program: Program, group: IntArray) -> list[int]:
     both = (source >= 0) & (target >= 0)
     before = np.concatenate([turn[:-1][same], source[both]])
     after = np.concatenate([turn[1:][same], target[both]])
-    sorter = TopologicalSorter(dict.fromkeys(range(int(group.max()) + 1), ()))
+    sorter = TopologicalSorter(dict.fromkeys(range(int(group.max(initial=-1)) + 1), ()))
     for one, other in zip(before.tolist(), after.tolist(), strict=True):
         sorter.add(other, one)
-    sorter.prepare()
-    ready = list[int]()
-    order = list[int]()
-    while sorter.is_active():
-        for freed in sorter.get_ready():
-            heappush(ready, freed)
-        order.append(heappop(ready))
-        sorter.done(order[-1])
-    return order
+    return [*sorter.static_order()]

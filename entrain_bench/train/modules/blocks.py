@@ -34,7 +34,7 @@ from entrain_bench.train.modules.split import ColumnProduct, RowProduct
 
 
 class AttentionKernel(StrEnum):
-    """torch's flash attention for CPUs, its variable-length attention, and its attention with one call a length."""
+    """torch's attention with one call a length, on a CPU computed again in backward, and its variable-length one."""
 
     CPU = "cpu"
     SDPA = "sdpa"
@@ -139,7 +139,8 @@ def packed_attention(
     """
     output: Any
     if kernel is AttentionKernel.CPU:
-        output = _FlashOnCpu.apply(query, key, value, segments, causal)  # type: ignore[no-untyped-call]
+        # As a GPU's kernels, it keeps no copies in batches of a length.
+        output = _recomputed(_by_length, query, key, value, segments, causal)
     elif kernel is AttentionKernel.SDPA:
         output = _by_length(query, key, value, segments, causal)
     else:
@@ -158,65 +159,27 @@ def packed_attention(
     return output
 
 
+def _recomputed(function: Callable[..., Tensor], *args: Any) -> Any:
+    """Call a function; autograd keeps its inputs alone, and backward calls it again."""
+    if not any(isinstance(value, Tensor) and value.requires_grad for value in args):
+        return function(*args)
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+
+
 def _by_length(query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool) -> Tensor:
     # Not every backend of the operator takes fewer keys and values than queries.
     key, value = (rows.repeat_interleave(query.shape[1] // rows.shape[1], dim=1) for rows in (key, value))
+    alike = defaultdict(list)
+    for index, lengths in enumerate(zip(segments.query_lengths, segments.key_lengths, strict=True)):
+        alike[lengths].append(index)
+    sizes = (segments.query_lengths, segments.key_lengths, segments.key_lengths)
+    parts = [torch.split(rows, list(lengths)) for rows, lengths in zip((query, key, value), sizes, strict=True)]
     outputs: dict[int, Tensor] = {}
-    for alike, (q, k, v) in _batches((query, key, value), segments):
+    for members in alike.values():
+        q, k, v = (torch.stack([rows[i] for i in members]).transpose(1, 2) for rows in parts)
         attended = scaled_dot_product_attention(q, k, v, **_causality(q, k, causal))
-        outputs |= dict(zip(alike, attended.transpose(1, 2), strict=True))
+        outputs |= dict(zip(members, attended.transpose(1, 2), strict=True))
     return torch.cat([outputs[index] for index in range(len(outputs))])
-
-
-class _FlashOnCpu(torch.autograd.Function):
-    """torch's flash attention for CPUs; it keeps the same tensors as a GPU kernel."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool) -> Tensor:
-        output = torch.empty_like(query)
-        sums = []
-        into = torch.split(output, list(segments.query_lengths))
-        for alike, (q, k, v) in _batches((query, key, value), segments):
-            attended, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q, k, v, **_causality(q, k, causal)
-            )
-            sums.append(log_sum)
-            for i, rows in zip(alike, attended.transpose(1, 2), strict=True):
-                into[i].copy_(rows)
-        ctx.save_for_backward(query, key, value, output, *sums)
-        ctx.segments = segments
-        ctx.causal = causal
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, *sums = ctx.saved_tensors
-        segments: Segments = ctx.segments
-        results = [torch.empty_like(rows) for rows in (query, key, value)]
-        lengths = (segments.query_lengths, segments.key_lengths, segments.key_lengths)
-        into = [torch.split(rows, list(sizes)) for rows, sizes in zip(results, lengths, strict=True)]
-        batches = _batches((query, key, value, output, gradients[0]), segments)
-        for (alike, (q, k, v, attended, gradient)), log_sum in zip(batches, sums, strict=True):
-            by_input = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                gradient, q, k, v, attended, log_sum, 0.0, **_causality(q, k, ctx.causal)
-            )
-            for rows, values in zip(into, by_input, strict=True):
-                for i, part in zip(alike, values.transpose(1, 2), strict=True):
-                    rows[i].copy_(part)
-        return *results, None, None
-
-
-def _batches(tensors: tuple[Tensor, ...], segments: Segments) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """Segments of equal lengths with their rows of each tensor ``[segments, heads, rows, head_dim]``."""
-    queries = segments.query_lengths
-    keys = segments.key_lengths
-    members = defaultdict(list)
-    for index, lengths in enumerate(zip(queries, keys, strict=True)):
-        members[lengths].append(index)
-    sizes = (queries, keys, keys, queries, queries)
-    parts = [torch.split(rows, list(count)) for rows, count in zip(tensors, sizes, strict=False)]
-    for alike in members.values():
-        yield alike, [torch.stack([rows[i] for i in alike]).transpose(1, 2) for rows in parts]
 
 
 def _causality(query: Tensor, key: Tensor, causal: bool) -> dict[str, Any]:
@@ -302,29 +265,8 @@ class Norm(torch.nn.Module):
             return layer_norm(hidden, self.weight.shape, self.weight, self.bias, self.eps)
         if hidden.device.type != "cpu":
             return rms_norm(hidden, self.weight.shape, self.weight, self.eps)
-        return _RmsNorm.apply(hidden, self.weight, self.eps)  # type: ignore[no-untyped-call, no-any-return]
-
-
-class _RmsNorm(torch.autograd.Function):
-    """As torch's kernel for GPUs; what torch runs on a CPU keeps the normalised rows as well."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = hidden.float()
-        inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        ctx.save_for_backward(hidden, weight, inverse)
-        return (wide * inverse).to(hidden.dtype) * weight
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        (gradient,) = gradients
-        hidden, weight, inverse = ctx.saved_tensors
-        normed = hidden.float() * inverse
-        wide = gradient.float()
-        of_weight = (wide * normed).flatten(0, -2).sum(0).to(weight.dtype)
-        scaled = wide * weight.float()
-        of_hidden = inverse * (scaled - normed * (scaled * normed).mean(-1, keepdim=True))
-        return of_hidden.to(hidden.dtype), of_weight, None
+        # What torch runs on a CPU keeps the normalised rows as well.
+        return _recomputed(rms_norm, hidden, self.weight.shape, self.weight, self.eps)  # type: ignore[no-any-return]
 
 
 class Block(TransformerLayer):  # type: ignore[misc]

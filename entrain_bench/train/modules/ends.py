@@ -33,9 +33,7 @@ from entrain_bench.train.modules.packing import (
     merge_tokens,
     on_grid,
     places_in,
-    positions_of,
     share_of,
-    with_halo,
 )
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct, Splitter
 
@@ -70,9 +68,9 @@ class Fold:
     rows_per_token: int
 
     @property
-    def halo_tokens(self) -> int:
-        """Tokens before a token that its folded rows reach back to."""
-        return -(-max(0, self.width - self.stride) // self.rows_per_token)
+    def overlaps(self) -> bool:
+        """Whether folded rows reach back to tokens before their own."""
+        return self.width > self.stride
 
     def apply(self, rows: Tensor, positions: Tensor | None) -> Tensor:
         """Fold rows of consecutive tokens ``[rows, channels]`` to ``[rows / stride, width * channels]``.
@@ -158,7 +156,7 @@ def _all_tokens(hidden: Tensor, groups: StageGroups) -> Tensor:
 
 
 class EncoderEmbedding(torch.nn.Module):
-    """Features of all tokens to hidden states of this rank's tokens; convolutions take a few tokens before them."""
+    """Features of all tokens to hidden states of this rank's tokens; convolutions that overlap take all tokens."""
 
     def __init__(self, module: ModuleSpec, config: TransformerConfig, groups: StageGroups) -> None:
         super().__init__()
@@ -181,8 +179,8 @@ class EncoderEmbedding(torch.nn.Module):
         if gemms[-1].rows_per_token != 1 or gemms[-1].n != config.hidden_size:
             needed = f"one row of hidden_size={config.hidden_size} per token"
             raise IncompatibleError(f"{where}: the last product must return {needed}")
-        self.halo_tokens = sum(fold.halo_tokens for fold in self.products.folds)
-        if module.config.window_tokens and self.halo_tokens:
+        self.overlaps = any(fold.overlaps for fold in self.products.folds)
+        if module.config.window_tokens and self.overlaps:
             raise IncompatibleError(f"{where}: window_tokens needs patches that do not overlap")
         count = module.config.learned_positions
         self.positions = Parameter(torch.empty(count, config.hidden_size)) if count else None
@@ -192,9 +190,12 @@ class EncoderEmbedding(torch.nn.Module):
 
     def forward(self, features: Tensor, pack: Pack, shares: Shares) -> Tensor:
         """``[sum(lengths), input_width]`` to ``[tokens of this rank, hidden_size]``."""
-        wider, kept = with_halo(shares.products, pack.lengths, self.halo_tokens)
-        rows = wider.pad(features).to(self.dtype).reshape(-1, self.channels)
-        positions = positions_of(pack.lengths, wider)
+        share = shares.products
+        positions = places_in(torch.tensor(pack.lengths))[1]
+        if not self.overlaps:
+            features = share.pad(features)
+            positions = share.pad(positions)
+        rows = features.to(self.dtype).reshape(-1, self.channels)
         hidden: Tensor = self.products(rows, positions)
         if self.positions is not None:
             most = len(self.positions)
@@ -204,8 +205,8 @@ class EncoderEmbedding(torch.nn.Module):
                     f"model.modules.{self.module}.learned_positions={most}: an item of the workload has {given} tokens"
                 )
             hidden = hidden + self.positions[to_device(positions, self.positions.device)]
-        if kept is not None:
-            hidden = hidden.index_select(0, to_device(kept, hidden.device))
+        if self.overlaps:
+            hidden = share.pad(hidden)
         if not self.groups.splits_tokens:
             return hidden
         # A copy: a view would keep all tokens.
@@ -228,7 +229,7 @@ class Projector(torch.nn.Module):
         rows = (config.hidden_size, 1.0)
         products = whole_tokens(config)
         self.products = Products(gemms, *rows, products, groups, where=where, bias=True, activate_last=False)
-        if overlapping := [index for index, fold in enumerate(self.products.folds) if fold.halo_tokens]:
+        if overlapping := [index for index, fold in enumerate(self.products.folds) if fold.overlaps]:
             raise IncompatibleError(f"{where}[{overlapping[0]}]: a projector's product must not overlap tokens")
         self.groups = groups
 
@@ -293,11 +294,7 @@ class TokenEmbedding(torch.nn.Module):
             projected = copy_to_tensor_model_parallel_region(projected, group=self.groups.tp)
         places = (share.pad(pack.token_ids) < 0).nonzero().flatten()
         number = share.pad((pack.token_ids < 0).cumsum(0) - 1)[places]
-        if share.run is None:
-            here = projected.index_select(0, to_device(number, projected.device)).to(hidden.dtype)
-        else:
-            before = int(number[0]) if len(number) else 0
-            here = projected[before : before + len(number)].to(hidden.dtype)
+        here = projected.index_select(0, to_device(number, projected.device)).to(hidden.dtype)
         return hidden.index_copy(0, to_device(places, device), here)
 
 

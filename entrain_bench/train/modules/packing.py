@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -75,18 +74,9 @@ class Pack:
 class Share:
     """The rows of a pack that one of several ranks holds, padded at the end to as many as each holds."""
 
-    rows: Tensor  # row of the pack at each place, -1 for padding ``[size]``; on the CPU
+    rows: Tensor  # row of the pack at each place, ascending, -1 for padding ``[size]``; on the CPU
     places: Tensor  # place of each row of the pack among the rows of all ranks ``[total]``
     first: int  # place of this rank's first row among them
-    run: slice | None  # the rows, if they are consecutive
-
-    @classmethod
-    def of(cls, rows: Tensor, places: Tensor, first: int) -> Share:
-        """The share of these rows."""
-        held = rows[rows >= 0]
-        start = int(held[0]) if len(held) else 0
-        follows = bool((held == torch.arange(start, start + len(held))).all())
-        return cls(rows, places, first, slice(start, start + len(held)) if follows else None)
 
     @property
     def size(self) -> int:
@@ -95,24 +85,22 @@ class Share:
 
     def pad(self, rows: Tensor, value: float = 0) -> Tensor:
         """This rank's rows of a tensor that holds all ``[total, ...]``, padding filled in ``[size, ...]``."""
-        if self.run is not None:
-            held = rows[self.run]
-        else:
-            held = rows.index_select(0, to_device(self.rows[self.rows >= 0], rows.device))
+        held = self.rows[self.rows >= 0]
+        taken = rows if len(held) == len(rows) else rows.index_select(0, to_device(held, rows.device))
         missing = self.size - len(held)
-        return torch.cat([held, held.new_full((missing, *held.shape[1:]), value)]) if missing else held
+        return torch.cat([taken, taken.new_full((missing, *taken.shape[1:]), value)]) if missing else taken
 
     def part(self, index: int, parts: int) -> Share:
         """Of the rows one of equally many parts."""
         size = self.size // parts
-        return Share.of(self.rows[index * size : (index + 1) * size], self.places, self.first + index * size)
+        return Share(self.rows[index * size : (index + 1) * size], self.places, self.first + index * size)
 
 
 def share_of(total: int, group: dist.ProcessGroup) -> Share:
     """Return this rank's share of ``total`` rows, cut into consecutive blocks over a group."""
     size = -(-total // group.size())
     rows = torch.arange(group.rank() * size, (group.rank() + 1) * size)
-    return Share.of(torch.where(rows < total, rows, -1), torch.arange(total), group.rank() * size)
+    return Share(torch.where(rows < total, rows, -1), torch.arange(total), group.rank() * size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,28 +128,7 @@ def _share_of_pieces(lengths: tuple[int, ...], cp: int, rank: int, whole_pack: b
     places = np.empty(sum(lengths), np.int64)
     held = np.flatnonzero(rows >= 0)
     places[rows.ravel()[held]] = held
-    return Share.of(torch.from_numpy(rows[rank]), torch.from_numpy(places), rank * rows.shape[1])
-
-
-def with_halo(share: Share, lengths: tuple[int, ...], halo: int) -> tuple[Share, Tensor | None]:
-    """A share with up to ``halo`` tokens of the same sequence before each run; places of its own, None if all are."""
-    if not halo:
-        return share, None
-    held = share.rows[share.rows >= 0].numpy()
-    begins = np.flatnonzero(np.diff(held, prepend=-2) != 1)
-    before = np.minimum(halo, places_in(torch.tensor(lengths))[1].numpy()[held[begins]])
-    more = np.zeros(len(held), np.int64)
-    more[begins] = before
-    if not more.any():
-        return share, None
-    counts = 1 + more
-    last = np.cumsum(counts) - 1
-    # Each own token, and before it as many as it has in its halo.
-    wider = np.repeat(held - (last - counts + 1) - more, counts) + np.arange(counts.sum())
-    padding = share.size - len(held)
-    rows = torch.from_numpy(np.append(wider, np.full(padding, -1)))
-    kept = torch.from_numpy(np.append(last, len(wider) + np.arange(padding)))
-    return Share.of(rows, share.places, share.first), kept
+    return Share(torch.from_numpy(rows[rank]), torch.from_numpy(places), rank * rows.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,27 +220,8 @@ class Rotation:
 
     def apply(self, rows: Tensor) -> Tensor:
         """Rotate ``[tokens, 1, heads, head_dim]``: the first half of the features with the second."""
-        rotated: Tensor = _Rotate.apply(rows, self.cosine, self.sine)  # type: ignore[no-untyped-call]
-        return rotated
-
-
-class _Rotate(torch.autograd.Function):
-    """One operator, which keeps the shared cosines and sines alone for backward."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        ctx.save_for_backward(cosine, sine)
-        return _rotated(rows, cosine, sine)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        cosine, sine = ctx.saved_tensors
-        return _rotated(gradients[0], cosine, -sine), None, None
-
-
-def _rotated(rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    first, second = rows.chunk(2, dim=-1)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+        first, second = rows.chunk(2, dim=-1)
+        return torch.cat([first * self.cosine - second * self.sine, second * self.cosine + first * self.sine], dim=-1)
 
 
 def rotary_angles(positions: Tensor, module: ModuleSpec) -> Tensor:
@@ -412,10 +360,7 @@ def arrangement_of(module: ModuleSpec, pack: Pack) -> Arrangement | None:
 def in_stage_order(module: ModuleSpec, pack: Pack, features: Tensor) -> Tensor:
     """Features ``[sum(lengths), input_width]`` in the order in which a module's first stage takes them; on the CPU."""
     arrangement = arrangement_of(module, pack)
-    if arrangement is None or not arrangement.windows:
-        return features
-    ordered = torch.empty_like(features, pin_memory=features.is_pinned())
-    return torch.index_select(features, 0, arrangement.order, out=ordered)
+    return features[arrangement.order] if arrangement and arrangement.windows else features
 
 
 def check_windows(module: ModuleSpec) -> None:

@@ -40,13 +40,8 @@ class ProfileSettings:
     sequence_parallel: bool = own(True, "time shards of more than one rank with sequence parallelism, as in later runs")
     dtype: str | None = own(None, "float32 or bfloat16; null: bfloat16 on a GPU, float32 on a CPU")
     threads: int = own(1, "CPU threads of the process; ranks have as many in training")
-    min_repetitions: int = own(5, "least repetitions of a point")
-    max_repetitions: int = own(50, "most repetitions of a point")
-    precision: float = own(0.02, "repeat until the 95% interval of the median is within +-precision, in (0, 1)")
+    repetitions: int = own(20, "repetitions of a point")
     point_s: float = own(10.0, "most seconds of a point; a pack that takes half of that once is left out")
-    peak_bf16_flops: float | None = own(None, "FLOP/s that mfu is a share of; null: the best large product measured")
-    memory_bytes: int | None = own(None, "memory of a rank; null: all that the device has")
-    host_bandwidth_bytes_per_s: float | None = own(None, "between device and host, each way; null: measured")
     output: str | None = own(
         None,
         "JSON file, resumed if unfinished; null: results/profiles/<model>-<device>-<dtype>.json",
@@ -64,14 +59,9 @@ class ProfileSettings:
         require(bool(self.tokens), "tokens", [], "at least one number of tokens")
         require(self.tp is None or bool(self.tp), "tp", [], "at least one degree")
         require(1 in self.cp, "cp", [*self.cp], "degrees of which one is 1")
-        require(self.threads >= 1, "threads", self.threads, "at least 1")
-        require(self.min_repetitions >= 1, "min_repetitions", self.min_repetitions, "at least 1")
-        enough = self.max_repetitions >= self.min_repetitions
-        require(enough, "max_repetitions", self.max_repetitions, f"at least min_repetitions={self.min_repetitions}")
-        require(0 < self.precision < 1, "precision", self.precision, "in (0, 1)")
-        for name in ("point_s", "peak_bf16_flops", "memory_bytes", "host_bandwidth_bytes_per_s"):
-            value = getattr(self, name)
-            require(value is None or value > 0, name, value, "positive")
+        for name in ("threads", "repetitions"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        require(self.point_s > 0, "point_s", self.point_s, "positive")
 
     def degrees(self, model: ModelSpec) -> list[tuple[int, int]]:
         """Pairs of TP and CP degrees to profile; ``UserError`` for a TP degree that does not divide the model."""

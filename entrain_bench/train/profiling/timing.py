@@ -1,4 +1,4 @@
-"""Seconds of stages of one kind of layer, of optimizer steps and of communication, repeated until they are known."""
+"""Seconds of stages of one kind of layer, of optimizer steps and of communication."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
-from math import ceil, floor, isqrt, sqrt
+from itertools import pairwise, product
+from math import isqrt
 from time import perf_counter
 
 import numpy as np
@@ -22,8 +22,9 @@ from entrain_bench.specs.module_layers import build_layers
 from entrain_bench.train.device import rank_of_many, to_device
 from entrain_bench.train.launching import on_ranks
 from entrain_bench.train.measuring import Clock
-from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
-from entrain_bench.train.modules.packing import merge_tokens, shares_of
+from entrain_bench.train.modules.ends import input_width
+from entrain_bench.train.modules.packing import Pack, StageGroups, merge_tokens, shares_of
+from entrain_bench.train.modules.stage import build_stage
 from entrain_bench.train.running.stages import OptimizerSettings, TrainedStage, train_stage
 
 # Calls before the first that counts, unless they take longer than a share of a point's time.
@@ -31,8 +32,6 @@ WARM_UPS = 3
 WARM_UP_SHARE = 0.2
 # Between waits for a GPU, so that it always has kernels queued, as in training.
 GPU_BATCH = 5
-# Half width of a 95% interval, in standard deviations.
-Z = 1.96
 # Blocks of the deeper stage; what each adds to a stage of one block is the time of a layer.
 DEPTH = 4
 FORWARD, BACKWARD, REMADE = range(3)
@@ -48,11 +47,9 @@ ELEMENT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Bounds of repetitions: their number, the relative half width of the median's 95% interval, and seconds."""
+    """The repetitions of a point; no more begin after ``point_s`` seconds."""
 
-    least: int
-    most: int
-    precision: float
+    repetitions: int
     point_s: float
 
 
@@ -64,29 +61,17 @@ def sample(turn: Callable[[Clock], None], device: torch.device, patience: Patien
         _run(turn, clock, 1)
         if perf_counter() - started > WARM_UP_SHARE * patience.point_s:
             break
-    taken = list[FloatArray]()
+    batch = GPU_BATCH if device.type == "cuda" else 1
+    rows = list[FloatArray]()
     started = perf_counter()
-    while True:
-        taken.append(_run(turn, clock, GPU_BATCH if device.type == "cuda" else 1))
-        rows = np.concatenate(taken)
-        enough = len(rows) >= patience.least and precision_of(rows.sum(axis=1)) <= patience.precision
-        if enough or len(rows) >= patience.most or perf_counter() - started > patience.point_s:
-            return rows
+    while not rows or (len(rows) < patience.repetitions and perf_counter() - started < patience.point_s):
+        rows += [*_run(turn, clock, batch)]
+    return np.stack(rows)
 
 
 def quantiles(seconds: FloatArray) -> tuple[float, ...]:
     """Tenth percentile, median and ninetieth of repetitions."""
     return tuple(float(value) for value in np.quantile(seconds, [0.1, 0.5, 0.9]))
-
-
-def precision_of(seconds: FloatArray) -> float:
-    """Half width of the 95% interval of the median, over the median; by order statistics, whatever the distribution."""
-    ordered = np.sort(seconds, kind="stable")
-    count = len(seconds)
-    half = Z * sqrt(count) / 2
-    low = max(0, floor(count / 2 - half))
-    high = min(count - 1, ceil(count / 2 + half))
-    return float((ordered[high] - ordered[low]) / 2 / np.median(ordered))
 
 
 def _run(turn: Callable[[Clock], None], clock: Clock, repetitions: int) -> FloatArray:
@@ -98,22 +83,23 @@ def _run(turn: Callable[[Clock], None], clock: Clock, repetitions: int) -> Float
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of layer at a TP and a CP degree, and its numbers of layers in timed stages."""
+    """A kind of layer at a TP and a CP degree."""
 
     module: ModuleSpec
     kind: str
     tp: int
-    depths: tuple[int, ...]
     cp: int = 1
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Numbers of layers in timed stages; only blocks are stacked."""
+        layer = next(layer for layer in self.module.kinds if layer.kind == self.kind)
+        return (1, DEPTH) if layer.attention else (1,)
 
 
 def targets_of(module: ModuleSpec, tp: int, cp: int = 1) -> list[Target]:
-    """Every kind of layer of a module; only blocks are stacked, and only they are timed for several CP ranks."""
-    return [
-        Target(module, layer.kind, tp, (1, DEPTH) if layer.attention else (1,), cp)
-        for layer in module.kinds
-        if layer.attention or cp == 1
-    ]
+    """Every kind of layer of a module; only blocks are timed for several CP ranks."""
+    return [Target(module, layer.kind, tp, cp) for layer in module.kinds if layer.attention or cp == 1]
 
 
 def packs_of(target: Target, tokens: int) -> Iterator[tuple[int, ...]]:
@@ -142,6 +128,10 @@ class Bench:
     dtype: torch.dtype
     device: torch.device
 
+    def stages(self, target: Target) -> dict[int, TrainedStage]:
+        """The stages of a target, by depth."""
+        return {depth: self.build(target, depth) for depth in target.depths}
+
     def build(self, target: Target, depth: int) -> TrainedStage:
         """A stage of ``depth`` layers of the target's kind, with gradient buffers and optimizer."""
         module = target.module
@@ -154,37 +144,46 @@ class Bench:
         stage = build_stage(self.model, module, blocks, groups, dtype=self.dtype, device=self.device)
         return train_stage(stage, groups, self.alone, OptimizerSettings())
 
-    def inputs(self, target: Target, lengths: Sequence[int]) -> Inputs:
-        """Inputs of a stage's forward for sequences of these lengths."""
+    def inputs(self, target: Target, lengths: tuple[int, ...]) -> tuple[Pack, Callable[[], Tensor | None]]:
+        """A pack of sequences of these lengths, and the function that makes the input of each forward."""
         module = target.module
-        total = sum(lengths)
-        num_rows = shares_of(tuple(lengths), self.groups[target.tp, target.cp]).hidden.size
-        first, last = (target.kind == module.layers[end].kind for end in (0, -1))
+        is_first = target.kind == module.layers[0].kind
+        num_rows = shares_of(lengths, self.groups[target.tp, target.cp]).hidden.size
         if module.is_encoder:
             merge = merge_tokens(module)
-            pack = Pack(tuple(lengths), tuple(-(-length // merge) for length in lengths))
-            if first:
-                features = torch.rand(total, input_width(module), pin_memory=self.device.type == "cuda")
-                return Inputs(pack, lambda: to_device(features, self.device))
+            pack = Pack(lengths, tuple(-(-length // merge) for length in lengths))
+            if is_first:
+                features = torch.rand(sum(lengths), input_width(module), pin_memory=self.device.type == "cuda")
+                return pack, lambda: to_device(features, self.device)
         else:
             # The first half of every sample are projected tokens.
-            ids = torch.cat([torch.arange(length) % module.config.vocab_size for length in lengths])
-            ids[torch.cat([torch.arange(length) < length // 2 for length in lengths])] = -1
-            pack = Pack(tuple(lengths), (), ids, ids.clamp(min=0))
-            num_rows = int((ids < 0).sum()) if first else num_rows
+            within = torch.cat([torch.arange(length) for length in lengths])
+            halves = torch.repeat_interleave(torch.tensor(lengths) // 2, torch.tensor(lengths))
+            ids = torch.where(within < halves, -1, within % module.config.vocab_size)
+            pack = Pack(lengths, (), ids, ids.clamp(min=0))
+            num_rows = int((ids < 0).sum()) if is_first else num_rows
         values = torch.randn(num_rows, module.config.hidden_size, dtype=self.dtype, device=self.device)
-        return Inputs(
-            pack, lambda: values.detach().requires_grad_() if num_rows else None, last and not module.is_encoder
-        )
+        return pack, lambda: values.detach().requires_grad_() if num_rows else None
 
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """A pack, and the function that makes the input of each forward."""
-
-    pack: Pack
-    start: Callable[[], Tensor | None]
-    is_loss: bool = False
+    def measure(
+        self, target: Target, stages: Mapping[int, TrainedStage], lengths: tuple[int, ...], patience: Patience
+    ) -> list[StagePoint]:
+        """Points of one pack, a stage each; none if a single repetition takes too long, or too much memory."""
+        pack, start = self.inputs(target, lengths)
+        forward = partial(_forward, pack, start)
+        try:
+            if _estimated_s(stages, forward, self.device) > TURN_SHARE * patience.point_s:
+                return []
+            rows = sample(partial(_turn, stages, forward), self.device, patience)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return []
+        points = []
+        for depth, parts in zip(stages, np.split(rows, len(stages), axis=1), strict=True):
+            times = [*map(quantiles, parts.T), ()]
+            key = (target.module.name, target.kind, depth, target.tp, lengths)
+            points.append(StagePoint(*key, times[FORWARD], times[BACKWARD], times[REMADE], len(rows), target.cp))
+        return points
 
 
 @contextmanager
@@ -210,75 +209,36 @@ def one_of_many(
         yield Bench(model, groups, alone, dtype, device)
 
 
-@dataclass(frozen=True, slots=True)
-class TargetStages:
-    """The stages of a target, by depth, and where they run."""
-
-    target: Target
-    bench: Bench
-    stages: Mapping[int, TrainedStage]
-
-    @classmethod
-    def build(cls, target: Target, bench: Bench) -> TargetStages:
-        """Build all of them."""
-        return cls(target, bench, {depth: bench.build(target, depth) for depth in target.depths})
-
-    def measure(self, lengths: tuple[int, ...], patience: Patience) -> list[StagePoint]:
-        """Points of one pack, a stage each; none if a single repetition takes too long, or too much memory."""
-        inputs = self.bench.inputs(self.target, lengths)
-        device = self.bench.device
-        try:
-            if self._turn_s(inputs, device) > TURN_SHARE * patience.point_s:
-                return []
-            rows = sample(partial(self._turn, inputs), device, patience)
-        except torch.OutOfMemoryError:
-            for stage in self.stages.values():
-                stage.stage.recompute = False
-            torch.cuda.empty_cache()
-            return []
-        points = []
-        width = self._parts
-        for index, depth in enumerate(self.stages):
-            passes = [quantiles(rows[:, width * index + part]) for part in range(width)]
-            remade = passes[REMADE] if width > REMADE else ()
-            key = (self.target.module.name, self.target.kind, depth, self.target.tp, lengths)
-            seconds = (passes[FORWARD], passes[BACKWARD], remade)
-            points.append(StagePoint(*key, *seconds, len(rows), self.target.cp))
-        return points
-
-    @property
-    def _parts(self) -> int:
-        return 3 if len(self.target.depths) > 1 else 2
-
-    def _turn_s(self, inputs: Inputs, device: torch.device) -> float:
-        """Estimate the seconds of a repetition from a forward of the smallest stage, the faster of two."""
-        clock = Clock(device)
-        depth, stage = next(iter(self.stages.items()))
-        clock.start()
-        for _ in range(2):
-            with clock.action(0):
-                stage.buffers(inputs.start(), inputs.pack)
-        # A backward is two forwards, one with recomputation and the forward before it four.
-        return float(clock.seconds().min()) * (7 if self._parts > 2 else 3) * sum(self.stages) / depth
-
-    def _turn(self, inputs: Inputs, clock: Clock) -> None:
-        """Every stage once, depths in turn, so that a machine that slows down slows all of them."""
-        for trained in self.stages.values():
-            trained.buffers.zero_grad_buffer()
-            for part in (BACKWARD, REMADE)[: self._parts - 1]:
-                trained.stage.recompute = part == REMADE
-                with nullcontext() if part == REMADE else clock.action(FORWARD):
-                    output, gradient = _forward(trained, inputs)
-                with clock.action(part):
-                    torch.autograd.backward(output, gradient)
-            trained.stage.recompute = False
+def _forward(pack: Pack, start: Callable[[], Tensor | None], trained: TrainedStage) -> Tensor:
+    output: Tensor = trained.buffers(start(), pack)
+    return output
 
 
-def _forward(trained: TrainedStage, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-    output: Tensor = trained.buffers(inputs.start(), inputs.pack)
-    if inputs.is_loss:
-        return output / sum(inputs.pack.lengths), None
-    return output, torch.ones_like(output)
+def _estimated_s(
+    stages: Mapping[int, TrainedStage], forward: Callable[[TrainedStage], Tensor], device: torch.device
+) -> float:
+    """Estimate the seconds of a repetition from a forward of the smallest stage, the faster of two."""
+    clock = Clock(device)
+    depth, smallest = next(iter(stages.items()))
+    clock.start()
+    for _ in range(2):
+        with clock.action(FORWARD):
+            forward(smallest)
+    # A backward is two forwards, one with recomputation and the forward before it four.
+    return float(clock.seconds().min()) * (7 if len(stages) > 1 else 3) * sum(stages) / depth
+
+
+def _turn(stages: Mapping[int, TrainedStage], forward: Callable[[TrainedStage], Tensor], clock: Clock) -> None:
+    """Every stage once, depths in turn, so that a machine that slows down slows all of them."""
+    for trained in stages.values():
+        trained.buffers.zero_grad_buffer()
+        for part in (BACKWARD, REMADE) if len(stages) > 1 else (BACKWARD,):
+            trained.stage.recompute = part == REMADE
+            with nullcontext() if part == REMADE else clock.action(FORWARD):
+                output = forward(trained)
+                gradient = torch.ones_like(output)
+            with clock.action(part):
+                torch.autograd.backward(output, gradient)
 
 
 def measure_step(target: Target, depth: int, bench: Bench, patience: Patience) -> StepPoint:
@@ -299,56 +259,46 @@ def measure_step(target: Target, depth: int, bench: Bench, patience: Patience) -
 
 
 def measure_collectives(
-    device: str,
-    num_ranks: int,
-    message_bytes: tuple[int, ...],
-    patience: Patience,
-    operations: Sequence[str] = COLLECTIVES,
-    cores: Sequence[int] = (),
+    device: str, num_ranks: int, message_bytes: tuple[int, ...], patience: Patience
 ) -> list[CollectivePoint]:
-    """Time every operation at every size on ranks of this machine, pinned to ``cores``."""
-    args = (device, message_bytes, patience, tuple(operations))
-    points: list[CollectivePoint] = on_ranks(_points, num_ranks, *args, device=device, cores=cores)[0]
+    """Time every operation at every size on ranks of this machine."""
+    args = (device, message_bytes, patience)
+    points: list[CollectivePoint] = on_ranks(_points, num_ranks, *args, device=device)[0]
     return points
 
 
 def _points(
-    device: str, message_bytes: tuple[int, ...], patience: Patience, operations: Sequence[str], group: dist.ProcessGroup
+    device: str, message_bytes: tuple[int, ...], patience: Patience, group: dist.ProcessGroup
 ) -> list[CollectivePoint]:
     place = torch.device(device, group.rank()) if device == "cuda" else torch.device("cpu")
-    return [_point(name, size, place, patience, group) for name in operations for size in message_bytes]
-
-
-def _point(
-    operation: str, num_bytes: int, device: torch.device, patience: Patience, group: dist.ProcessGroup
-) -> CollectivePoint:
     size = group.size()
-    # Every rank holds a share of equal size.
-    share = max(1, num_bytes // (ELEMENT_BYTES * size))
-    whole = torch.zeros(share * size, device=device)
-    part = torch.zeros(share, device=device)
-    call = _calls_of(group.rank(), whole, part)[operation]
-    warm = _sample(call, WARM_UPS, device, group)
-    wanted = int(patience.point_s / (CALLS * max(float(warm.min()), 1e-6)))
-    # All ranks must agree.
-    count = torch.tensor([min(max(wanted, patience.least), patience.most)])
-    dist.broadcast(count, 0, group=group)
-    seconds = _sample(call, int(count), device, group) / (2 if operation == "send" else 1)
-    return CollectivePoint(operation, size, share * size * ELEMENT_BYTES, quantiles(seconds), len(seconds))
+    points = []
+    for operation, num_bytes in product(COLLECTIVES, message_bytes):
+        # Every rank holds a share of equal size.
+        part = torch.zeros(max(1, num_bytes // (ELEMENT_BYTES * size)), device=place)
+        whole = torch.zeros(len(part) * size, device=place)
+        calls = {
+            "all_gather": partial(dist.all_gather_into_tensor, whole, part),
+            "all_reduce": partial(dist.all_reduce, whole),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole),
+            "send": partial(_pass_on, group.rank(), whole),
+        }
+        warm = _sample(calls[operation], WARM_UPS, place, group)
+        wanted = int(patience.point_s / (CALLS * max(float(warm.min()), 1e-6)))
+        # All ranks must agree.
+        count = torch.tensor([min(max(wanted, 1), patience.repetitions)])
+        dist.broadcast(count, 0, group=group)
+        seconds = _sample(calls[operation], int(count), place, group) / (2 if operation == "send" else 1)
+        shape = (operation, size, len(whole) * ELEMENT_BYTES)
+        points.append(CollectivePoint(*shape, quantiles(seconds), len(seconds)))
+    return points
 
 
-def _calls_of(rank: int, whole: Tensor, part: Tensor) -> dict[str, Callable[[], object]]:
-    def send() -> None:
-        # There and back: one transfer is half of it.
+def _pass_on(rank: int, whole: Tensor) -> None:
+    """From the first rank to the second, and back: one transfer is half of it."""
+    if rank < 2:
         for passed in (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send):
             passed(whole, 1 - rank)
-
-    return {
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
-        "send": send if rank < 2 else lambda: None,
-    }
 
 
 def _sample(

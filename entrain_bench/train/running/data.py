@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle, groupby
+from itertools import groupby
 from math import isqrt, sqrt
 from threading import Lock
 from typing import Any
-from weakref import finalize
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, multiprocessing
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
@@ -29,9 +28,9 @@ from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.workload import SOUND_HZ, Moved, Readable, Samples, Workload
 from entrain_bench.train.device import to_device
 from entrain_bench.train.features import FRAMES_OF_TOKEN, HOP, KERNEL, PatchRules, write_patches, write_windows
-from entrain_bench.train.messages.control import Failure
-from entrain_bench.train.modules import Pack, in_stage_order, input_width
-from entrain_bench.train.modules.packing import Picture, multimodal_positions
+from entrain_bench.train.messages.control import portable
+from entrain_bench.train.modules.ends import input_width
+from entrain_bench.train.modules.packing import Pack, Picture, in_stage_order, multimodal_positions
 from entrain_bench.train.settings import FILES, MADE_UP, TrainSettings
 
 
@@ -53,11 +52,10 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class SampleData:
-    """Data of one iteration's samples. If ``pinned``, features are in memory that a GPU can copy from by itself."""
+    """Data of one iteration's samples."""
 
     shapes: SampleShapes
     content: Content
-    pinned: bool = False
 
     @property
     def num_loss_tokens(self) -> int:
@@ -75,7 +73,7 @@ class SampleData:
         if not module.is_encoder or stage:
             return Inputs(pack)
         size = int(self.shapes.item_encoder_tokens[members].sum()), input_width(module)
-        features = torch.empty(size, dtype=torch.float32, pin_memory=self.pinned)
+        features = torch.empty(size, dtype=torch.float32)
         self.content.features(module, self.shapes, members, features.numpy())
         return Inputs(pack, in_stage_order(module, self.encoder_pack(members), features))
 
@@ -250,24 +248,18 @@ WORKERS_PER_RANK = 2
 type Request = tuple[Any, ...]
 
 
-class InlineLoader:
-    """Makes inputs when they are taken; ``pins``: in memory that a GPU can copy from by itself."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.pins = device.type == "cuda"
-
-    def load(self, data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
-        """Yield the inputs of chunks in order."""
-        return (data.inputs(*request) for request in requests)
+def load_inline(data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
+    """Yield the inputs of chunks in order, made when they are taken."""
+    return (data.inputs(*request) for request in requests)
 
 
 class ThreadLoader:
     """Makes inputs in one thread, at most ``ahead`` of the consumer."""
 
     def __init__(self, device: torch.device, ahead: int = LOAD_AHEAD) -> None:
-        self.pins = device.type == "cuda"
+        self._pins = device.type == "cuda"
         # A thread computes on the first GPU until it chooses; pinning memory would leave a context there.
-        choose = partial(torch.cuda.set_device, device) if self.pins else None
+        choose = partial(torch.cuda.set_device, device) if self._pins else None
         self._thread = ThreadPoolExecutor(1, "load", choose)
         self._ahead = ahead
         self._asked = deque[Callable[[], Inputs]]()
@@ -277,9 +269,13 @@ class ThreadLoader:
     def load(self, data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
         """Yield the inputs of chunks in order; they are made as soon as earlier calls leave room."""
         with self._turn:
-            self._asked += [partial(data.inputs, *request) for request in requests]
+            self._asked += [partial(self._make, data, request) for request in requests]
             self._begin()
         return (self._take() for _ in requests)
+
+    def _make(self, data: SampleData, request: Request) -> Inputs:
+        inputs = data.inputs(*request)
+        return inputs.pin_memory() if self._pins else inputs
 
     def _take(self) -> Inputs:
         made = self._begun[0].result()
@@ -293,76 +289,64 @@ class ThreadLoader:
             self._begun.append(self._thread.submit(self._asked.popleft()))
 
 
-class _Requests(IterableDataset[Inputs | Failure]):
-    """Inputs that the workers of a ``DataLoader`` make; each takes requests from its own queue."""
+@dataclass(frozen=True, slots=True)
+class _Chunks(Dataset[Inputs | Exception]):
+    """Inputs of chunks, made where they are asked for."""
 
-    def __init__(self, content: Content, num_workers: int) -> None:
-        context = multiprocessing.get_context("fork")
-        self.queues = [context.Queue() for _ in range(num_workers)]
-        self._content = content
+    data: SampleData
+    requests: Sequence[Request]
 
-    def __iter__(self) -> Iterator[Inputs | Failure]:
-        worker = get_worker_info()
-        assert worker is not None
-        while (asked := self.queues[worker.id].get()) is not None:
-            shapes, request = asked
-            made: Inputs | Failure
-            try:
-                made = SampleData(shapes, self._content).inputs(*request)
-            except Exception as error:
-                made = Failure.of(error, f"worker {worker.id}")
-            yield made
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __getitem__(self, index: int) -> Inputs | Exception:
+        try:
+            return self.data.inputs(*self.requests[index])
+        except Exception as error:
+            return portable(error, "a worker")
 
 
-class WorkerLoader:
-    """Has the workers of torch's ``DataLoader`` make inputs, in turn; where ranks compute on a GPU, it pins them."""
+def load_by_workers(
+    device: torch.device, num_workers: int, data: SampleData, requests: Sequence[Request]
+) -> Iterator[Inputs]:
+    """Yield the inputs of chunks in order, which workers of torch's ``DataLoader`` begin now; pinned for a GPU.
 
-    pins = False
-
-    def __init__(self, device: torch.device, content: Content, num_workers: int, timeout_s: float) -> None:
-        requests = _Requests(content, num_workers)
-        # Forked: workers hold nothing but what their rank has loaded, and compute on no device.
-        loader = DataLoader(
-            requests,
-            batch_size=None,
-            num_workers=num_workers,
-            prefetch_factor=max(1, LOAD_AHEAD // num_workers),
-            pin_memory=device.type == "cuda",
-            timeout=timeout_s,
-            worker_init_fn=lambda _: end_with_parent(),
-            multiprocessing_context="fork",
-        )
-        self._made: Iterator[Any] = iter(loader)
-        # As torch asks its workers.
-        self._queues = cycle(requests.queues)
-        # A worker that waits for a request would keep torch waiting for its end.
-        finalize(self, _end_workers, requests.queues)
-
-    def load(self, data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
-        """Yield the inputs of chunks in order; raise what making them raised."""
-        for request in requests:
-            next(self._queues).put((data.shapes, request))
-        return (self._take() for _ in requests)
-
-    def _take(self) -> Inputs:
-        made = next(self._made)
-        if isinstance(made, Failure):
-            raise made.as_error()
-        assert isinstance(made, Inputs)
-        return made
+    Raises what making them raised.
+    """
+    loader = DataLoader(
+        _Chunks(data, requests),
+        batch_size=None,
+        num_workers=num_workers,
+        prefetch_factor=max(1, LOAD_AHEAD // num_workers),
+        pin_memory=device.type == "cuda",
+        worker_init_fn=_end_worker_with_rank,
+        # Workers hold nothing but what their rank has loaded, and compute on no device.
+        multiprocessing_context="fork",
+    )
+    return map(_made, iter(loader))
 
 
-# Where inputs come from, in order; those of earlier calls of ``load`` must be taken first.
-type Loader = InlineLoader | ThreadLoader | WorkerLoader
+def _made(made: Inputs | Exception) -> Inputs:
+    if isinstance(made, Exception):
+        raise made
+    return made
 
 
-def make_loader(settings: TrainSettings, device: torch.device, content: Content) -> Loader:
+def _end_worker_with_rank(_: int) -> None:
+    end_with_parent()
+
+
+# Makes inputs of chunks, in order; those of earlier calls must be taken first.
+type Loader = Callable[[SampleData, Sequence[Request]], Iterator[Inputs]]
+
+
+def make_loader(settings: TrainSettings, device: torch.device) -> Loader:
     """Return the loader that ``harness.preprocessing`` names."""
     if settings.preprocessing == "inline":
-        return InlineLoader(device)
+        return load_inline
     if settings.preprocessing == "thread":
-        return ThreadLoader(device)
-    return WorkerLoader(device, content, num_workers(settings), settings.timeout_s)
+        return ThreadLoader(device).load
+    return partial(load_by_workers, device, num_workers(settings))
 
 
 def num_workers(settings: TrainSettings) -> int:
@@ -372,8 +356,3 @@ def num_workers(settings: TrainSettings) -> int:
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", settings.num_ranks))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores // ranks - 1, WORKERS_PER_RANK))
-
-
-def _end_workers(queues: Sequence[Any]) -> None:
-    for queue in queues:
-        queue.put(None)

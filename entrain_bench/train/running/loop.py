@@ -36,10 +36,10 @@ from entrain_bench.train.measuring import (
     why_not_of_the_cluster,
 )
 from entrain_bench.train.messages.control import (
-    Failure,
     PlanningGroup,
     gather_values,
     planning_group,
+    portable,
     process_group,
 )
 from entrain_bench.train.messages.rank_plan import believed_order
@@ -73,9 +73,6 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
         feed = WorkFeed(programs, planning, runtime.prepare)
         for iteration in range(len(history), config.iterations):
             work, host_time, exposed_s = feed.take(iteration, last=iteration + 1 == config.iterations)
-            for stage in runtime.stages.values():
-                for group in stage.optimizer.param_groups:
-                    group["lr"] = settings.rate_at(iteration, config.iterations)
             seen = runtime.run(work, clock)
             if settings.on_non_finite == "stop" and not isfinite(seen.grad_norm):
                 # On all ranks.
@@ -96,9 +93,8 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
         if settings.save_weights is not None:
             for stage in runtime.stages.values():
                 stage.gather_weights()
-            stages = {place: trained.stage for place, trained in runtime.stages.items()}
-            folder = Path(settings.save_weights)
-            save_weights(folder, setting.job.model, layout, stages, runtime.groups.stages, runtime.roots)
+            stages = ((trained.stage, trained.groups) for trained in runtime.stages.values())
+            save_weights(Path(settings.save_weights), setting.job.model, stages, control)
         if control.rank():
             return None
     counted = history[num_elsewhere:] or history
@@ -109,18 +105,18 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
 
 def plan(setting: RunContext, planning: PlanningGroup) -> tuple[Layout, float]:
     """Rank 0's layout on every rank, and how long planning took there; ``UserError`` on every rank if there is none."""
-    answer: Layout | Failure | None = None
+    answer: Layout | Exception | None = None
     started = perf_counter()
     if dist.get_rank() == 0:
         try:
             answer = setting.plan()
             check_layout(answer, setting.job.model, setting.job.cluster)
         except UserError as error:
-            answer = Failure.of(error, "rank 0")
+            answer = portable(error, "rank 0")
     seconds = perf_counter() - started
     answer = planning.broadcast(answer)
-    if isinstance(answer, Failure):
-        raise answer.as_error()
+    if isinstance(answer, Exception):
+        raise answer
     assert isinstance(answer, Layout)
     return answer, seconds
 

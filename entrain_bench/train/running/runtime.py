@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -10,36 +11,31 @@ from math import isfinite
 from pathlib import Path
 from time import perf_counter
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn import Parameter
 
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
-from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.program.layout import Layout
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import dtype_on
 from entrain_bench.train.measuring import Clock, Seen, see
 from entrain_bench.train.messages.rank_plan import (
-    EmptyPass,
-    Place,
     RankPlan,
     Step,
-    block_of,
-    empty_passes,
-    lane_of_rank,
-    places_of,
+    copies_of,
     plan_rank,
-    weights_of,
 )
 from entrain_bench.train.messages.transfers import Channels, Transfers, cut_rows, gather_rows
-from entrain_bench.train.modules import StageGroups, build_stage
+from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.split import WeightPass
+from entrain_bench.train.modules.stage import build_stage
 from entrain_bench.train.running.data import Content, Inputs, Loader, MadeUp, Request, SampleData, make_loader
 from entrain_bench.train.running.stages import (
     OptimizerSettings,
@@ -50,7 +46,7 @@ from entrain_bench.train.running.stages import (
     train_stage,
 )
 from entrain_bench.train.settings import TrainSettings
-from entrain_bench.train.weights import Checkpoint, Roots, check_tensors, close_files, default_roots, load_weights
+from entrain_bench.train.weights import Checkpoint, check_tensors, load_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +60,6 @@ class Groups:
     widths: dict[tuple[int, int], dict[int, StageGroups]]
     tied: dict[int, dist.ProcessGroup]
     channels: Channels
-    world: dist.ProcessGroup
     control: dist.ProcessGroup
     alone: dist.ProcessGroup
 
@@ -76,7 +71,6 @@ class GroupMaker:
         self.control = control
         self.timeout = timedelta(seconds=timeout_s)
         everyone = tuple(range(control.size()))
-        self.world = self.new(everyone)
         self.channels = Channels(lambda: self.new(everyone), device)
         self._known: dict[tuple[object, tuple[int, ...]], dist.ProcessGroup] = {}
 
@@ -85,6 +79,11 @@ class GroupMaker:
         if (stage, ranks) not in self._known:
             self._known[stage, ranks] = self.new(ranks)
         return self._known[stage, ranks]
+
+    def find(self, rows: IntArray, stage: tuple[int, int] | None = None) -> dist.ProcessGroup | None:
+        """Make a group of each row of ranks ``[groups, ranks]``; return the one with this rank, None for none."""
+        groups = {ranks: self.make(ranks, stage) for ranks in map(tuple, rows.tolist())}
+        return next((group for ranks, group in groups.items() if dist.get_rank() in ranks), None)
 
     def new(self, ranks: Iterable[int]) -> dist.ProcessGroup:
         """A group of its own."""
@@ -96,56 +95,30 @@ class GroupMaker:
 def make_groups(model: ModelSpec, framework: FrameworkOptions, layout: Layout, maker: GroupMaker) -> Groups:
     """Create all groups of a layout, and return this rank's; collective."""
     stages = dict[tuple[int, int], StageGroups]()
+    widths = defaultdict[tuple[int, int], dict[int, StageGroups]](dict)
     tied = dict[int, dist.ProcessGroup]()
-    widths = dict[tuple[int, int], dict[int, StageGroups]]()
-    for rank in range(maker.control.size()):
-        is_this = rank == dist.get_rank()
-        maker.make((rank,))
-        for place in weights_of(layout, rank):
-            spec = model.modules[place.module]
-            module = layout.modules[place.module]
-            key = place.module, place.stage
-            tp, cp, dp_cp = _members(module, place)
-            split = framework.of(spec).sequence_parallel
-            groups = StageGroups(maker.make(tp), maker.make(cp), maker.make(dp_cp, key), split, framework.cp_split)
-            ends = tuple(dict.fromkeys(module.ranks[place.replica, [0, -1], place.position].tolist()))
-            pair = maker.make(ends) if spec.config.tied_embeddings and len(ends) == 2 else None
-            if is_this:
-                stages[key] = groups
-                widths[key] = {}
-                if pair is not None and rank in ends:
-                    tied[place.module] = pair
-        for place in places_of(layout, rank):
-            key = place.module, place.stage
-            module = layout.modules[place.module]
-            inside = [(members, maker.make(members)) for members in _inside(layout, place)]
-            if is_this and module.widths:
-                tp_group, cp_group = (group for members, group in inside if rank in members)
-                degree = int(module.degree_of_copy[place.replica])
-                widths[key][degree] = replace(stages[key], tp=tp_group, cp=cp_group, weights_tp=module.tp)
-    alone = maker.make((dist.get_rank(),))
-    return Groups(stages, widths, tied, maker.channels, maker.world, maker.control, alone)
-
-
-def _inside(layout: Layout, place: Place) -> list[tuple[int, ...]]:
-    """The tensor parallel groups of ranks of a group of a stage, then its context parallel ones."""
-    placed = layout.modules[place.module]
-    if not placed.widths:
-        return []
-    block = block_of(layout, place.module, place.replica, place.stage)
-    tp, cp = placed.widths[int(placed.degree_of_copy[place.replica])]
-    return [*(tuple(block[row * tp : (row + 1) * tp]) for row in range(cp)), *(tuple(block[i::tp]) for i in range(tp))]
-
-
-def _members(module: ModuleLayout, place: Place) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Ranks of the tensor, the context, and the data and context parallel group of a place."""
-    block = module.ranks[place.replica, place.stage]
-    lane = place.position % module.tp
-    row = place.position // module.tp
-    tp = block[row * module.tp : (row + 1) * module.tp]
-    cp = block[lane :: module.tp]
-    dp_cp = module.ranks[:, place.stage, lane :: module.tp].ravel()
-    return tuple(tp.tolist()), tuple(cp.tolist()), tuple(dp_cp.tolist())
+    alone = maker.find(np.arange(maker.control.size())[:, None])
+    assert alone is not None
+    for index, (spec, placed) in enumerate(zip(model.modules, layout.modules, strict=True)):
+        if spec.config.tied_embeddings and not placed.is_closed:
+            pair = maker.find(placed.ranks[:, [0, -1]].swapaxes(1, 2).reshape(-1, 2))
+            tied |= {index: pair} if pair else {}
+        for stage in range(placed.pp):
+            rows = placed.ranks[:, stage].reshape(-1, placed.tp)
+            tp = maker.find(rows)
+            cp = maker.find(rows.reshape(-1, placed.cp, placed.tp).swapaxes(1, 2).reshape(-1, placed.cp))
+            dp_cp = maker.find(rows.T, (index, stage))
+            if tp and cp and dp_cp:
+                split = framework.of(spec).sequence_parallel
+                stages[index, stage] = StageGroups(tp, cp, dp_cp, split, framework.cp_split)
+            for degree, (width, copies) in enumerate(zip(placed.widths, copies_of(placed), strict=False)):
+                rows = copies[:, stage].reshape(-1, width[0])
+                tp = maker.find(rows)
+                cp = maker.find(rows.reshape(-1, width[1], width[0]).swapaxes(1, 2).reshape(-1, width[1]))
+                if tp and cp:
+                    groups = replace(stages[index, stage], tp=tp, cp=cp, weights_tp=placed.tp)
+                    widths[index, stage][degree] = groups
+    return Groups(stages, widths, tied, maker.channels, maker.control, alone)
 
 
 @dataclass(slots=True)
@@ -160,18 +133,17 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A rank's work in an iteration; ``empty`` holds passes without an own chunk, by the index of the next step."""
+    """A rank's work in an iteration."""
 
     program: Program
     plan: RankPlan
     num_loss_tokens: int
     inputs: Iterator[Inputs]
-    empty: Mapping[int, Sequence[EmptyPass]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Runtime:
-    """Executes programs on this rank; ``stages`` by module and stage, ``roots`` of published weights' names."""
+    """Executes programs on this rank; ``stages`` by module and stage."""
 
     stages: Mapping[tuple[int, int], TrainedStage | ShardedStage]
     groups: Groups
@@ -180,15 +152,15 @@ class Runtime:
     device: torch.device
     content: Content
     loader: Loader
-    roots: Roots = field(default_factory=dict)
 
     def prepare(self, program: Program, order: IntArray | None = None) -> Work:
         """This rank's work for a program, ``order`` as of ``plan_rank``; works run in the order of preparation."""
         plan = plan_rank(program, dist.get_rank(), self.settings.framework, order)
-        data = SampleData(program.shapes, self.content, pinned=self.loader.pins)
-        requests = [_forward_request(program, step) for step in plan.steps if step.kind is Pass.FORWARD]
-        inputs = self.loader.load(data, requests)
-        return Work(program, plan, data.num_loss_tokens, inputs, empty_passes(program, plan.steps))
+        data = SampleData(program.shapes, self.content)
+        forwards = (step for step in plan.steps if step.kind is Pass.FORWARD and not step.is_empty)
+        requests = [_forward_request(program, step) for step in forwards]
+        inputs = self.loader(data, requests)
+        return Work(program, plan, data.num_loss_tokens, inputs)
 
     def run(self, work: Work, clock: Clock) -> Seen:
         """Run every action of this rank in the program's order; collective. ``OutOfMemoryError`` names the action."""
@@ -199,27 +171,25 @@ class Runtime:
         clock.start_together(self.groups.control)
         for stage in self.stages.values():
             stage.zero_grad()
-        for index, step in enumerate(work.plan.steps):
+        for step in work.plan.steps:
             try:
                 iteration.begin(step)
-                iteration.take_part(work.empty.get(index, ()))
-                iteration.execute(step, clock)
+                if step.is_empty:
+                    iteration.take_part(step)
+                else:
+                    iteration.execute(step, clock)
             except torch.OutOfMemoryError as error:
-                raise self._out_of_memory(work, index) from error
+                raise self._out_of_memory(work, step) from error
         iteration.transfers.finish()
         return see(iteration.losses, iteration.norm(), iteration.input_stall_s, clock)
 
-    def _out_of_memory(self, work: Work, index: int) -> OutOfMemoryError:
+    def _out_of_memory(self, work: Work, step: Step) -> OutOfMemoryError:
         program = work.program
-        plan = work.plan
-        lane = lane_of_rank(program.layout, plan.rank)
-        assert lane is not None
-        action = plan.steps[index].action
         during, _ = Memory(program.model, self.settings.framework, self.dtype.itemsize).over_program(program)
-        predicted = during[program.lane_offsets[lane] + index]
+        predicted = during[program.lane_actions == step.action].max()
         return OutOfMemoryError(
-            f"memory: rank {plan.rank} ran out of memory at {program.view(action)} (action {action}); predicted need: "
-            f"{predicted / 2**30:.2f} GiB. To plan with less, lower memory_fraction"
+            f"memory: rank {work.plan.rank} ran out of memory at {program.view(step.action)} (action {step.action}); "
+            f"predicted need: {predicted / 2**30:.2f} GiB. To plan with less, lower memory_fraction"
         )
 
 
@@ -266,7 +236,7 @@ class Iteration:
         trained = self._stage(step)
         with clock.action(step.action):
             if step.kind is Pass.GRAD_SYNC:
-                trained.sync_gradients(*self._tied(step))
+                trained.sync_gradients()
             elif step.kind is Pass.OPTIMIZER:
                 if isfinite(norm := self.norm()):
                     trained.step(self.runtime.settings.clip_grad, norm)
@@ -275,22 +245,22 @@ class Iteration:
                 assert isinstance(trained, TrainedStage)
                 trained.backward_weights(left, last=step.ends_gradients, closes=step.closes)
 
-    def take_part(self, passes: Sequence[EmptyPass]) -> None:
-        """Run passes of other replicas, whose collectives need this one."""
-        for one in passes:
-            key = one.module, one.microbatch, one.part
-            if one.kind is Pass.FORWARD:
-                stage = self.runtime.stages[one.module, 0]
-                assert isinstance(stage, ShardedStage)
-                self.empty[key] = stage.empty_pass()
-            next(self.empty[key])
+    def take_part(self, step: Step) -> None:
+        """Run a pass of other replicas, whose collectives need this one."""
+        stage = self._stage(step)
+        assert isinstance(stage, ShardedStage)
+        chunks = self.work.program.chunks[step.place.module]
+        key = step.place.module, int(chunks.microbatch[step.chunk]), int(chunks.part[step.chunk])
+        if step.kind is Pass.FORWARD:
+            self.empty[key] = stage.empty_pass()
+        next(self.empty[key])
 
     def norm(self) -> float:
         """Norm of all gradients, not a number if a loss is not finite; computed once, by all ranks together."""
         if self._norm is None:
             # 0, or not a number if a loss is not finite; found out without asking the device for each.
             spoilt = sum(loss * 0.0 for _, loss in self.losses)
-            self._norm = global_norm(self.runtime.stages, self.runtime.groups.world, self.runtime.device, spoilt)
+            self._norm = global_norm(self.runtime.stages, self.runtime.device, spoilt)
         return self._norm
 
     def _forward(self, step: Step, leaf: Tensor | None, inputs: Inputs) -> Tensor | None:
@@ -353,15 +323,6 @@ class Iteration:
         """Entry of ``ModuleLayout.degrees`` at which a pass runs."""
         return int(self.work.program.layout.modules[step.place.module].degree_of_copy[step.place.replica])
 
-    def _tied(self, step: Step) -> tuple[dist.ProcessGroup | None, Parameter | None]:
-        """Ranks with the copies of a tied embedding; the first if virtual stages have both here, the second at hand."""
-        module = step.place.module
-        stage = step.place.stage
-        last = self.work.program.layout.modules[module].pp - 1
-        first = self.runtime.stages.get((module, 0)) if last and stage == last else None
-        group = self.runtime.groups.tied.get(module) if stage in (0, last) else None
-        return group, first.stage.tied_embedding() if first else None
-
     def _is_loss(self, step: Step) -> bool:
         program = self.work.program
         module, stage, _ = _key(step)
@@ -413,7 +374,8 @@ def build_runtime(
     rest = settings.weight_decay, settings.epsilon, settings.clip_grad
     adam = OptimizerSettings(settings.learning_rate, (settings.betas[0], settings.betas[1]), *rest, framework)
     checkpoint = Checkpoint.open(Path(settings.weights)) if settings.weights else None
-    roots = check_tensors(checkpoint, model) if checkpoint else default_roots(model)
+    if checkpoint:
+        check_tensors(checkpoint, model)
     build = partial(build_stage, model, dtype=dtype, seed=seed, device=device)
     stages: dict[tuple[int, int], TrainedStage | ShardedStage] = {}
     for index, number in sorted(groups.stages):
@@ -424,13 +386,16 @@ def build_runtime(
         layers = range(first, first + placed.layers_per_stage[number])
         stage = build(module, layers, holders, recompute=placed.recompute)
         if checkpoint:
-            load_weights(checkpoint, model, stage, roots)
+            load_weights(checkpoint, model, stage)
         widths = groups.widths[index, number]
         if placed.sharded:
             stages[index, number] = shard_stage(stage, holders, adam, widths)
         else:
-            stages[index, number] = train_stage(stage, holders, groups.alone, adam, widths)
-    close_files()
+            is_last = number == placed.pp - 1
+            tied = groups.tied.get(index) if is_last or not number else None
+            first_stage = stages.get((index, 0)) if is_last and number else None
+            first_copy = first_stage.stage.tied_embedding() if first_stage else None
+            stages[index, number] = train_stage(stage, holders, groups.alone, adam, widths, tied, first_copy)
     content = content or MadeUp(seed, model.llm.config.vocab_size)
-    loader = make_loader(settings, device, content)
-    return Runtime(stages, groups, adam, dtype, device, content, loader, roots)
+    loader = make_loader(settings, device)
+    return Runtime(stages, groups, adam, dtype, device, content, loader)

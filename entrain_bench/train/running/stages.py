@@ -28,9 +28,10 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn import Parameter
 
 from entrain_bench.specs.framework import BF16, FP32, FrameworkOptions
-from entrain_bench.train.modules import Pack, Stage, StageGroups, input_width, merge_tokens
-from entrain_bench.train.modules.slices import SlicedStage, slice_stages
+from entrain_bench.train.modules.ends import input_width
+from entrain_bench.train.modules.packing import Pack, StageGroups, merge_tokens
 from entrain_bench.train.modules.split import WeightPass
+from entrain_bench.train.modules.stage import SlicedStage, Stage, slice_stages
 
 # What megatron-core notes at parameters; sharded ones are other objects.
 NOTES = ("partition_dim", "partition_stride", "sequence_parallel", "tensor_model_parallel")
@@ -65,7 +66,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TrainedStage:
-    """A stage with its gradient buffers and its optimizer; ``widths`` as in ``Groups``, ``sliced`` by wider TP."""
+    """A stage with its gradient buffers and its optimizer; ``widths`` as in ``Groups``, ``sliced`` by wider TP.
+
+    Copies of a tied embedding are on ranks ``tied``, or the ``first_copy`` is on this one.
+    """
 
     stage: Stage
     buffers: DistributedDataParallel
@@ -73,6 +77,8 @@ class TrainedStage:
     groups: StageGroups
     widths: Mapping[int, StageGroups] = field(default_factory=dict)
     sliced: Mapping[int, SlicedStage] = field(default_factory=dict)
+    tied: dist.ProcessGroup | None = None
+    first_copy: Parameter | None = None
 
     def forward(self, leaf: torch.Tensor | None, pack: Pack, degree: int = 0) -> torch.Tensor:
         """The stage's output for a chunk, in groups of the given entry of ``ModuleLayout.degrees``."""
@@ -135,11 +141,8 @@ class TrainedStage:
         for sliced in self.sliced.values():
             sliced.forget()
 
-    def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
-        """Sum gradients over replicas, those of parameters that saw a part of the tokens over tensor parallel ranks.
-
-        Then those of a tied embedding over its copies: on ranks ``tied``, or ``first_copy`` on this one.
-        """
+    def sync_gradients(self) -> None:
+        """Sum gradients over replicas, over tensor parallel ranks with parts of the tokens, and over tied copies."""
         self.start_sums()
         self.buffers.finish_grad_sync()
         if self.groups.splits_tokens:
@@ -149,11 +152,11 @@ class TrainedStage:
         embedding = self.stage.tied_embedding()
         if embedding is None or not embedding.requires_grad:
             return
-        if tied is not None:
-            dist.all_reduce(embedding.main_grad, group=tied)  # type: ignore[attr-defined]
-        if first_copy is not None:
-            first_copy.main_grad += embedding.main_grad  # type: ignore[attr-defined]
-            embedding.main_grad.copy_(first_copy.main_grad)  # type: ignore[attr-defined]
+        if self.tied is not None:
+            dist.all_reduce(embedding.main_grad, group=self.tied)  # type: ignore[attr-defined]
+        if self.first_copy is not None:
+            self.first_copy.main_grad += embedding.main_grad  # type: ignore[attr-defined]
+            embedding.main_grad.copy_(self.first_copy.main_grad)  # type: ignore[attr-defined]
 
     def part_of(self, parameter: Parameter) -> Part | None:
         """Return the part of a parameter that this rank's optimizer updates; None if there is none."""
@@ -198,6 +201,8 @@ def train_stage(
     alone: dist.ProcessGroup,
     settings: OptimizerSettings,
     widths: Mapping[int, StageGroups] | None = None,
+    tied: dist.ProcessGroup | None = None,
+    first_copy: Parameter | None = None,
 ) -> TrainedStage:
     """Wrap a stage; collective over its replicas. Dimensions that stages do not have are of this rank ``alone``."""
     collection = ProcessGroupCollection()
@@ -244,7 +249,8 @@ def train_stage(
     )
     # Only the distributed optimizer takes the group from the collection; others would ask megatron's global state.
     optimizer.tp_group = groups.tp
-    return TrainedStage(stage, buffers, optimizer, groups, widths or {}, slice_stages(stage, widths or {}))
+    sliced = slice_stages(stage, widths or {})
+    return TrainedStage(stage, buffers, optimizer, groups, widths or {}, sliced, tied, first_copy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,10 +302,8 @@ class ShardedStage:
         """Forget the last iteration's gradients."""
         self.optimizer.zero_grad()
 
-    def sync_gradients(self, tied: dist.ProcessGroup | None, first_copy: Parameter | None = None) -> None:
+    def sync_gradients(self) -> None:
         """Sum gradients that saw a part of the tokens over tensor parallel ranks; a stage has both tied embeddings."""
-        assert tied is None
-        assert first_copy is None
         for parameter in self.stage.parameters() if self.groups.splits_tokens else ():
             if parameter.grad is not None and getattr(parameter, "sequence_parallel", False):
                 dist.all_reduce(local_part(parameter.grad), group=self.groups.tp)
@@ -388,7 +392,6 @@ def local_part(tensor: Tensor) -> Tensor:
 
 def global_norm(
     stages: Mapping[tuple[int, int], TrainedStage | ShardedStage],
-    group: dist.ProcessGroup,
     device: torch.device,
     other: torch.Tensor | float = 0.0,
 ) -> float:
@@ -396,5 +399,5 @@ def global_norm(
     square = torch.zeros((), dtype=torch.float64, device=device) + other
     for trained in stages.values():
         square += trained.gradient_square().to(device)
-    dist.all_reduce(square, group=group)
+    dist.all_reduce(square)
     return float(square.sqrt())

@@ -25,7 +25,10 @@ from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.measuring import Clock, total_loss
 from entrain_bench.train.messages.control import gather_values, planning_group
-from entrain_bench.train.modules import NamedParameter, StageGroups, build_stage, named_parameters, slices, split
+from entrain_bench.train.modules import split
+from entrain_bench.train.modules import stage as stage_module
+from entrain_bench.train.modules.packing import StageGroups
+from entrain_bench.train.modules.stage import NamedParameter, build_stage, named_parameters
 from entrain_bench.train.running import runtime as runtime_module
 from entrain_bench.train.running.data import SampleData, content_of
 from entrain_bench.train.running.loop import WorkFeed, plan
@@ -228,7 +231,7 @@ FAULTS: dict[str, Callable[[], list[tuple[object, str, object]]]] = {
     "repeated_weights": lambda: [(TrainedStage, "backward_weights", repeat_weights)],
     "other_inputs": lambda: [(split, "_gradient_of_product", OtherInputs())],
     # Ranks of a group each count what all use whole, or take the vocabulary in their order.
-    "counted_twice": lambda: [(slices._CountedOnce, "apply", lambda value, _: value)],
+    "counted_twice": lambda: [(stage_module._CountedOnce, "apply", lambda value, _: value)],
     "other_slices": lambda: [(StageGroups, "renumbered", lambda _, ids, __: ids)],
 }
 

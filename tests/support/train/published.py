@@ -18,9 +18,9 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTra
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, in_stage_order
-from entrain_bench.train.modules.packing import Picture, multimodal_positions
-from entrain_bench.train.weights import Checkpoint, Roots, _unpacked, check_tensors, load_weights, stored_tensors
+from entrain_bench.train.modules.packing import Pack, Picture, StageGroups, in_stage_order, multimodal_positions
+from entrain_bench.train.modules.stage import Stage, build_stage, named_parameters
+from entrain_bench.train.weights import Checkpoint, check_tensors, hub_name, load_weights, published_parts
 from support.builders import TOKENS
 from support.train.modules import Grads, module_config, normal, run_stages
 
@@ -257,10 +257,9 @@ def qwen25vl(folder: Path, groups: StageGroups) -> dict[str, float]:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     checkpoint = Checkpoint.open(folder)
-    roots = check_tensors(checkpoint, spec)
+    check_tensors(checkpoint, spec)
     vision, llm = (
-        filled(spec, name, range(len(spec.module(name).layers)), groups, checkpoint, roots)
-        for name in ("vision", "llm")
+        filled(spec, name, range(len(spec.module(name).layers)), groups, checkpoint) for name in ("vision", "llm")
     )
     ids = torch.tensor([-1 if token in (90, 91) else token for row in samples for token in row])
     pack = Pack(
@@ -274,13 +273,8 @@ def qwen25vl(folder: Path, groups: StageGroups) -> dict[str, float]:
     found = run_stages([llm], projected, pack)
     encoded = run_stages([vision], pixels, PICTURES, found.pop("input"))
     encoded.pop("output")
-    every = unpacked(spec, "llm", found, roots) | unpacked(spec, "vision", encoded, roots)
+    every = unpacked(spec, llm, found) | unpacked(spec, vision, encoded)
     return errors(every, wanted)
-
-
-def hub_name(name: str) -> str:
-    """What checkpoints on the hub call a parameter of ``Qwen2_5_VLForConditionalGeneration``."""
-    return name.replace("model.visual.", "visual.").replace("model.language_model.", "model.")
 
 
 CASES: dict[str, Callable[[], Published]] = {
@@ -297,42 +291,34 @@ def module_errors(case: str, folder: Path, groups: StageGroups) -> dict[str, flo
     published = CASES[case]()
     gradient, wanted = published.run()
     layers = range(len(published.spec.module(published.module).layers))
-    checkpoint, roots = stored(published, folder)
-    stages = [filled(published.spec, published.module, layers, groups, checkpoint, roots)]
-    return errors(
-        unpacked(
-            published.spec, published.module, run_stages(stages, published.first, published.pack, gradient), roots
-        ),
-        wanted,
-    )
+    stage = filled(published.spec, published.module, layers, groups, stored(published, folder))
+    found = run_stages([stage], published.first, published.pack, gradient)
+    return errors(unpacked(published.spec, stage, found), wanted)
 
 
-def stored(published: Published, folder: Path) -> tuple[Checkpoint, Roots]:
-    """A checkpoint of one module, its other modules left out, and its roots."""
+def stored(published: Published, folder: Path) -> Checkpoint:
+    """A checkpoint of one module, its other modules left out."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in published.tensors.items()}, folder / "model.safetensors")
     checkpoint = Checkpoint.open(folder)
     alone = ModelSpec("alone", (published.spec.module(published.module),), published.spec.tokens)
-    return checkpoint, check_tensors(checkpoint, alone)
+    check_tensors(checkpoint, alone)
+    return checkpoint
 
 
-def filled(
-    spec: ModelSpec, name: str, layers: range, groups: StageGroups, checkpoint: Checkpoint, roots: Roots
-) -> Stage:
+def filled(spec: ModelSpec, name: str, layers: range, groups: StageGroups, checkpoint: Checkpoint) -> Stage:
     module = spec.module(name)
     stage = build_stage(spec, module, layers, groups)
-    load_weights(checkpoint, spec, stage, roots)
+    load_weights(checkpoint, spec, stage)
     return stage
 
 
-def unpacked(spec: ModelSpec, name: str, found: Grads, roots: Roots) -> Grads:
-    """Gradients by the names of a checkpoint."""
-    module = spec.module(name)
-    parts = stored_tensors(spec, module, roots)
+def unpacked(spec: ModelSpec, stage: Stage, found: Grads) -> Grads:
+    """A whole module's gradients by the names of a checkpoint."""
     result = {key: value for key, value in found.items() if key in ("output", "input")}
-    for key, value in found.items():
-        if key not in result:
-            result |= _unpacked(parts[key.removeprefix(f"{name}.")], value)
+    for named in named_parameters(stage):
+        parts = published_parts(spec, stage.module, named, found[named.key])
+        result |= {name: view.reshape(shape) for name, (view, shape) in parts.items()}
     return result
 
 

@@ -19,8 +19,9 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare, run_experiment
 from entrain_bench.simulate import Simulator
-from entrain_bench.train.emulate import Emulator, Measured, PassSeconds, bench, lane_orders, stage_shapes, works_of
-from entrain_bench.train.modules import Pack, Stage, StageGroups
+from entrain_bench.train.emulate import Emulator, bench, lane_orders, pass_keys, step_keys
+from entrain_bench.train.modules.packing import Pack, StageGroups
+from entrain_bench.train.modules.stage import Stage
 from support.train.runs import program_of
 from support.train.widths import HALVED, SLICED
 from support.wide import wide_unless
@@ -81,11 +82,9 @@ def test_every_strategy_is_emulated(strategy: str) -> None:
 def test_measured_seconds_take_the_place_of_modelled_computation_alone() -> None:
     emulator, program = emulated("strategy=megatron", "layout.tp=2", "layout.pp=2")
     modelled = emulator.truth.price(program)
-    measured = emulator.measured
     # As if every pass had been measured: a backward takes twice its forward.
-    measured.passes |= dict.fromkeys(works_of(program).values(), PassSeconds(1.0, 2.0))
-    for module, placed in zip(program.model.modules, program.layout.modules, strict=True):
-        measured.optimizer_s |= dict.fromkeys(stage_shapes(module, placed), 7.0)
+    seconds = {key: 1.0 + program.kind[action] for action, key in pass_keys(program).items()}
+    emulator.measured_s.update(seconds | dict.fromkeys(step_keys(program).values(), 7.0))
     prices = emulator.price(program)
     passes = program.kind <= Pass.BACKWARD
     expected = np.where(program.kind == Pass.FORWARD, 1.0, 2.0) + modelled.comm_s
@@ -105,13 +104,14 @@ def test_what_is_alike_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None
     emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=2", "layout.pp=2")
     emulator.execute(program)
     num_stages = sum(placed.pp for placed in program.layout.modules)
-    assert len(emulator.measured.passes) == len(emulator.measured.optimizer_s) == num_stages
+    # A forward, a backward and a step.
+    assert len(emulator.measured_s) == 3 * num_stages
     assert sum(len(chunks) for chunks in program.chunks) > num_stages
 
     def measure(*_: Any) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(bench.Bench, "measure", measure)
+    monkeypatch.setattr(bench, "measure_rank", measure)
     again = emulator.execute(program)
     assert again.iteration_time_s == emulator.execute(program).iteration_time_s
 
@@ -126,59 +126,18 @@ def test_weight_passes_are_measured_apart(schedule: str) -> None:
     passes = program.is_pass
     assert (program.kind == Pass.WEIGHT).any()
     assert np.all((timeline.end_s > timeline.start_s)[passes])
-    for work, took in emulator.measured.passes.items():
-        assert work.splits_backward
-        assert took.weight_s > 0
     # What is known of whole backwards says nothing of split ones.
-    whole, unsplit = emulated("strategy=megatron", "model.modules.llm.num_layers=6", *given[1:4])
-    assert not emulator.measured.passes.keys() & {*works_of(unsplit).values()}
-    prices = whole.truth.price(program)
-    whole.measured.passes |= dict.fromkeys(works_of(program).values(), PassSeconds(1.0, 2.0, 4.0))
-    whole.measured.optimizer_s |= emulator.measured.optimizer_s
-    seconds = {Pass.FORWARD: 1.0, Pass.BACKWARD: 2.0, Pass.WEIGHT: 4.0}
-    expected = [seconds[kind] for kind in program.kind[passes].tolist()] + prices.comm_s[passes]
-    np.testing.assert_allclose(whole.price(program).duration_s[passes], expected)
+    _, unsplit = emulated("strategy=megatron", "model.modules.llm.num_layers=6", *given[1:4])
+    assert not emulator.measured_s.keys() & {*pass_keys(unsplit).values()}
 
 
-def test_lanes_keep_the_order_and_the_waits_of_a_timeline() -> None:
+def test_lanes_keep_the_order_of_a_timeline() -> None:
     emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=2", "layout.pp=2")
     timeline = Simulator(emulator.truth, 1e12).execute(program)
-    orders = lane_orders(program, timeline)
+    orders = lane_orders(program)
     passes = np.flatnonzero(program.kind <= Pass.BACKWARD)
     assert set(np.concatenate([order.actions for order in orders]).tolist()) == set(passes.tolist())
-    for order in orders:
-        starts = timeline.start_s[order.actions]
-        assert np.all(np.diff(starts) >= 0)
-        # Every start is what came before it: all passes, and all waits.
-        took_s = (timeline.end_s - timeline.start_s)[order.actions]
-        np.testing.assert_allclose(starts, np.cumsum(order.waits_s + took_s) - took_s)
-    assert max(order.waits_s.max() for order in orders) > 0
-    assert all(not order.waits_s.any() for order in lane_orders(program))
-
-
-@pytest.mark.wide
-def test_ranks_wait_before_passes_and_are_not_charged_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=2", "layout.pp=2")
-    timeline = Simulator(emulator.truth, 1e12).execute(program)
-    slept: list[float] = []
-    monkeypatch.setattr(bench, "sleep", slept.append)
-    emulator.price(program)
-    assert not slept
-    dataclasses.replace(emulator, measured=Measured()).measure(program, lane_orders(program, timeline))
-    # One lane of each kind is run, once.
-    waits = [order.waits_s[order.waits_s > 0].tolist() for order in lane_orders(program, timeline)]
-    assert slept
-    assert set(slept) <= {wait for own in waits for wait in own}
-
-
-def test_middle_stages_with_the_same_layers_are_one() -> None:
-    model = setting_of("model.modules.llm.num_layers=6").job.model
-    _, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=1")
-    placed = dataclasses.replace(program.layout.modules[-1], layers_per_stage=(2, 2, 2, 2))
-    first, second, third, last = stage_shapes(model.llm, placed)
-    assert second == third
-    assert second.layers != third.layers
-    assert len({first, second, last}) == 3
+    assert all(np.all(np.diff(timeline.start_s[order.actions]) >= 0) for order in orders)
 
 
 @pytest.mark.wide
@@ -214,10 +173,9 @@ def test_chunks_are_measured_in_their_groups_and_with_what_they_recompute(
         each = recompute_all(program) if again else program
         timeline = emulator.execute(each)
         assert np.all((timeline.end_s > timeline.start_s)[each.is_pass])
-        for work in works_of(each).values():
-            placed = program.layout.module(work.stage.module)
-            assert bool(work.remade) == again
-            wanted[work.stage.module, sum(work.lengths)].add((*placed.degrees[work.degree], work.remade))
+        for (name, *_), _, _, remade, degree, lengths, _ in pass_keys(each).values():
+            assert bool(remade) == again
+            wanted[name, sum(lengths)].add((*program.layout.module(name).degrees[degree], remade))
     assert ran == wanted
     assert len({degree[:2] for own in ran.values() for degree in own}) > 3
 
@@ -225,7 +183,7 @@ def test_chunks_are_measured_in_their_groups_and_with_what_they_recompute(
 def test_a_gpu_that_megatron_would_take_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(UserError, match=r"harness.device=cpu: .*CUDA_VISIBLE_DEVICES"):
-        bench.Bench(Mock(), "cpu", "float32", 0, 1)
+        bench.measure_rank(Mock(device="cpu"), Mock(), Mock())
 
 
 def test_what_is_only_simulated_is_refused() -> None:

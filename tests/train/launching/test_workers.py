@@ -12,6 +12,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch.distributed as dist
 
@@ -61,7 +62,7 @@ def test_a_killed_worker_or_rank_ends_the_run(temporary: Path, worker: bool, mes
         done.set()
 
     threading.Thread(target=kill, daemon=True).start()
-    with pytest.raises(ExecutionError, match=message):
+    with pytest.raises(ExecutionError, match=f"(?m){message}"):
         run_experiment(config)
     assert done.is_set()
     assert nothing_left(temporary)
@@ -112,34 +113,13 @@ def test_a_signal_to_the_command_leaves_no_worker(tmp_path: Path, number: signal
     assert processes_of_session(command.pid) == 0
 
 
-# State of a socket in /proc/net/tcp.
-LISTENS = "0A"
-
-
-def sockets_of(processes: set[int]) -> dict[str, int]:
-    """The process of each socket, by its inode."""
-    owners = {}
-    for process in processes:
-        with suppress(FileNotFoundError, ProcessLookupError):
-            for descriptor in Path(f"/proc/{process}/fd").iterdir():
-                with suppress(FileNotFoundError):
-                    kind, _, inode = str(descriptor.readlink()).partition(":")
-                    if kind == "socket":
-                        owners[inode.strip("[]")] = process
-    return owners
-
-
 def listeners(processes: set[int]) -> set[tuple[int, str]]:
     """Processes that listen for TCP connections, and at which address."""
-    found, owners = set(), sockets_of(processes)
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            _, local, _, state, *rest = line.split()
-            if state == LISTENS and (process := owners.get(rest[5])):
-                words = bytes.fromhex(local.partition(":")[0])
-                # The kernel writes words of four bytes in the order of the machine.
-                address = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
-                found.add((process, str(ip_address(address))))
+    found = set()
+    for process in processes:
+        with suppress(psutil.Error):
+            sockets = psutil.Process(process).net_connections("tcp")
+            found |= {(process, socket.laddr.ip) for socket in sockets if socket.status == psutil.CONN_LISTEN}
     return found
 
 

@@ -17,7 +17,7 @@ from entrain_bench.costs.profiled.layers import held_segments, num_segments
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import Items, shapes_of
-from entrain_bench.train.modules import NamedParameter, blocks
+from entrain_bench.train.modules import blocks
 from entrain_bench.train.modules.blocks import AttentionKernel, packed_attention
 from entrain_bench.train.modules.packing import (
     Segments,
@@ -26,8 +26,8 @@ from entrain_bench.train.modules.packing import (
     consecutive_windows,
     make_segments,
     segments_of,
-    with_halo,
 )
+from entrain_bench.train.modules.stage import NamedParameter
 from entrain_bench.train.running.data import MadeUp, SampleData
 from support.builders import TOKENS
 from support.train.modules import module_config, normal
@@ -127,24 +127,6 @@ def test_ranks_take_a_piece_from_the_front_and_one_from_the_end(
         joined = [row for index in range(parts) for row in share.part(index, parts).rows.tolist()]
         assert joined == share.rows.tolist()
         assert [share.first + place for place in range(len(own))] == share.places[own].tolist()
-
-
-@given(lengths=packs, cp=st.integers(1, 4), halo=st.integers(0, 4))
-@settings(max_examples=80, deadline=None)
-def test_a_halo_has_the_tokens_before_each_piece_and_none_of_another_sequence(
-    lengths: tuple[int, ...], cp: int, halo: int
-) -> None:
-    first = [start for start, length in zip(np.cumsum([0, *lengths[:-1]]), lengths, strict=True) for _ in range(length)]
-    for rank in range(cp):
-        share = _share_of_pieces(lengths, cp, rank, False, 1)
-        wider, kept = with_halo(share, lengths, halo)
-        rows = wider.rows.tolist()
-        places = [*range(share.size)] if kept is None else kept.tolist()
-        assert [rows[place] for place in places] == share.rows.tolist()
-        for place in places:
-            row = rows[place]
-            reach = min(halo, row - first[row]) if row >= 0 else 0
-            assert rows[place - reach : place] == [*range(row - reach, row)] or row < 0
 
 
 def varlen_in_plain_torch(

@@ -14,9 +14,9 @@ import transformers
 
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train.modules import StageGroups
-from entrain_bench.train.weights import default_roots, expected_shapes
-from support.train.published import CASES, PICTURES, hub_name, module_errors, qwen25vl, spec_of
+from entrain_bench.train.modules.packing import StageGroups
+from entrain_bench.train.weights import expected_shapes, hub_name
+from support.train.published import CASES, PICTURES, module_errors, qwen25vl, spec_of
 
 TOLERANCE = 1e-4
 
@@ -97,5 +97,5 @@ def test_published_sizes_have_the_tensors_of_the_published_model(name: str, text
     wanted = {hub_name(key): tuple(value.shape) for key, value in published.named_parameters()}
     (cell,) = compose_cells([f"model=qwen25vl_{name}"])
     spec = prepare(cell.config).job.model
-    assert expected_shapes(spec, default_roots(spec)) == wanted
+    assert expected_shapes(spec) == wanted
     assert sum(module.parameters for module in spec.modules) == sum(map(prod, wanted.values())) == total

@@ -1,7 +1,5 @@
 """Fields are found by the names that they commonly have; media that nothing would read are an error."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A scanned trace is opened for training, and its samples are read by their names as the scan saw them."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -47,7 +45,7 @@ def test_records_are_read_in_any_order_as_they_are_scanned(kind: str, tmp_path: 
     wanted = {
         (shard.label, number): sample if isinstance(sample, RawSample) else str(sample)
         for shard in source.shards()
-        for number, (_, sample) in enumerate(source.samples(shard, LIMITS), shard.first)
+        for number, sample in enumerate(source.samples(shard, LIMITS), shard.first)
     }
     files = {file.label: file for file in source.files()}
     places = [*wanted] * 2

@@ -1,7 +1,5 @@
 """Scans give the same bytes whatever happens; deaths and damage cost a sample or a file, finished work is kept."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -46,7 +44,7 @@ class Numbers:
     def shards(self) -> Sequence[Shard]:
         return [Shard(f"s{index}", "1", "", part=(count,)) for index, count in enumerate(self.shards_of)]
 
-    def samples(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, RawSample]]:
+    def samples(self, shard: Shard, limits: Limits) -> Iterator[RawSample]:
         del limits
         for number in range(shard.part[0]):
             if (shard.label, number) == self.deadly and self.how in ("raise", "network"):
@@ -54,7 +52,7 @@ class Numbers:
             images = [Known(10 + number, 20)]
             if (shard.label, number) == self.deadly and self.how in ("kill", "hang"):
                 images = [Deadly(self.how)]  # type: ignore[list-item]
-            yield f"key {number}", RawSample(["x" * number], images)
+            yield RawSample(["x" * number], images)
 
     def _fail(self) -> None:
         if self.how == "raise":
@@ -136,9 +134,7 @@ def test_a_deadly_sample_costs_its_shard(tmp_path: Path, how: str, what: str) ->
 def test_a_file_that_ends_in_an_error_is_kept_up_to_there(tmp_path: Path) -> None:
     report = run(Numbers(deadly=("s0", 1), how="raise"), tmp_path / "t.parquet")
     assert report.samples == 1 + 2 + 4
-    assert [*map(tuple, report.listed)] == [
-        ("s0", "after 1 records", f"{Reason.FILE}: RuntimeError: not what was expected")
-    ]
+    assert [*map(tuple, report.listed)] == [("s0:1 and later", f"{Reason.FILE}: RuntimeError: not what was expected")]
 
 
 def test_bad_files_beside_good_ones(tmp_path: Path) -> None:
@@ -151,7 +147,9 @@ def test_bad_files_beside_good_ones(tmp_path: Path) -> None:
     report = run(ParquetSource(path=str(data), text="texts", images="images"), tmp_path / "t.parquet")
     assert report.samples == 1
     assert dict(report.counts) == {Reason.FILE: 2, Reason.FORMAT: 1, Reason.EMPTY: 1}
-    assert {name for name, _, _ in report.listed} == {"bad.parquet", "cut.parquet", "good.parquet:1", "good.parquet:2"}
+    assert {name.partition(" ")[0] for name, _ in report.listed} == {
+        *("bad.parquet:0", "cut.parquet:0", "good.parquet:1", "good.parquet:2")
+    }
     found = read_scan(tmp_path / "t.parquet")
     assert found is not None
     assert found["tally"]["counts"] == dict(report.counts)
@@ -175,7 +173,7 @@ def test_many_bad_samples_are_counted_and_the_first_listed(tmp_path: Path) -> No
     write_finevision(tmp_path / "a.parquet", [([b"x\x1b[31m"], ["t"])] * 50 + [([], ["good"])])
     report = run(ParquetSource(path=str(tmp_path), text="texts", images="images"), tmp_path / "t" / "t.parquet")
     assert sum(report.counts.values()) == 50
-    assert [name for name, _, _ in report.listed] == [f"a.parquet:{row}" for row in range(20)]
+    assert [name for name, _ in report.listed] == [f"a.parquet:{row}" for row in range(20)]
 
 
 SHARDS = 4
@@ -193,7 +191,7 @@ class Meeting(ParquetSource):
 
     place: str = ""
 
-    def samples(self, shard: Shard, limits: Limits) -> Iterator[tuple[str, RawSample | BadSampleError]]:
+    def samples(self, shard: Shard, limits: Limits) -> Iterator[RawSample | BadSampleError]:
         numbers = Path(self.place)
         (numbers / str(os.getpid())).touch()
         assert eventually(lambda: len(list(numbers.iterdir())) > 1), "nobody else reads"
