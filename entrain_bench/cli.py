@@ -1,7 +1,5 @@
 """The ``entrain-bench`` command: what it can do, and how errors end it."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -97,7 +97,8 @@ def _runs(records: Sequence[Record]) -> View:
     rows = answer.results
     columns = [Column(label, [row.labels[label] for row in rows]) for label in answer.headings]
     columns += value_columns(rows, answer.baseline) if rows else []
-    shown = pd.DataFrame({column.heading: column.cells for column in columns})
+    shown = pd.DataFrame(dict(enumerate(column.cells for column in columns)))
+    shown = shown.set_axis([column.heading for column in columns], axis="columns")
     words = [*sentences(answer), *problems(answer)]
     return _view(table_of(records), words, shown, [row.best for row in rows], lambda: draw_standings(answer))
 

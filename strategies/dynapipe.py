@@ -122,8 +122,7 @@ def _shares(
     zero = np.zeros(1, np.int64)
     together = Chunks(zero, zero, zero, np.array([0, len(units)]), units)
     forward, needed = stages_s(module, placed, shapes, together, profile)
-    total = float(forward.sum())
-    return (forward[0] / total if total > 0 else np.zeros(placed.pp)), needed
+    return forward[0] / max(float(forward.sum()), np.finfo(np.float64).tiny), needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +168,10 @@ class Cuttable:
 
 
 def cuttable(costs: SampleCosts, order: IntArray, num_replicas: int) -> Cuttable:
-    """The samples in an order, with what ranges of them cost and may hold.
+    """The samples in an order, with what ranges of them cost and may hold; a sample alone is always a range.
 
-    A range takes a P-th of the memory, as in the public code, and what it needs while it runs. No range holds so many
-    samples that a replica would have none. A sample alone is always a range.
+    A range takes a P-th of the memory, as in the public code, and what it needs while it runs. None leaves a replica
+    without samples.
     """
     weight = costs.forward + costs.backward
     weight = weight[_undominated(weight)]
@@ -226,8 +225,7 @@ def earliest_starts(held, room, most):  # type: ignore[no-untyped-def]
 def cuts_within(cost, fixed, present, earliest, limit):  # type: ignore[no-untyped-def]
     """First sample of each range of the cuts with the least sum of costs, none above ``limit`` ``[ranges]``.
 
-    ``f(n) = min over i of f(i) + t(i, n)``, over the i that memory and limit allow; of equal sums the longest last
-    range wins. A sample alone is always allowed.
+    ``f(n) = min over i of f(i) + t(i, n)``; of equal sums the longest last range wins. A sample alone is allowed.
     """
     stages = cost.shape[0]
     count = cost.shape[1] - 1
@@ -389,8 +387,8 @@ class Pipelines:
     def fastest(self, replica: int, count: int, together: bool) -> tuple[IntArray, PassOrder]:
         """Microbatches in the order in which they enter a replica, and their passes in the fastest order that fits.
 
-        1F1B, or the paper's adaptive schedule: without a limit on memory where that fits, otherwise forwards wait for
-        it. If nothing fits, 1F1B in order. Unless ``together``, microbatches keep their order.
+        1F1B, or the adaptive schedule, whose forwards wait for memory if needed; if nothing fits, 1F1B. Unless
+        ``together``, microbatches keep their order.
         """
         costs = self.forward_s[replica], self.backward_s[replica], self.kept_bytes[replica]
         room = self.room_bytes[replica]

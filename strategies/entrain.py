@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import OneForwardOneBackward
 from entrain_bench.balancing.tuning import chosen_layout, default_job
 from entrain_bench.base.arithmetic import log
-from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.base.hosttime import each_replica_alone
@@ -165,20 +165,13 @@ def _mean_layer_s(profile: Profile, samples: SampleShapes, name: str, degrees: D
     return np.asarray(per_kind[module.layer_kind])
 
 
-class Matching(NamedTuple):
-    """Partners of overloaded microbatches."""
-
-    bottleneck: float  # T*, the largest LLM workload that remains
-    partner: IntArray  # underloaded microbatch of each overloaded one ``[overloaded]``
-    defers: BoolArray  # whether that pair moves work ``[overloaded]``
-
-
 @njit()
 def bottleneck_matching(pair_s, alone_s):  # type: ignore[no-untyped-def]
     """Smallest T that every overloaded microbatch is below alone, or with a distinct partner (step e).
 
     A maximum matching decides each value of a binary search: bottlenecks V of deferring from overloaded i to
-    underloaded j ``[n, n]``, and workloads of overloaded microbatches alone ``[n]``.
+    underloaded j ``[n, n]``, and workloads of overloaded microbatches alone ``[n]``. Returns T, the partners ``[n]``,
+    and whether a pair moves work ``[n]``.
     """
     candidates = np.sort(np.concatenate((pair_s.ravel(), alone_s)))
     low = 0
@@ -199,7 +192,7 @@ def bottleneck_matching(pair_s, alone_s):  # type: ignore[no-untyped-def]
     others = np.flatnonzero(free)
     for place, alone in enumerate(np.flatnonzero(~defers)):
         partner[alone] = others[place]
-    return Matching(candidates[low], partner, defers)
+    return candidates[low], partner, defers
 
 
 @njit()
@@ -272,9 +265,8 @@ def _augment(start, shortest, allowed, column_of, row_of, level):  # type: ignor
 def defer_pairwise(microbatch, llm_s, num_microbatches, num_bins):  # type: ignore[no-untyped-def]
     """Pair overloaded with underloaded microbatches and move LLM work to the partner (steps d to f).
 
-    The heavier half is overloaded. With an odd number the median microbatch stays unpaired and comes last. The heaviest
-    spans ``num_bins`` in the subset-sum program. Returns encoder microbatch (the pairs interleaved: overloaded, then
-    its partner) and LLM microbatch ``[samples]``.
+    With an odd number the median microbatch stays unpaired and comes last. Returns encoder microbatch (the pairs
+    interleaved: overloaded, then its partner) and LLM microbatch ``[samples]``.
     """
     load = np.zeros(num_microbatches)
     for sample in range(len(microbatch)):
@@ -299,27 +291,24 @@ def defer_pairwise(microbatch, llm_s, num_microbatches, num_bins):  # type: igno
             moved[i, j] = nearest_reachable(last, round((over_s - under_s) / 2 / bin_s))
             pair_s[i, j] = max(over_s - seconds[moved[i, j]], under_s + seconds[moved[i, j]])
         tables.append((samples, sizes, last))
-    matching = bottleneck_matching(pair_s, load[overloaded])
+    _, partner, defers = bottleneck_matching(pair_s, load[overloaded])
     place = np.full(num_microbatches, num_microbatches - 1)
     for i in range(half):
-        place[overloaded[i]], place[underloaded[matching.partner[i]]] = 2 * i, 2 * i + 1
+        place[overloaded[i]] = 2 * i
+        place[underloaded[partner[i]]] = 2 * i + 1
     encoder = place[microbatch]
     llm = encoder.copy()
     for i in range(half):
-        if matching.defers[i]:
+        if defers[i]:
             samples, sizes, last = tables[i]
-            for item in select_members(last, sizes, moved[i, matching.partner[i]]):
+            for item in select_members(last, sizes, moved[i, partner[i]]):
                 llm[samples[item]] = 2 * i + 1
     return encoder, llm
 
 
 @njit()
 def subset_sums(sizes, weights):  # type: ignore[no-untyped-def]
-    """Subsets of integer sizes by their sum, for every total up to that of all.
-
-    Returns the last item of a subset with that total, -1 if there is none and -2 for the empty one (following ``total -
-    sizes[last]`` names the others), and the sum of the subset's ``weights``.
-    """
+    """The last item of a subset of sizes with each total, -1: none, -2: the empty one; and the sum of its weights."""
     limit = sizes.sum()
     last = np.full(limit + 1, -1)
     last[0] = -2

@@ -1,9 +1,8 @@
 """Fully sharded data parallelism (FSDP, ZeRO-3), and VeOmni's balance of encoders on it.
 
-Every rank runs the whole model on samples of its own, as in torch 2.13 (``torch.distributed.fsdp.fully_shard``). The
-collectives that gather weights tie replicas to each other: a micro-step takes as long as its slowest replica. In VeOmni
-(ByteDance-Seed/VeOmni, pull request 425) the ranks of a data-parallel group deal out the items of a micro-step, encode,
-and send the results back to where the samples are.
+Every rank runs the whole model on samples of its own, as in torch 2.13 (``torch.distributed.fsdp.fully_shard``). A
+micro-step takes as long as its slowest replica, because all gather weights together. In VeOmni (ByteDance-Seed/VeOmni,
+pull request 425) ranks deal out the items of a micro-step, encode, and send the results to where the samples are.
 """
 
 from __future__ import annotations

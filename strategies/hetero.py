@@ -318,8 +318,7 @@ def slice_rows(row: IntArray, num_slices: int) -> IntArray:
 class ColocatedScheduler(Recomputation):
     """Encoder and LLM on the same ranks, each with its own grid.
 
-    LLM PP = 1: encoder forward, LLM forward, LLM backward, encoder backward of each microbatch in turn. LLM PP > 1:
-    three phases, all encoder forwards, 1F1B of the LLM, all encoder backwards.
+    LLM PP = 1: each microbatch in turn through encoder, LLM and back. LLM PP > 1: three phases.
     """
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:

@@ -35,10 +35,7 @@ class SpreadItems:
     """Samples in arrival order; each LLM replica's items by LPT over the encoder replicas on its ranks, in one pass."""
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """LLM replica and microbatch by arrival; encoder replica of every item by its believed seconds.
-
-        Several encoders follow each other. ``IncompatibleError`` if the DP of encoder and LLM have no integer ratio.
-        """
+        """LLM labels by arrival, encoder replicas by seconds; ``IncompatibleError`` without an integer DP ratio."""
         job = profile.job
         *encoders, llm = layout.modules
         replica, microbatch = arrival_places(len(shapes), job.microbatch_size, llm.dp)

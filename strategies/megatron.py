@@ -235,8 +235,7 @@ class LayerCosts:
     def slowest_s(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Slowest stage of the encoders together, the LLM and the generators together, on 0, 1, 2, ... stages."""
         llm = self.model.llm_index
-        behind = range(llm + 1, len(self.layer_s))
-        return self._slowest_s(range(llm)), self._slowest_s([llm]), self._slowest_s(behind)
+        return self._slowest_s(range(llm)), self._slowest_s([llm]), self._slowest_s(range(llm + 1, len(self.layer_s)))
 
     def _slowest_s(self, modules: Sequence[int]) -> FloatArray:
         slowest = [0.0]
@@ -284,8 +283,7 @@ class RigidPlanner:
             encoder and LLM are one chain, cut into chunks of equal parameters that go round the ranks.
         virtual_stages: chunks of a rank with ``interleaved``.
         outer_stages: stages of the encoders, and of the generators, where they have their own.
-        recompute: whether every module recomputes its activations; None: only if nothing fits otherwise.
-            ``layout.recompute`` goes before it.
+        recompute: whether all modules recompute; None: if nothing fits otherwise. ``layout.recompute`` goes before it.
     """
 
     handles_generators: ClassVar[bool] = True
@@ -320,9 +318,8 @@ class RigidPlanner:
 
     def _recompute(self, job: Job) -> list[tuple[bool, ...]]:
         """The choices of recomputing modules, in the order in which they are tried."""
-        asked = job.request.recompute
-        if asked is not None:
-            return [tuple(module.name in asked for module in job.model.modules)]
+        if job.request.recompute is not None:
+            return recompute_choices(job)
         again = [False, True] if self.recompute is None else [self.recompute]
         return [(recompute,) * len(job.model.modules) for recompute in again]
 
@@ -348,10 +345,7 @@ class RigidPlanner:
 
 
 def _interleaved(job: Job, degrees: Degrees, recompute: Sequence[bool], virtual_stages: int) -> Iterator[Layout]:
-    """One chain of layers in chunks of nearly equal parameters, chunk i on rank i modulo PP: interleaved 1F1B.
-
-    ``IncompatibleError`` for a model with several encoders or a generator, whose layers form no one chain.
-    """
+    """One chain of layers in chunks of nearly equal parameters, chunk i on rank i modulo PP: interleaved 1F1B."""
     model = job.model
     if len(model.modules) > 2 or model.generators:
         raise IncompatibleError(

@@ -53,9 +53,8 @@ RADIUS = 2
 def filtered_groups(tokens: IntArray, caps: tuple[int, int], rounds: int) -> IntArray:
     """The group of each sample, numbered from 0 ``[samples]``, from its encoder and LLM tokens ``[2, samples]``.
 
-    Each round shuffles the remaining samples and fills groups in that order, each until it reaches a cap, of the
-    encoders' tokens (the paper's Q_v counts images) or of the LLM's (Q_t). A group that fills a cap to ``THRESHOLD`` is
-    kept, and all of the last round. A sample above a cap forms its own group; the public code drops it.
+    Each round shuffles the remaining samples and fills groups in that order, each until it reaches a cap. A group that
+    fills a cap to ``THRESHOLD`` is kept, and all of the last round. A sample above a cap forms its own group.
     """
     vision, text = tokens
     group = np.full(len(text), -1)
@@ -175,8 +174,7 @@ class OmniBalPlanner(TrialOptions):
 def near_partitions(layer_s: FloatArray, num_stages: int, radius: int = RADIUS) -> list[tuple[int, ...]]:
     """Layers of each stage: the partition whose slowest stage is fastest, and those with up to two of its cuts moved.
 
-    By rising variance of the stages' seconds, as the paper asks; the earlier of equal ones first. Cuts of the chain's
-    layers move by ``radius`` at most.
+    By rising variance of the stages' seconds, as the paper asks; cuts move by ``radius`` layers at most.
     """
     optimum = np.cumsum(partition_layers(layer_s, num_stages))[:-1]
     moves = [move for move in range(-radius, radius + 1) if move]

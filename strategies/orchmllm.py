@@ -29,10 +29,9 @@ BISECTIONS = 60
 
 
 def balanced_batches(cost: FloatArray, row: IntArray, num_batches: int, *, padded: bool) -> IntArray:
-    """Batch of each unit among those of its row, a micro-step ``[units]``.
+    """Batch of each unit among those of its row, a micro-step ``[units]``: LPT by sums of packed batches.
 
-    Packed batches cost the sum of their units: LPT. In a padded batch every unit costs what the longest does: the row
-    is sorted and cut into consecutive batches, whose dearest is as cheap as cuts can make it.
+    In a padded batch every unit costs what the longest does: consecutive ones of the sorted row form it.
     """
     if not padded:
         return longest_first_by_row(cost, row, num_batches)
@@ -60,8 +59,7 @@ def cut_padded(rising: FloatArray, num_batches: int) -> IntArray:
             high = middle
         else:
             low = middle
-    batch: IntArray = _fill(rising, high)
-    return batch
+    return np.asarray(_fill(rising, high))
 
 
 @njit()

@@ -1,12 +1,10 @@
 """What training stacks switch on: samples dealt out by patches, grouped by length, or packed up to a token budget.
 
-- Intra-microbatch reordering as Megatron-Bridge ships it (NVIDIA-NeMo/Megatron-Bridge, pull request 4608): DistTrain's
-  first reordering (arXiv:2408.04275, section 5.2), a microbatch step at a time.
+- NVIDIA-NeMo/Megatron-Bridge, pull request 4608: DistTrain's first reordering, a microbatch step at a time.
 - ``group_by_length`` of transformers (``get_length_grouped_indices``), so that a microbatch holds samples alike, and
   LLaVA's ``group_by_modality_length``, so that microbatches are alike; both inside one global batch.
-- ``--max-tokens`` of fairseq (fairseq/data/data_utils.py, ``batch_by_size``), first fit by falling length as in
-  Megatron-LM's multimodal loader on Energon and the multipack sampler, and verl's dynamic batch size
-  (verl/utils/seqlen_balancing.py, ``rearrange_micro_batches``: Karmarkar-Karp).
+- fairseq's ``--max-tokens`` (fairseq/data/data_utils.py, ``batch_by_size``), first fit by falling length as in Energon
+  and the multipack sampler, and verl's Karmarkar-Karp (verl/utils/seqlen_balancing.py, ``rearrange_micro_batches``).
 """
 
 from __future__ import annotations
@@ -176,8 +174,8 @@ class TokenBudget:
 def balanced(tokens: IntArray, num_replicas: int, budget: int) -> tuple[IntArray, IntArray]:
     """Replica and microbatch of each sample, as verl's trainer and ``rearrange_micro_batches`` choose them.
 
-    Replicas get equally many samples. All have as many microbatches: ceil(tokens / budget) of the heaviest replica, as
-    far as each has samples for them, so that a microbatch may exceed the budget.
+    Replicas get equally many samples, and as many microbatches as the heaviest needs for the budget, as far as each has
+    samples for them.
     """
     replica = largest_differencing(tokens, num_replicas, equal_count=True)
     load = np.bincount(replica, weights=tokens, minlength=num_replicas).astype(np.int64)

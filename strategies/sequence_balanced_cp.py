@@ -1,10 +1,9 @@
 """Groups of widths that follow lengths: FlexSP, and dynamic context parallelism of Megatron-LM.
 
 FlexSP (arXiv:2412.01523) has sharded weights. The greedy packing of ``balancing.rank_groups`` answers first; the
-paper's mixed-integer program over buckets of lengths improves its makespan, under memory, with widths that sum to at
-most all ranks. In Megatron-LM's dev branch (``--dynamic-context-parallel``) each round of a batch has groups of its own
-over the DP x CP plane, wide for long samples. Groups come from rank 0 on, as they were opened; placed by falling width
-they are aligned.
+paper's mixed-integer program over buckets of lengths improves it. In Megatron-LM's dev branch
+(``--dynamic-context-parallel``) each round of a batch has groups of its own over the DP x CP plane, wide for long
+samples. Groups come from rank 0 on, as they were opened; placed by falling width they are aligned.
 """
 
 from __future__ import annotations
@@ -238,15 +237,10 @@ def sample_costs(shapes: SampleShapes, layout: Layout, profile: Profile) -> tupl
 CAP_SLACK = 0.05
 
 
-def least_width(length: int, capacity: int) -> int:
-    """Ranks that a sequence needs at least, a power of two, if a rank holds ``capacity`` tokens."""
-    pieces = -(-length // capacity)
-    return 1 << max(0, pieces - 1).bit_length()
-
-
 def dev_rounds(lengths: IntArray, num_ranks: int, capacity: int) -> Rounds:
     """Rounds in which every rank has one pack of at most ``capacity`` tokens (``next_hdp_group_packing_aware``)."""
-    least = np.array([least_width(length, capacity) for length in lengths.tolist()], np.int64)
+    # Ranks that a sequence needs at least, a power of two.
+    least = np.array([1 << max(0, -(-length // capacity) - 1).bit_length() for length in lengths.tolist()], np.int64)
     number, first, width = np.zeros((3, len(lengths)), np.int64)
     left = np.argsort(-lengths, kind="stable")
     while len(left):

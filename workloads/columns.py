@@ -47,8 +47,10 @@ class TraceColumn:
         """Whether values are allowed, element by element; NaN is not."""
         valid: BoolArray = values <= self.high
         if self.whole:
-            return valid & (values == np.floor(values)) & (values >= self.low)
-        return valid & (values > 0)
+            valid &= (values == np.floor(values)) & (values >= self.low)
+        else:
+            valid &= values > 0
+        return valid
 
 
 COLUMNS: Mapping[str, TraceColumn] = {

@@ -169,10 +169,11 @@ def rankings(data: pd.DataFrame) -> pd.DataFrame:
     for row, runs in data.groupby("row", sort=False):
         comparisons = compared(runs, JOB)
         taus = correlations(first, runs)
-        for case, mine in taus.items():
-            names = comparisons[tuple(map(str, case))].best
+        cases: list[tuple[str, ...]] = [*taus]
+        for case in cases:
+            names = comparisons[case].best
             firm = bool(usual[case].best) and usual[case].best[0] in names
-            rows.append((row, *case, next(iter(names), ""), firm, *_ends(mine.dropna())))
+            rows.append((row, *case, next(iter(names), ""), firm, *_ends(taus[case].dropna())))
         rows.append((row, ALL, ALL, "", True, *_ends(taus.mean(axis="columns"))))
     columns = ["row", *JOB, "winner", "firm", "tau", "tau_low", "tau_high"]
     table = pd.DataFrame(rows, columns=columns)

@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
 from entrain_bench.answers.statistics import Interval
@@ -155,11 +156,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         extensions=["jinja2.ext.do"],
     )
-    filters: list[Callable[..., Any]] = [
-        *(times, percent, ends, speedup, seconds, count, listing, consecutive, spell_seeds),
-        *(escape_markdown, markdown_table, decimals, one_line, wrap),
-    ]
-    environment.filters |= {function.__name__: function for function in filters}
+    environment.filters |= {name: value for name, value in globals().items() if isfunction(value)}
     environment.globals |= {"TIME_WORDS": TIME_WORDS, "SHORT_TIME_WORDS": SHORT_TIME_WORDS, "NOTHING": NOTHING}
     return environment
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, merge
+from heapq import heappop, heappush, merge
 from itertools import chain, islice, product
 
 import numpy as np
@@ -24,8 +24,7 @@ MEMORY_BATCHES = 16
 MEMORY_SAMPLES = 65_536
 # Candidates behind the first that fits memory, at most, among which others with its degrees are looked for.
 MAX_RECOMPUTING = 4
-# Share of the memory up to which the batches that decide are the only ones that are checked.
-ENOUGH = 0.9
+ENOUGH = 0.9  # share of the memory up to which the batches that decide are the only ones that are checked
 
 
 def heaviest(batches: Sequence[SampleShapes], job: Job) -> list[int]:
@@ -53,15 +52,15 @@ def check_memory(
     states = profile.memory.lane_state_bytes(layout)
     need = 0.0
 
-    def check(peak: FloatArray) -> None:
+    def check(peak: FloatArray, what: str = "") -> None:
         nonlocal need
         need = max(need, float(peak.max()))
         if need > limit:
+            what = what or f"with {states[peak.argmax()] / 2**30:.1f} GiB of states"
             described = "; ".join(f"{name} {text}" for name, text in layout.describe().items())
             raise OutOfMemoryError(
-                f"layout {described}: a rank needs {need / 2**30:.1f} GiB, {states[peak.argmax()] / 2**30:.1f} GiB of "
-                f"them for weights, gradients and optimizer states: {(need - limit) / 2**30:.1f} GiB more than "
-                f"planners may use of the budget of {job.memory_budget_bytes / 2**30:.1f} GiB"
+                f"layout {described}: a rank needs {need / 2**30:.1f} GiB ({what}), {(need - limit) / 2**30:.1f} GiB "
+                f"more than planners may use of the budget of {job.memory_budget_bytes / 2**30:.1f} GiB"
             )
 
     def run(batch: SampleShapes) -> None:
@@ -70,7 +69,7 @@ def check_memory(
             peak = profile.memory.peak_bytes(make_program(batch, layout))
         check(peak)
 
-    check(states)
+    check(states, "weights, gradients and optimizer states alone")
     if batches is not None:
         for batch in batches:
             run(batch)
@@ -114,10 +113,9 @@ class Draft:
 
 def rising_candidates(drafts: Iterable[Draft], most_s: float = np.inf) -> Iterator[Candidate]:
     """Yield the drafts' candidates by rising estimate up to ``most_s``; place a draft only when it is next."""
-    queue: list[tuple[float, int, Draft | Candidate]] = [
-        (decisive(draft.least_s), number, draft) for number, draft in enumerate(drafts)
-    ]
-    heapify(queue)
+    queue = list[tuple[float, int, Draft | Candidate]]()
+    for number, draft in enumerate(drafts):
+        heappush(queue, (decisive(draft.least_s), number, draft))
     while queue and queue[0][0] <= decisive(most_s):
         _, number, entry = heappop(queue)
         if isinstance(entry, Candidate):
@@ -177,9 +175,8 @@ def _recomputing(
 
 def _degrees(layout: Layout) -> tuple[object, ...]:
     """Key shared by layouts that differ only in recomputation and in the layers of stages."""
-    return layout.num_microbatches, tuple(
-        (placed.tp, placed.cp, placed.pp, placed.dp, placed.sharded) for placed in layout.modules
-    )
+    degrees = [(placed.tp, placed.cp, placed.pp, placed.dp, placed.sharded) for placed in layout.modules]
+    return layout.num_microbatches, *degrees
 
 
 def _by_trial(
@@ -205,19 +202,21 @@ def _by_trial(
 def _each_size(profile: Profile, sets: Sequence[Callable[[Profile], Iterable[Candidate]]]) -> list[Iterator[Candidate]]:
     """Return the candidates of every set and microbatch size; raise the first problem if there is no candidate."""
     streams: list[Iterator[Candidate]] = []
-    problem: UserError | None = None
+    problems: list[UserError] = []
     for candidates, sized in product(sets, profile.each_microbatch_size()):
         try:
             rising = iter(candidates(sized))
             streams += [chain([first], rising) for first in islice(rising, 1)]
         except UserError as error:
-            problem = problem or error
+            problems.append(error)
     if not streams:
-        name = profile.job.model.name
-        raise problem or UserError(
-            f"layout: model={name} has too few layers for the stages of a replica. Lower layout.pp"
-        )
+        raise [*problems, too_few_layers(profile.job)][0]
     return streams
+
+
+def too_few_layers(job: Job) -> UserError:
+    """The error for a job for which a planner has no candidate, and no other reason."""
+    return UserError(f"layout: model={job.model.name} has too few layers for the stages of a replica. Lower layout.pp")
 
 
 def _fitting(

@@ -38,9 +38,8 @@ def estimate_by_group(
     used, place = np.unique(placed.degree_of_copy[chunks.replica], return_inverse=True)
     # Most degrees of a layout have no chunk; without any chunk one says how many stages there are.
     by_degree = [values(placed.at(degree)) for degree in (used.tolist() or [0])]
-    return tuple(
-        np.asarray(np.stack(columns)[place, np.arange(len(chunks))]) for columns in zip(*by_degree, strict=True)
-    )
+    chunk = np.arange(len(chunks))
+    return tuple(np.asarray(np.stack(columns)[place, chunk]) for columns in zip(*by_degree, strict=True))
 
 
 def _kinds_s(module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, profile: Profile) -> FloatArray:
@@ -96,12 +95,9 @@ def packed_chunks_s(
     times = profile.layers.pack_times(module, placed.tp, placed.cp, split)
     seconds = np.zeros((2 + split, shapes.num_items if module.per_item else len(shapes), len(module.kinds)))
     seconds[:, module.units(shapes)] = packed_units_s(module, shapes, placed.tp, placed.cp, profile, split)
-    sums = np.stack(
-        [
-            np.stack([sum_rows(chunks.offsets, kind) for kind in added_s[chunks.members].T], axis=1)
-            for added_s in seconds
-        ]
-    )
+    sums = [
+        np.stack([sum_rows(chunks.offsets, kind) for kind in added_s[chunks.members].T], axis=1) for added_s in seconds
+    ]
     forward, backward, *weights = np.maximum(sums + times.chunk_s[:, None], times.least_s[:, None])
     counts = module.kind_counts(placed.layers_per_stage)
     needed = np.array([kind.remade_share for kind in module.kinds], np.float64)

@@ -1,8 +1,7 @@
 """Replicas of a program: lanes whose passes depend on each other, and the microbatches of these passes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -37,7 +36,7 @@ class Replica:
     group: IntArray  # microbatch that each belongs to with all that depends on it, by arrival ``[actions]``
     # Place of each action's chunk in its group and pass. Forwards go by the first LLM microbatch that they serve, then
     # along the chain, backwards by the last, then against it ``[actions]``.
-    rank: IntArray
+    rank: IntArray | FloatArray
 
 
 def split_replicas(
@@ -47,7 +46,7 @@ def split_replicas(
     duration_s: FloatArray,
     size_bytes: FloatArray,
     working_bytes: FloatArray,
-    **columns: IntArray | FloatArray,
+    **columns: Any,
 ) -> list[Replica]:
     """Return the replicas of a program made of an assignment, whatever its own order.
 

@@ -20,8 +20,7 @@ from entrain_bench.specs.parse import Count, Share, at_least
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import ShapeSource
 
-# Half octaves of length that a module may have; more than any sequence length needs.
-MODULE_CLASSES = 128
+MODULE_CLASSES = 128  # half octaves of length that a module may have; more than any sequence length needs
 # Pull of a class's last ratio on the new one, relative to the data of an average class: it decides where microbatches
 # do not tell classes apart.
 RIDGE = 0.01
@@ -32,11 +31,9 @@ class Observation:
     """One module's executed microbatches."""
 
     classes: IntArray  # shape classes present ``[classes]``
-    # Uncorrected prediction of what each class contributes on a stage ``[microbatches, classes]``.
-    predicted_s: FloatArray
+    predicted_s: FloatArray  # what each class contributes on a stage, uncorrected ``[microbatches, classes]``
     actual_s: FloatArray  # executed time on a stage ``[microbatches]``
-    # Replicas that the microbatches are spread over, or groups of the width of each ``[microbatches]``.
-    num_replicas: int | IntArray
+    num_replicas: int | IntArray  # that they are spread over, or groups of the width of each ``[microbatches]``
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +60,10 @@ class Corrector:
 
     def learn(self, seen: Sequence[Observation], ridge: float = RIDGE) -> Self:
         """Learn from one iteration; switches off, and penalties with it, when they did not pay over the window."""
-        if not self.active:
-            return self
         actual = np.concatenate([one.actual_s for one in seen])
         plain = np.concatenate([one.predicted_s.sum(axis=1) for one in seen])
         corrected = np.concatenate([matmul(one.predicted_s, self.penalties(one.classes)) for one in seen])
-        if min(plain.sum(), actual.sum()) <= 0:
+        if not self.active or min(plain.sum(), actual.sum()) <= 0:
             return self
         share = np.concatenate([np.full(len(one.actual_s), 1 / one.num_replicas) for one in seen])
         scale = plain.sum() / actual.sum()
@@ -119,8 +114,7 @@ def _error(actual_s: FloatArray, predicted_s: FloatArray) -> FloatArray:
 PROFILED_TOKENS = np.array([64, 256, 1024, 4096, 16384])
 # Lengths of the sequences in the measured packs: 16 tokens to 188,000, a quarter more each time.
 LENGTHS = np.unique([round(16 * 1.25**step) for step in range(43)])
-# Tokens of a measured pack, at least; twice as many in the other pack of the same sequences.
-PACK_TOKENS = 8192
+PACK_TOKENS = 8192  # tokens of a measured pack, at least; twice as many in the other pack of the same sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +158,7 @@ def pack_times(measured: Sequence[PassTimes]) -> PackTimes:
     return PackTimes(added, np.maximum((once - count * added).mean(axis=1), 0.0), passes[:, 0])
 
 
-# Samples that the mean microbatch is computed from; its passes hide a part of the step.
-MEAN_SAMPLES = 256
+MEAN_SAMPLES = 256  # samples that the mean microbatch is computed from; its passes hide a part of the step
 
 
 class MeanUnits(NamedTuple):
@@ -278,8 +271,7 @@ class LayerProfile:
         return self._passes[key]
 
 
-# A factor of 16 in length: estimates of small and of large units err in opposite directions.
-BIAS_OCTAVES = 4.0
+BIAS_OCTAVES = 4.0  # A factor of 16 in length: estimates of small and of large units err in opposite directions
 
 
 def length_bias(module: str, lengths: IntArray, seed: int, bias: float) -> FloatArray:
@@ -336,8 +328,7 @@ class UnitEstimates:
         """Return the estimated forward seconds of the whole module for each unit separately ``[units]``."""
 
         def made() -> FloatArray:
-            counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
-            a, b, c = matmul(counts, self._layers.forward_fit(module, tp, cp))
+            a, b, c = matmul(np.bincount(module.layer_kind), self._layers.forward_fit(module, tp, cp))
             lengths = module.lengths(shapes, module.units(shapes)).astype(np.float64)
             exact = np.maximum((a * lengths + b) * lengths + c, 0.0)
             return np.asarray(exact * self.error_factor(module, shapes))

@@ -158,11 +158,9 @@ def zb_v_slots(
     )
     weight_0 = np.select([b < n - p, b < n - i], [steady + 6 * b + 2, drain + 2 * (b - n + p) + 1], rest_0 + b - n + i)
     weight_1 = np.select([b < p - i, b < n - i], [down + 3 * b + 2, steady + 6 * (b - p + i) + 5], rest_1 + b - n + i)
-    return (
-        np.concatenate([forward_0, forward_1[:, ::-1]], axis=1),
-        np.concatenate([backward_0, backward_1[:, ::-1]], axis=1),
-        np.concatenate([weight_0, weight_1[:, ::-1]], axis=1),
-    )
+    forward = np.concatenate([forward_0, forward_1[:, ::-1]], axis=1)
+    backward = np.concatenate([backward_0, backward_1[:, ::-1]], axis=1)
+    return forward, backward, np.concatenate([weight_0, weight_1[:, ::-1]], axis=1)
 
 
 def interleaved_slots(
@@ -191,7 +189,8 @@ def interleaved_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, 
     chain = find_turns(model, layout)
     if chain is None:
         raise IncompatibleError(
-            "schedule: interleaving needs virtual stages round the ranks (strategy.planner.virtual_order=loop)"
+            "schedule: the interleaved schedule needs virtual stages that go round the ranks in order "
+            "(strategy.planner.virtual_order=loop)"
         )
 
     def slots(index: int, chunks: Chunks, last: IntArray, count: IntArray) -> Slots:

@@ -18,8 +18,7 @@ from entrain_bench.program import Program
 
 FORWARD = 0
 BACKWARD = 1
-# Where the state says whether anything is held.
-HOLDS = -1
+HOLDS = -1  # where the state says whether anything is held
 
 
 class ListedActions(NamedTuple):
@@ -87,11 +86,7 @@ def draft_actions(
     delay_s: FloatArray | None = None,
     **columns: IntArray | FloatArray,
 ) -> ListedActions:
-    """Return the forwards and backwards of a program, whatever its order.
-
-    ``columns`` are further attributes of ``ListedActions``, 0 by default. ``delay_s`` is what results take to arrive
-    ``[dependencies]``; None: nothing.
-    """
+    """The forwards and backwards of a program; ``columns`` are others of ``ListedActions``, 0 by default."""
     count = int(draft.first_action[-1])
     lane_offsets, lanes = list_lanes(draft)
     edge = np.argsort(draft.dep_actions, kind="stable")
@@ -145,17 +140,11 @@ class State(NamedTuple):
     first_open: IntArray  # first group of a lane with actions to come ``[lanes]``
     first_refused: IntArray  # first group from there on that does not fit with those before it ``[lanes]``
     admitted_bytes: IntArray  # what the groups between these two need ``[lanes]``
-    rest_s: FloatArray  # how long actions to come occupy a lane at least ``[lanes]``
-    tail_s: FloatArray  # least of the actions' ``tail_s`` on a lane ``[lanes]``
 
 
 @njit(nogil=True)
-def list_schedule(actions, wish, place, limit_s=np.inf):  # type: ignore[no-untyped-def]
-    """Put all actions in an order that every lane keeps to; ``place`` takes each action's place ``[actions]``.
-
-    Returns when all gradients are synchronised, seconds, infinite if later than ``limit_s``; and how many forwards were
-    let in although memory was full.
-    """
+def list_schedule(actions, wish, place):  # type: ignore[no-untyped-def]
+    """Give actions their ``place`` ``[actions]``; return when gradients are synchronised, and forced forwards."""
     state = _begin(actions, wish)
     forced = 0
     end_s = 0.0
@@ -172,14 +161,8 @@ def list_schedule(actions, wish, place, limit_s=np.inf):  # type: ignore[no-unty
         else:
             action = state.choice[lane]
         place[action] = turn
-        begin_s = _begin_s(action, actions, state)
-        ended_s = _run(action, begin_s, actions, wish, state)
+        ended_s = _run(action, _begin_s(action, actions, state), actions, wish, state)
         end_s = max(end_s, ended_s + actions.tail_s[action])
-        for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
-            lane = actions.lanes[row]
-            state.rest_s[lane] -= _least_s(action, actions)
-            if ended_s + state.rest_s[lane] + state.tail_s[lane] > limit_s:
-                return np.inf, forced
     return end_s, forced
 
 
@@ -215,8 +198,6 @@ def _begin(actions, wish):  # type: ignore[no-untyped-def]
         first_open=np.zeros(num_lanes, np.int64),
         first_refused=np.zeros(num_lanes, np.int64),
         admitted_bytes=np.zeros(num_lanes, np.int64),
-        rest_s=np.zeros(num_lanes),
-        tail_s=np.full(num_lanes, np.inf),
     )
     state.llm_left[HOLDS] = 1
     for action in range(num_actions):
@@ -224,8 +205,6 @@ def _begin(actions, wish):  # type: ignore[no-untyped-def]
             lane = actions.lanes[row]
             state.left[lane, wish.group[action]] += 1
             state.llm_left[lane] += actions.of_llm[action]
-            state.rest_s[lane] += _least_s(action, actions)
-            state.tail_s[lane] = min(state.tail_s[lane], actions.tail_s[action])
             if actions.is_backward[action] == FORWARD:
                 state.need_bytes[lane, wish.group[action]] += actions.size_bytes[action]
         if state.missing[action] == 0:
@@ -234,13 +213,6 @@ def _begin(actions, wish):  # type: ignore[no-untyped-def]
         _close_groups(lane, state)
         _admit_groups(lane, actions, state)
     return state
-
-
-@inlined
-def _least_s(action, actions):  # type: ignore[no-untyped-def]
-    """Seconds for which an action holds its lanes at least."""
-    kept_s = actions.kept_s[action] if actions.is_backward[action] == BACKWARD else 0.0
-    return actions.receive_s[action] + actions.duration_s[action] - kept_s
 
 
 @inlined
@@ -365,16 +337,15 @@ def _choose(lane, actions, wish, state):  # type: ignore[no-untyped-def]
 def _let_in(actions, wish, state):  # type: ignore[no-untyped-def]
     """All lanes are full, and a group does not fit by itself: the first of its ready forwards."""
     chosen = -1
+    first = (0, 0.0)
     for lane in range(len(actions.room_bytes)):
         queue = 2 * lane
         for spot in range(state.first[queue], state.first[queue] + state.num_ready[queue]):
             action = state.queue[spot]
-            if (
-                chosen < 0
-                or wish.group[action] < wish.group[chosen]
-                or (wish.group[action] == wish.group[chosen] and wish.priority[action] < wish.priority[chosen])
-            ):
+            rank = (wish.group[action], wish.priority[action])
+            if chosen < 0 or rank < first:
                 chosen = action
+                first = rank
     return chosen
 
 

@@ -8,8 +8,7 @@ from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.compiled import njit
 
-# This close to the trivial bound nothing is left to solve; a smaller gain is no gain.
-CLOSE = 1e-6
+CLOSE = 1e-6  # this close to the trivial bound nothing is left to solve; a smaller gain is no gain
 # Sums that an exchange may look at, and how many of them looking at a bucket takes as long as: it ends after some 0.2 s
 # at the latest (x86-64, 2026-11), mostly by itself.
 EXCHANGE_STEPS = 10_000_000
@@ -194,8 +193,7 @@ def arrival_places(num_samples: int, microbatch_size: int, dp: int) -> tuple[Int
     return microbatch % dp, microbatch // dp
 
 
-# Weights in units of the heaviest over this: sums are exact, and equal weights stay equal.
-RESOLUTION = 1 << 40
+RESOLUTION = 1 << 40  # weights in units of the heaviest over this: sums are exact, and equal weights stay equal
 
 
 def largest_differencing(weight: IntArray | FloatArray, num_parts: int, equal_count: bool = False) -> IntArray:

@@ -24,10 +24,7 @@ from entrain_bench.specs.shapes import SampleShapes
 def proportional_allocation(
     total: int, shares: FloatArray, most: Sequence[int] | None = None, least: int = 1, what: str = "stages"
 ) -> tuple[int, ...]:
-    """Split ``total`` in proportion to shares, at least ``least`` and at most ``most`` each (no limit if None).
-
-    The nearest in least squares (arXiv:2605.27918, Algorithm 1). ``UserError`` for a total beyond the limits.
-    """
+    """Split ``total`` in proportion to shares within limits, which ``UserError`` names (arXiv:2605.27918)."""
     most = [total] * len(shares) if most is None else most
     if not least * len(shares) <= total <= sum(most):
         limits = " and ".join(f"{least} to {limit}" for limit in most)
@@ -98,7 +95,7 @@ def partitions(layer_s: FloatArray) -> list[tuple[int, ...]]:
 
 def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
     """Spread blocks evenly over stages, with embedding and head at the ends, as Megatron-LM does; None if too few."""
-    layers = (num_layers - 2 - np.arange(num_stages) + num_stages - 1) // num_stages
+    layers = np.array([len(part) for part in np.array_split(np.arange(num_layers - 2), num_stages)])
     if not layers[-1]:
         return None
     layers[0] += 1

@@ -61,12 +61,11 @@ class ProgramTimes:
 
     def _layers_s(self, layout: Layout) -> list[tuple[FloatArray, FloatArray]]:
         """Forward and backward seconds of every layer on a mean microbatch, for every module ``[layers]``."""
-        return [
-            self._layers.mean_microbatch_s(
-                module, placed.tp, placed.cp, self._job.global_batch, placed.dp * layout.num_microbatches
-            )
-            for module, placed in zip(self._job.model.modules, layout.modules, strict=True)
-        ]
+        layer_s = []
+        for module, placed in zip(self._job.model.modules, layout.modules, strict=True):
+            batch = (self._job.global_batch, placed.dp * layout.num_microbatches)
+            layer_s.append(self._layers.mean_microbatch_s(module, placed.tp, placed.cp, *batch))
+        return layer_s
 
     def _besides_passes(
         self, program: Program, duration_s: FloatArray, layer_s: Sequence[tuple[FloatArray, FloatArray]]

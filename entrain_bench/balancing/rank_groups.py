@@ -20,8 +20,7 @@ from entrain_bench.specs.shapes import SampleShapes
 # Halvings of the interval in which the greedy makespan lies, and its share of the lower bound that is good enough.
 BISECTIONS = 30
 GOOD = 1.01
-# Share of the memory beside states that units may fill; the rest is for what only passes need.
-FILLED = 0.9
+FILLED = 0.9  # share of the memory beside states that units may fill; the rest is for what only passes need
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +46,19 @@ def grouped(
     if not np.isfinite(low):
         return None
     best = None
-    high = low
-    for _ in range(BISECTIONS):
-        best = _packed(seconds, bytes_, widths, num_ranks, room, high, order)
-        if best[1][0]:
-            break
-        low = high
-        high = 2 * high
-    if best is None or not best[1][0]:
-        return None
-    for _ in range(BISECTIONS if high > low else 0):
-        if high <= low * (GOOD**0.1):
-            break
-        middle = (low + high) / 2
-        packing = _packed(seconds, bytes_, widths, num_ranks, room, middle, order)
-        if packing[1][0]:
-            best = packing
+    high = np.inf
+    middle = low
+    for _ in range(2 * BISECTIONS):
+        group, width = _packed(seconds, bytes_, widths, num_ranks, room, middle, order)
+        if width[0]:
+            best = measured(width, group, seconds, widths)
             high = middle
         else:
             low = middle
-    group, width = best
-    return measured(width, group, seconds, widths)
+        if high <= low * (GOOD**0.1):
+            break
+        middle = (low + high) / 2 if best else 2 * low
+    return best
 
 
 def measured(width: IntArray, group: IntArray, seconds: FloatArray, widths: IntArray) -> SequenceGroups:
@@ -192,8 +183,7 @@ def step_assignment(
 ) -> Assignment:
     """Micro-steps on groups of several widths: of ``balanced`` modules ``grouped``, of others ``joined``.
 
-    ``step`` are micro-steps ``[samples]``, by default those of arrival. ``IncompatibleError`` for stages,
-    ``OutOfMemoryError`` if units of a balanced module fit on no group.
+    ``step`` are micro-steps ``[samples]``, by default those of arrival. ``OutOfMemoryError`` if units fit on no group.
     """
     model = profile.job.model
     llm = layout.modules[model.llm_index]

@@ -1,6 +1,6 @@
 """Recomputation by chunk: a program that recomputes everything buys time back with the memory its order leaves."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Self
@@ -65,21 +65,18 @@ class LaneOffers:
 
 def recompute_all(program: Program) -> Program:
     """Return the program with every chunk recomputing all it can, except in modules that the layout recomputes."""
-    modules = zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
-    return recompute_chunks(
-        program,
-        [
-            np.repeat(covered_per_stage(module, placed.layers_per_stage)[None] * (not placed.recompute), len(rows), 0)
-            for module, placed, rows in modules
-        ],
-    )
+    remade = []
+    for module, placed, rows in zip(program.model.modules, program.layout.modules, program.chunks, strict=True):
+        covered = covered_per_stage(module, placed.layers_per_stage) * (not placed.recompute)
+        remade.append(np.repeat(covered[None], len(rows), 0))
+    return recompute_chunks(program, remade)
 
 
 def recompute_by_stage(program: Program, profile: Profile) -> Program:
     """Return a program that recomputes all it can with as few recomputed layers per stage as memory demands."""
     if not program.remade:
         return program
-    sizes, gains = _per_action(program, _covered_layers_s(program, profile), profile)
+    sizes, gains = _per_action(program, profile)
     most = [layers.max(axis=0, initial=0) for layers in program.remade]
     kept = [np.zeros_like(layers) for layers in most]
 
@@ -114,20 +111,10 @@ def _stages_fit(program: Program, index: int, profile: Profile) -> BoolArray:
 
 def recompute_by_chunk(program: Program, profile: Profile) -> Program:
     """Return the program with the least recomputation that its order has memory for, by chunk."""
-    return keep_what_fits(program, _covered_layers_s(program, profile), profile)
-
-
-def _covered_layers_s(program: Program, profile: Profile) -> list[FloatArray]:
-    modules = zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
-    return [covered_layer_s(module, placed, program.shapes, rows, profile) for module, placed, rows in modules]
-
-
-def keep_what_fits(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> Program:
-    """Return ``recompute_by_chunk`` with believed seconds of a covered layer ``[chunks, stages]``, by module."""
     if not program.remade:
         return program
     kept = [layers.copy() for layers in program.remade]
-    for lane, (module, chunk, stage) in _lanes(program, forward_s, profile):
+    for lane, (module, chunk, stage) in _lanes(program, profile):
         choice = greedy(lane)
         for index, layers in enumerate(kept):
             mine = module == index
@@ -157,13 +144,11 @@ def _bought(order, first, last, most, size, spare):  # type: ignore[no-untyped-d
     return kept
 
 
-def _lanes(
-    program: Program, forward_s: Sequence[FloatArray], profile: Profile
-) -> Iterator[tuple[LaneOffers, IntArray]]:
+def _lanes(program: Program, profile: Profile) -> Iterator[tuple[LaneOffers, IntArray]]:
     """Yield the offers of every lane, with module, chunk and stage of each interval ``[3, intervals]``."""
     spare = profile.job.planning_budget_bytes - profile.memory.over_program(program)[0]
     whole = np.maximum(np.floor(spare / BYTES_UNIT), 0.0).astype(np.int64)
-    sizes, gains = _per_action(program, forward_s, profile)
+    sizes, gains = _per_action(program, profile)
     most, backward = np.zeros((2, program.num_actions), np.int64)
     for index, layers in enumerate(program.remade):
         forwards = program.forward_actions(index)
@@ -179,19 +164,19 @@ def _lanes(
         yield offers, np.stack([program.module[forwards], program.chunk[forwards], program.stage[forwards]])
 
 
-def _per_action(program: Program, forward_s: Sequence[FloatArray], profile: Profile) -> tuple[IntArray, IntArray]:
+def _per_action(program: Program, profile: Profile) -> tuple[IntArray, IntArray]:
     """Return the most memory units that a kept layer of each forward takes, and time units it saves ``[actions]``."""
     sizes, gains = np.zeros((2, program.num_actions), np.int64)
-    for index, (module, placed, rows) in enumerate(
-        zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
-    ):
+    modules = zip(program.model.modules, program.layout.modules, program.chunks, strict=True)
+    for index, (module, placed, rows) in enumerate(modules):
         tokens = sum_rows(rows.offsets, module.lengths(program.shapes, rows.members))
         used, place = np.unique(placed.degree_of_copy[rows.replica], return_inverse=True)
         per_token = np.array([_bytes_per_token(module, placed.at(one), profile) for one in used.tolist()])
         chunk_bytes = tokens[:, None] * per_token.reshape(len(used), placed.pp)[place]
         forward = program.forward_actions(index)
         sizes[forward] = np.ceil(chunk_bytes / BYTES_UNIT).astype(np.int64)
-        gains[forward] = np.maximum(np.rint(forward_s[index] / SECONDS_UNIT), 1.0).astype(np.int64)
+        layer_s = covered_layer_s(module, placed, program.shapes, rows, profile)
+        gains[forward] = np.maximum(np.rint(layer_s / SECONDS_UNIT), 1.0).astype(np.int64)
     return sizes, gains
 
 

@@ -28,7 +28,7 @@ from entrain_bench.balancing.planning import (
 )
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import recompute_all, recompute_by_chunk
-from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, one_f_one_b
+from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, check_order, one_f_one_b
 from entrain_bench.balancing.tuning import Candidates, candidate_key, chosen_layout
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
@@ -50,13 +50,17 @@ class Rounds:
     width: IntArray  # positions of its group, a power of two that divides ``first`` ``[samples]``
 
 
+type Layers = Sequence[tuple[int, ...]]
+"""Layers of each stage, for every module of a model."""
+
+
 def plane_layout(
     job: Job,
     tp: int,
-    layers: Sequence[tuple[int, ...]],
+    layers: Layers,
     leading: bool,
     recompute: Sequence[bool],
-    num_microbatches: int,
+    num_rounds: int,
     *,
     sharded: bool = False,
 ) -> Layout:
@@ -67,20 +71,11 @@ def plane_layout(
     positions = job.cluster.num_ranks // (tp * pp)
     ranks = np.arange(positions * tp * pp).reshape(pp, positions, tp).swapaxes(0, 1)
     widths = tuple((tp, 2**power) for power in range(positions.bit_length()))
-    modules = tuple(
-        ModuleLayout(
-            module.name,
-            tp,
-            1,
-            split,
-            np.ascontiguousarray(ranks[:, first : first + len(split)]),
-            again,
-            sharded=sharded,
-            widths=widths,
-        )
-        for module, split, first, again in zip(job.model.modules, layers, firsts, recompute, strict=True)
-    )
-    return checked_layout(job, modules, num_microbatches)
+    modules = []
+    for module, split, first, again in zip(job.model.modules, layers, firsts, recompute, strict=True):
+        held = np.ascontiguousarray(ranks[:, first : first + len(split)])
+        modules.append(ModuleLayout(module.name, tp, 1, split, held, again, sharded=sharded, widths=widths))
+    return checked_layout(job, modules, num_rounds)
 
 
 def even_layers(model: ModelSpec, layer_s: Sequence[FloatArray], pp: int) -> list[tuple[list[tuple[int, ...]], bool]]:
@@ -139,10 +134,9 @@ def check_plane(layout: Layout, who: str, planner: str) -> None:
     for placed in layout.modules:
         positions = [(placed.tp, 2**power) for power in range(len(placed.widths))]
         if not placed.widths or [*placed.widths] != positions:
-            raise IncompatibleError(
-                f"layout: {who} needs groups of several widths with one TP ({planner}). {placed.module} has "
-                f"{' '.join(f'{tp}x{cp}' for tp, cp in placed.degrees)}"
-            )
+            degrees = " ".join(f"{tp}x{cp}" for tp, cp in placed.degrees)
+            needed = f"groups of several widths with one TP ({planner})"
+            raise IncompatibleError(f"layout: {who} needs {needed}. {placed.module} has {degrees}")
 
 
 def group_numbers(placed: ModuleLayout, first: IntArray, width: IntArray) -> IntArray:
@@ -154,11 +148,7 @@ def group_numbers(placed: ModuleLayout, first: IntArray, width: IntArray) -> Int
 def rounds_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
     """1F1B over the stages; rounds are microbatches. ``IncompatibleError`` if a sample comes before its items."""
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
-    consumer = assignment.modules[model.llm_index].microbatch
-    for module, labels in zip(model.encoders, assignment.modules, strict=False):
-        owner = module.owners(shapes, module.units(shapes))
-        if np.any(labels.microbatch > consumer[owner]):
-            raise IncompatibleError(f"assignment: items of {module.name} come in a later round than their sample")
+    check_order(model, shapes, assignment)
     freed = backward_microbatch(model, shapes, assignment, chunks)
     count = 1 + max(int(last.max(initial=-1)) for last in freed)
     last = max(int(placed.ranks.max()) for placed in layout.modules)
@@ -224,13 +214,11 @@ def plane_degrees(job: Job, degrees: Sequence[int]) -> list[int]:
     asked = job.request
     num_ranks = job.cluster.num_ranks
     copies = (asked.dp or 1) * (asked.cp or 1)
-    return [
-        tp
-        for tp in ([asked.tp] if asked.tp else degrees)
-        if asked.pp in (None, 1)
-        and job.cluster.gpus_per_node % tp == num_ranks % (tp * copies) == 0
-        and (num_ranks == tp * copies or not is_plane_fixed(asked))
-    ]
+    if asked.pp not in (None, 1):
+        return []
+    tps = [asked.tp] if asked.tp else degrees
+    fitting = [tp for tp in tps if job.cluster.gpus_per_node % tp == num_ranks % (tp * copies) == 0]
+    return [tp for tp in fitting if num_ranks == tp * copies or not is_plane_fixed(asked)]
 
 
 def splits(module: ModuleSpec, tp: int) -> bool:
@@ -328,7 +316,7 @@ class PlaneEstimates:
     batch: SampleShapes  # what programs are estimated on
     make_program: MakeProgram  # the strategy's programs
     _layer_s: dict[int, list[FloatArray]] = field(default_factory=dict)
-    _estimates: dict[tuple[object, ...], tuple[float, int] | UserError] = field(default_factory=dict)
+    _estimates: dict[tuple[object, ...], tuple[float, int]] = field(default_factory=dict)
 
     def layers(self, profile: Profile, tp: int) -> list[FloatArray]:
         """Return seconds of every layer of each module for an average sample at a TP."""
@@ -347,16 +335,11 @@ class PlaneEstimates:
             return Candidate(self.estimated(profile, plain, own_rounds=own_rounds).estimated_s * slower, layout)
         key = candidate_key(layout)
         if key not in self._estimates:
-            try:
-                program = self.make_program(self.batch, layout)
-                rounds = 1 + int(program.chunks[program.model.llm_index].microbatch.max())
-                self._estimates[key] = packed_iteration_s(program, profile), rounds
-            except UserError as error:
-                self._estimates[key] = error.with_traceback(None)
-        estimate = self._estimates[key]
-        if isinstance(estimate, UserError):
-            raise estimate
-        return Candidate(estimate[0], layout if own_rounds else replace(layout, num_microbatches=estimate[1]))
+            program = self.make_program(self.batch, layout)
+            rounds = 1 + int(program.chunks[program.model.llm_index].microbatch.max())
+            self._estimates[key] = packed_iteration_s(program, profile), rounds
+        seconds, rounds = self._estimates[key]
+        return Candidate(seconds, layout if own_rounds else replace(layout, num_microbatches=rounds))
 
 
 def sharded_job(job: Job) -> Job:
@@ -365,9 +348,8 @@ def sharded_job(job: Job) -> Job:
     if asked.pp not in (None, 1):
         raise IncompatibleError(f"layout.pp={asked.pp}: must be 1 or null with sharded weights")
     if job.framework.encoder_optimizers > 1:
-        raise IncompatibleError(
-            f"encoder_optimizers={job.framework.encoder_optimizers}: must be 1 with sharded weights"
-        )
+        instances = job.framework.encoder_optimizers
+        raise IncompatibleError(f"encoder_optimizers={instances}: must be 1 with sharded weights")
     job = without_stages(job)
     if is_plane_fixed(asked := job.request) and not plane_degrees(job, TENSOR_PARALLEL):
         tps = [asked.tp] if asked.tp else [tp for tp in TENSOR_PARALLEL if job.cluster.gpus_per_node % tp == 0]

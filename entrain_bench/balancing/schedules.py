@@ -20,10 +20,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 
 def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArray) -> tuple[IntArray, IntArray]:
-    """Slots of forwards and backwards under 1F1B (PipeDream-Flush, arXiv:2006.09503) with a given warm-up (broadcasts).
-
-    ``microbatch`` is the position in the order of a replica that has ``num_microbatches``; slots are 0..2K-1.
-    """
+    """Slots 0..2K-1 of forwards and backwards under 1F1B (arXiv:2006.09503) with a warm-up (broadcasts)."""
     warmup = np.minimum(warmup, num_microbatches)
     forward = np.where(microbatch <= warmup, microbatch, 2 * microbatch - warmup)
     steady = microbatch < num_microbatches - warmup
@@ -34,8 +31,8 @@ def one_f_one_b(microbatch: IntArray, num_microbatches: IntArray, warmup: IntArr
 def stages_behind(layout: Layout, llm: int = -1) -> list[IntArray]:
     """Lanes of a replica's chain after each stage, by module ``[stages]``; ``IncompatibleError`` if there is none."""
     _refuse_virtual_stages(layout)
-    for (one, lanes), (other, others) in combinations(zip(layout.modules, layout.blocks, strict=True), 2):
-        if one.dp != other.dp and np.intersect1d(lanes.lanes, others.lanes).size:
+    for (one, held), (other, also) in combinations(zip(layout.modules, layout.blocks, strict=True), 2):
+        if one.dp != other.dp and np.intersect1d(held.lanes, also.lanes).size:
             names = f"{one.module} and {other.module}"
             raise IncompatibleError(f"schedule: {names} share ranks, so they need the same DP in a chain of stages")
     first = [blocks.first_lane()[0] for blocks in layout.blocks]
@@ -72,12 +69,11 @@ def find_places(model: ModelSpec, layout: Layout, apart: bool = False) -> tuple[
     first = [0] * llm + [ahead - shared]
     count = first[llm] + len(blocks[llm])
     places = [start + np.arange(len(ranks)) for start, ranks in zip(first, blocks, strict=False)]
-    places += [np.array([count - 1] if len(ranks) == 1 else []) for ranks in blocks[llm + 1 :]]
+    places += [np.full(int(len(ranks) == 1), count - 1) for ranks in blocks[llm + 1 :]]
     of_place = np.full(count, -1)
     for ranks, module_places in zip(blocks, places, strict=True):
-        if len(ranks) != len(module_places) or np.any(
-            (of_place[module_places] >= 0) & (of_place[module_places] != ranks)
-        ):
+        held = of_place[module_places]
+        if len(ranks) != len(held) or np.any((held >= 0) & (held != ranks)):
             return None
         of_place[module_places] = ranks
     return of_place, tuple(places)
@@ -89,12 +85,11 @@ def chain_chunks(
     """Chunks of every module; with split backward encoder microbatches are cut by the LLM microbatches they feed."""
     check_assignment(assignment, model, layout, shapes)
     consumer = assignment.modules[model.llm_index].microbatch
-    return [
-        group_chunks(module, shapes, labels, consumer[module.owners(shapes, module.units(shapes))])
-        if module.is_encoder and split_backward
-        else group_chunks(module, shapes, labels)
-        for module, labels in zip(model.modules, assignment.modules, strict=True)
-    ]
+    chunks = []
+    for module, labels in zip(model.modules, assignment.modules, strict=True):
+        parts = consumer[module.owners(shapes, module.units(shapes))] if module.is_encoder and split_backward else None
+        chunks.append(group_chunks(module, shapes, labels, parts))
+    return chunks
 
 
 def backward_microbatch(
@@ -205,9 +200,8 @@ def check_colocated(layout: Layout) -> None:
     *encoders, llm = layout.modules
     for placed in encoders:
         if not is_colocated(placed, llm) or placed.pp > 1:
-            raise IncompatibleError(
-                f"layout: a colocated schedule needs {placed.module} in one stage on the same ranks as {llm.module}"
-            )
+            needed = f"{placed.module} in one stage on the same ranks as {llm.module}"
+            raise IncompatibleError(f"layout: a colocated schedule needs {needed}")
 
 
 def check_routes(
@@ -228,13 +222,20 @@ def check_routes(
                 f"of {placed.dp} of {module.name}, which does not feed replica {consumer.replica[owner[first]]} of "
                 f"{llm.dp} of {llm.module}"
             )
-        late = np.flatnonzero(labels.microbatch > consumer.microbatch[owner]) if in_order else wrong
-        if late.size:
-            first = late[0]
+    if in_order:
+        check_order(model, shapes, assignment)
+
+
+def check_order(model: ModelSpec, shapes: SampleShapes, assignment: Assignment) -> None:
+    """Raise ``IncompatibleError`` for a sample whose LLM microbatch comes before one of an encoder that it needs."""
+    consumer = assignment.modules[model.llm_index].microbatch
+    for module, labels in zip(model.encoders, assignment.modules, strict=False):
+        owner = shapes.item_sample[module.units(shapes)]
+        for item in np.flatnonzero(labels.microbatch > consumer[owner])[:1]:
             raise IncompatibleError(
-                f"assignment: sample {shapes.name_of(owner[first])} is in {module.name} microbatch "
-                f"{labels.microbatch[first]} and already in {llm.module} microbatch "
-                f"{consumer.microbatch[owner[first]]}, but this schedule runs microbatches in order"
+                f"assignment: sample {shapes.name_of(owner[item])} is in {module.name} microbatch "
+                f"{labels.microbatch[item]} and already in {model.llm.name} microbatch {consumer[owner[item]]}, but "
+                "this schedule runs microbatches in order"
             )
 
 
@@ -273,11 +274,7 @@ class OneForwardOneBackward(Recomputation):
 def eager_warmup(
     program: Program, freed: Sequence[IntArray], profile: Profile, only_encoders: bool, max_extra: int | None = None
 ) -> list[IntArray]:
-    """Return the longest warm-up of each stage that fits the memory budget, for every module ``[stages]``.
-
-    ``freed`` is the microbatch in whose slot each chunk of a 1F1B program runs backward ``[chunks]``. With
-    ``only_encoders`` the LLM and generators keep 1F1B's; ``max_extra`` limits the forwards beyond it.
-    """
+    """Return the longest warm-up of each stage that fits memory, at most ``max_extra`` beyond 1F1B's ``[stages]``."""
     job = profile.job
     memory = profile.memory
     layout = program.layout
@@ -286,9 +283,8 @@ def eager_warmup(
     num_microbatches = 1 + max(int(last.max(initial=0)) for last in freed)
     # Of another module's tensors a microbatch that is held keeps its own.
     need = given[:, None] * (1.0 + np.arange(num_microbatches))
-    for module, placed, blocks, rows, last in zip(
-        job.model.modules, layout.modules, layout.blocks, program.chunks, freed, strict=True
-    ):
+    modules = zip(job.model.modules, layout.modules, layout.blocks, program.chunks, freed, strict=True)
+    for module, placed, blocks, rows, last in modules:
         tokens = sum_rows(rows.offsets, module.lengths(program.shapes, rows.members))
         kept, working = memory.token_bytes(module, placed)
         held = held_tokens(rows, tokens, placed.dp, num_microbatches, last)

@@ -4,11 +4,18 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import chain, islice, product
+from itertools import chain, compress, islice, product
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import ENOUGH, Candidate, check_memory, fastest_in_trials, heaviest
+from entrain_bench.balancing.candidates import (
+    ENOUGH,
+    Candidate,
+    check_memory,
+    fastest_in_trials,
+    heaviest,
+    too_few_layers,
+)
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.planning import average_layer_s, recompute_choices
 from entrain_bench.balancing.profile import Profile
@@ -60,10 +67,7 @@ def knob_values(knobs: Sequence[tuple[object, ...]]) -> IntArray:
 def corrected_octaves(
     octaves: FloatArray, knobs: IntArray, simulated: Sequence[int], seconds: Sequence[float]
 ) -> FloatArray:
-    """Binary logarithms of estimates, to compare only, if each value of each knob errs by a factor ``[candidates]``.
-
-    A ridge regression on the ``seconds`` of those ``simulated``. ``knobs`` are numbers of values (``knob_values``).
-    """
+    """Logarithms of estimates if each value of each knob errs by a factor, by ridge regression ``[candidates]``."""
     left = log2(np.array(seconds)) - octaves[[*simulated]]
     left -= np.median(left)
     errors = [np.zeros(1 + int(values.max())) for values in knobs]
@@ -83,22 +87,17 @@ def corrected_octaves(
 # Batches drawn; fewer if they are so large that samples abound.
 NUM_BATCHES = 24
 MAX_DRAWN = 65_536
-# Strata of the drawn batches, of each of which the middle batch is simulated for drafts.
-DRAFT_STRATA = 3
-# Samples of a batch that counts as one simulated batch; larger ones count as several.
-COUNTED_SAMPLES = 8192
+DRAFT_STRATA = 3  # strata of the drawn batches, of each of which the middle batch is simulated for drafts
+COUNTED_SAMPLES = 8192  # samples of a batch that counts as one simulated batch; larger ones count as several
 # Shares of the budget: drafts on one batch; candidates with further draft batches; the last round.
 DRAFTS = 1 / 2
 SECOND = 1 / 8
 LAST = 1 / 4
 # Candidates in the last round: few, so that their batches are many; on few, heavy tails hide which is fastest.
 FINALISTS = 3
-# Share of the drafts that are the best estimates of every value of every knob.
-BY_TURNS = 1 / 3
-# Estimates at most so many times the least are considered before drafts correct them.
-FAR = 3.0
-# Candidates that are tried for each draft, should most exceed memory.
-MAX_REFUSED = 4
+BY_TURNS = 1 / 3  # share of the drafts that are the best estimates of every value of every knob
+FAR = 3.0  # estimates at most so many times the least are considered before drafts correct them
+MAX_REFUSED = 4  # candidates that are tried for each draft, should most exceed memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +127,10 @@ def tuning_batches(profile: Profile) -> TuningBatches:
 def _by_longest_unit(batches: Sequence[SampleShapes], model: ModelSpec) -> list[int]:
     """Batches by rising length of their longest units, relative to the mean batch, summed over modules."""
     longest = np.array(
-        [[module.lengths(batch, module.units(batch)).max(initial=0) for module in model.modules] for batch in batches],
-        np.float64,
+        [[module.lengths(batch, module.units(batch)).max(initial=0) for module in model.modules] for batch in batches]
     )
     relative = longest / np.maximum(longest.mean(axis=0), 1.0)
-    return [int(index) for index in np.argsort(decisive(relative.sum(axis=1)), kind="stable")]
+    return [*map(int, np.argsort(decisive(relative.sum(axis=1)), kind="stable"))]
 
 
 def _middles(order: Sequence[int], strata: int) -> list[int]:
@@ -282,8 +280,7 @@ def halved(trials: Trials, offers: Sequence[Candidate], budget: int, entered: Se
 type Candidates = Callable[[Profile], Iterable[Candidate]]
 """A planner's candidates for a job, by rising estimate."""
 
-# Fixed jobs (degrees and microbatch sizes) that a planner is asked about, at most.
-MAX_JOBS = 64
+MAX_JOBS = 64  # fixed jobs (degrees and microbatch sizes) that a planner is asked about, at most
 
 
 def default_job(job: Job) -> Job | None:
@@ -308,31 +305,26 @@ def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
     jobs: list[Job] = []
     ratings_s: list[float] = []
     knobs: list[tuple[object, ...]] = []
+    modules = profile.job.model.modules
+    longest = [module.lengths(samples, module.units(samples)).max(initial=0) for module in modules]
 
     @cache
     def longest_s(tp: int, cp: int) -> float:
-        seconds = 0.0
-        for module in profile.job.model.modules:
-            length = module.lengths(samples, module.units(samples)).max(initial=0)
-            if length:
-                seconds += float(profile.layers.layer_s(module, np.array([length]), tp, cp).sum())
-        return seconds
+        given = [(module, np.array([length])) for module, length in zip(modules, longest, strict=True) if length]
+        return sum(float(profile.layers.layer_s(module, length, tp, cp).sum()) for module, length in given)
 
     for sized in profile.each_microbatch_size():
         try:
             degrees = [*sized.job.degrees()]
         except UserError:
             continue
-        known: dict[tuple[int, int], float] = {}
+        layers_s = {width: average_layer_s(sized, samples, *width) for width in {(one.tp, one.cp) for one in degrees}}
         for one in degrees:
-            width = (one.tp, one.cp)
-            if width not in known:
-                known[width] = sum(float(layer_s.sum()) for layer_s in average_layer_s(sized, samples, *width))
+            mean_s = sum(float(layer_s.sum()) for layer_s in layers_s[one.tp, one.cp])
             count = sized.job.num_microbatches(one.dp)
-            rating_s = (count + one.pp - 1) / one.pp * known[width] + longest_s(*width)
+            ratings_s.append((count + one.pp - 1) / one.pp * mean_s + longest_s(one.tp, one.cp))
             request = replace(sized.job.request, tp=one.tp, cp=one.cp, dp=one.dp)
             jobs.append(replace(sized.job, request=request))
-            ratings_s.append(rating_s)
             knobs.append((one.tp, one.cp, one.pp, one.dp, sized.job.microbatch_size))
     if not jobs:
         # No homogeneous degrees: what planners with others know to do with the job as it is.
@@ -347,27 +339,18 @@ def recomputing(job: Job, *, chosen_later: bool) -> list[Job]:
     if job.request.recompute is not None or chosen_later:
         return [job]
     names = [module.name for module in job.model.modules]
-    return [
-        replace(job, request=replace(job.request, recompute=tuple(n for n, a in zip(names, again, strict=True) if a)))
-        for again in recompute_choices(job)
-    ]
+    chosen = [tuple(compress(names, again)) for again in recompute_choices(job)]
+    return [replace(job, request=replace(job.request, recompute=recompute)) for recompute in chosen]
 
 
 def list_knobs(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
     """Return the values of a layout's knobs: those of the LLM, of the other modules, and the candidate set."""
     llm = layout.modules[llm_index]
     others = [module for index, module in enumerate(layout.modules) if index != llm_index]
-    return (
-        llm.tp,
-        llm.cp,
-        llm.pp,
-        llm.dp,
-        llm.dp * layout.num_microbatches,
-        tuple(module.recompute for module in layout.modules),
-        tuple((module.tp, module.cp) for module in others),
-        tuple(module.pp for module in others),
-        kind,
-    )
+    recompute = tuple(module.recompute for module in layout.modules)
+    widths = tuple((module.tp, module.cp) for module in others)
+    stages = tuple(module.pp for module in others)
+    return llm.tp, llm.cp, llm.pp, llm.dp, llm.dp * layout.num_microbatches, recompute, widths, stages, kind
 
 
 def asked(
@@ -389,8 +372,8 @@ def asked(
 def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgram, budget: int) -> Layout:
     """Return the layout that runs the tuning batches fastest, among a planner's offers for the free knobs of a job.
 
-    The job with default knobs is tuned first; its winner enters the last round of the job as given, so freedom costs
-    nothing on these batches. Estimates of different ``sets`` need not compare. ``UserError`` says why nothing fits.
+    The job with default knobs is tuned first; its winner enters the last round of the job as given. ``UserError`` says
+    why nothing fits.
     """
     trials = Trials(profile, make_program, tuning_batches(profile))
     chosen_later = make_program.chooses_recomputation
@@ -399,16 +382,13 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
     entered: list[Layout] = []
     fixed = default_job(profile.job)
     problems = list[UserError]()
-    rounds = [[fixed]] if fixed else []
-    for jobs in (*rounds, fixed_jobs(profile, samples)):
+    for jobs in (*([[fixed]] if fixed else []), fixed_jobs(profile, samples)):
         variants = [one for job in jobs for one in recomputing(job, chosen_later=chosen_later)]
         offers = asked(profile, variants, sets, max(2, most // len(variants)), problems)
         entered = halved(trials, offers, budget, entered[:1]) or entered
     if entered:
         return entered[0]
-    name = profile.job.model.name
-    nothing = UserError(f"layout: model={name} has too few layers for the stages of a replica. Lower layout.pp")
-    raise (trials.refused[-1:] or problems[:1] or [nothing])[0]
+    raise [*trials.refused[-1:], *problems, too_few_layers(profile.job)][0]
 
 
 def chosen_layout(

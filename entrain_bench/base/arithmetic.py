@@ -4,12 +4,9 @@ BLAS and LAPACK add in an order that depends on the CPU and the threads; logarit
 library end in other digits where there is FMA or AVX-512. Nothing that decides a simulated result may go through them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -122,11 +119,7 @@ def uniform(bits: NDArray[np.uint64]) -> FloatArray:
     return np.asarray((bits >> np.uint64(11)).astype(np.float64) / 2.0**53)
 
 
-@overload
-def decisive(values: float) -> float: ...
-@overload
-def decisive(values: FloatArray) -> FloatArray: ...
-def decisive(values: float | FloatArray) -> float | FloatArray:
+def decisive[Values: (float, FloatArray)](values: Values) -> Values:
     """The values rounded to ``DECISIVE_BITS`` significant bits: what comparisons go by where last digits must not."""
     if not isinstance(values, np.ndarray):
         # The same operations, a tenth of the time.

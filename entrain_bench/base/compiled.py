@@ -1,7 +1,5 @@
 """Compiled loops: where they are kept, how one is taken apart into named functions, and how several run at a time."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections import deque

@@ -1,7 +1,5 @@
 """How long making a program took on this machine, and how long it would take on the hosts of a cluster."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Iterator

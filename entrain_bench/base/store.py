@@ -1,7 +1,5 @@
 """Small stores between processes, in the user's cache folder: plain values by what they were made of."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

@@ -9,7 +9,7 @@ from entrain_bench.commands.help import columns
 from entrain_bench.commands.outputs import make, outputs, summaries
 from entrain_bench.commands.watch import say
 from entrain_bench.config.grammar import RUN_KEYS, Request, Storage, Verb
-from entrain_bench.figures._runner import SUFFIXES, Drawing, check_names, discover, file_name, module_of, own_sweeps
+from entrain_bench.figures._runner import SUFFIXES, Drawing, check_names, discover, file_name, module_of, sweeps_of
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.records import Results
@@ -59,7 +59,7 @@ def main(request: Request[Storage]) -> int:
 
 def _drawing(name: str, overrides: Sequence[str], study: Study) -> tuple[Drawing, list[Cell]]:
     module, experiment = module_of(name, study.config_dir)
-    sweeps = own_sweeps(name, experiment, overrides, study.config_dir)
+    sweeps = sweeps_of(experiment, study.config_dir, overrides)
     cells = [cell for sweep in sweeps.values() for cell in study.cells(*sweep)]
     check_names(cells)
     # Samples that cannot be read, or that a model cannot take: no cell would have a result.

@@ -1,7 +1,5 @@
 """Hydra's own application over the configuration tree: its options, and its launchers and sweepers."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Sequence

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
+import pandas as pd
 from rich.table import Table
 
 from entrain_bench.answers.console_table import make_console
@@ -16,19 +15,10 @@ from entrain_bench.config.compose import Composer
 from entrain_bench.config.constants import draws_text
 from entrain_bench.config.grammar import Folder, Request, Verb, own
 from entrain_bench.lab.ledger.draws import draw_constants
-from entrain_bench.lab.ledger.fit import (
-    FITTED,
-    complete_ledger,
-    constants_table,
-    fit_ledger,
-    fitted_kernels_table,
-)
-from entrain_bench.lab.ledger.jobs import Book, load_book, read_rows
-from entrain_bench.lab.ledger.kernels import kernels_by_source_table, read_kernels, read_products
-from entrain_bench.lab.ledger.page import COLUMNS, make_frame, make_tables
-from entrain_bench.lab.ledger.predict import Cases, Entry, make_entries, predict_entries
-
-NUMBERS = "%.6g"
+from entrain_bench.lab.ledger.fit import FITTED, complete_ledger, fit_ledger
+from entrain_bench.lab.ledger.jobs import load_book, read_rows
+from entrain_bench.lab.ledger.page import COLUMNS, constants_table, kernels_table, make_tables
+from entrain_bench.lab.ledger.predict import Entry, case_maker, make_entries, predictor
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,51 +35,42 @@ VERB = Verb(Keys, examples=["", "ledger=mine.csv", "ledger=mine.csv fit=true"])
 
 def main(request: Request[Keys]) -> int:
     """Predict every row, write ``ledger.csv``, and print tables; ``UserError`` for a wrong table."""
+    keys = request.keys
     book = load_book()
     composer = Composer()
-    cases = Cases(composer)
+    make = case_maker(composer)
     console = make_console()
-    keys = request.keys
-    names = {name: source.name for name, source in book.sources.items()}
-    users = _entries([Path(keys.ledger)], book, cases) if keys.ledger else []
-    committed = [] if users and not (keys.fit or keys.posterior) else _entries(book.tables, book, cases)
-    frame = make_frame(predict_entries(users or committed))
-    text = frame[[*COLUMNS]].to_csv(index=False, float_format=NUMBERS, lineterminator="\n")
+    paths = [Path(keys.ledger)] if keys.ledger else [*book.tables]
+    if keys.ledger and (keys.fit or keys.posterior):
+        paths += book.tables
+    entries = dict[Path, list[Entry]]()
+    for path in paths:
+        entries[path] = [*make_entries(read_rows(path), book, make)]
+        usable = sum(not entry.reason for entry in entries[path])
+        say(f"{path.name}: {len(entries[path]):,} rows, {usable:,} of them can be predicted")
+    rows = [entry for of_path in entries.values() for entry in of_path]
+    predict = predictor()
+    frame = pd.DataFrame(entry.line(predict) for entry in (entries[paths[0]] if keys.ledger else rows))
+    text = frame[[*COLUMNS]].to_csv(index=False, float_format="%.6g", lineterminator="\n")
     write_atomically(Path(keys.results_dir) / "ledger.csv", text.encode())
-    for table in make_tables(frame, names):
-        _print(console, *table)
-    if not users:
-        kernels = [*read_kernels(), *read_products(book.products)]
-        _print(console, *kernels_by_source_table(kernels, composer))
+    names = {name: source.name for name, source in book.sources.items()}
+    tables = [*make_tables(frame, names)]
     if keys.fit or keys.posterior:
-        ledger = complete_ledger([*committed, *users], composer)
+        ledger = complete_ledger(rows, composer)
         say(f"fitting {len(FITTED)} constants a device")
         study = fit_ledger(ledger)
-        for table in (constants_table(study), fitted_kernels_table(composer)):
-            _print(console, *table)
-        for title, heading, rows in make_tables(make_frame(study.left_out(ledger)), names):
-            _print(console, f"Each source left out of the fit: {title}", heading, rows)
+        tables += [constants_table(study), kernels_table(ledger)]
+        left_out = make_tables(pd.DataFrame(study.left_out(ledger)), names)
+        tables += [(f"Each source left out of the fit: {title}", table) for title, table in left_out]
         if keys.posterior:
             text = draws_text(draw_constants(ledger, study.fit.error))
             write_atomically(Path(keys.posterior), text.encode())
+    for title, rows_of_table in tables:
+        shown = Table(title=title, title_justify="left")
+        for place, name in enumerate(rows_of_table.columns):
+            shown.add_column(name, justify="right" if place else "left")
+        for row in rows_of_table.to_numpy().tolist():
+            shown.add_row(*row)
+        console.print(shown)
     composer.save()
     return 0
-
-
-def _entries(paths: Iterable[Path], book: Book, cases: Cases) -> list[Entry]:
-    entries = list[Entry]()
-    for path in paths:
-        of_table = [*make_entries(read_rows(path), book, cases)]
-        usable = sum(not entry.reason for entry in of_table)
-        say(f"{path.name}: {len(of_table):,} rows, {usable:,} of them can be predicted")
-        entries += of_table
-    return entries
-
-
-def _print(console: Console, title: str, heading: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(title=title, title_justify="left")
-    for place, name in enumerate(heading):
-        table.add_column(name, justify="right" if place else "left")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)

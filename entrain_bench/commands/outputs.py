@@ -14,7 +14,8 @@ from entrain_bench.answers.documents.posterior import posterior_output, posterio
 from entrain_bench.answers.documents.results import results_output
 from entrain_bench.answers.documents.tables import tables_output
 from entrain_bench.answers.text import count as plural
-from entrain_bench.answers.tracking.log import store_path, tracking_uri
+from entrain_bench.answers.tracking import store_path
+from entrain_bench.answers.tracking.log import tracking_uri
 from entrain_bench.base.errors import unknown_choice
 from entrain_bench.commands.publish import log_to_mlflow, write_tables
 from entrain_bench.commands.recommend import recommendation_output
@@ -93,13 +94,13 @@ def make(
         # Cells that are asked for their timelines, once others turned out to have none, come on top.
         watch.total = total
         watch(done)
+        if mlflow and watch.run:
+            with suppress(OSError):
+                pending.touch()
 
     # There while something that was run may not have been logged, because it was ended or went wrong.
     pending = results.root / "mlflow.pending"
     unlogged = pending.exists() or not (tracking_uri(mlflow_uri) or store_path(results).exists())
-    if mlflow:
-        with suppress(OSError):
-            pending.touch()
     try:
         making = bring_up_to_date(wanted, study, num_processes(), count, retry_failed)
         for number, (output, problem) in enumerate(making, start=1):
@@ -113,8 +114,11 @@ def make(
                 planned = {key: " ".join(cell.overrides) for key, cell in cells.items()}
                 PlannedSweep(output.name, planned).write(results)
             write_tables(results)
-    if mlflow and (not (watch.run or unlogged) or _log(wanted, study, mlflow_uri)):
-        pending.unlink(missing_ok=True)
+    if mlflow and (watch.run or unlogged):
+        with suppress(OSError):
+            pending.touch()
+        if _log(wanted, study, mlflow_uri):
+            pending.unlink(missing_ok=True)
     what = plural(len(wanted), "figure or document", "figures and documents")
     say(f"{what} in {results.root} ({perf_counter() - watch.started:.0f} s, {watch.run} runs)")
     return not incomplete

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.console_table import print_table
 from entrain_bench.answers.text import count
-from entrain_bench.answers.tracking.log import log_records, store_path, tracking_uri
+from entrain_bench.answers.tracking import store_path
+from entrain_bench.answers.tracking.log import log_records, tracking_uri
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.commands.watch import say
 from entrain_bench.records import tables

@@ -1,7 +1,11 @@
 """``entrain-bench trace source=NAME [KEY=VALUE ...]``: scan a dataset and write a shape trace."""
 
-from __future__ import annotations
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
+from omegaconf import MISSING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -12,9 +16,65 @@ from entrain_bench.commands.help import columns
 from entrain_bench.commands.trace_page import page_of
 from entrain_bench.commands.watch import say
 from entrain_bench.config.comments import first_sentences
-from entrain_bench.config.grammar import Request, Verb
-from entrain_bench.config.trace import CHOSEN, CONFIG_NAME, RUN_KEYS, TraceKeys, compose_trace
+from entrain_bench.config.grammar import Request, Verb, own
+from entrain_bench.config.overrides import is_inside, parse, top_of, with_value
+from entrain_bench.config.sources import add_config_dir, compose_values
+from entrain_bench.config.targets import TARGET, check_targets, instantiate
 from entrain_bench.config.tree import config_tree
+
+CONFIG_NAME = "trace"
+CHOSEN = ("source", "limits", "scan")
+RUN_KEYS = ("model", "cluster", "layout", "workload", "global_batch", "microbatch_size")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceKeys:
+    """Own keys; who scans checks their ranges."""
+
+    output: str = own("trace.parquet", "file of the trace; a summary goes next to it (trace.md)")
+    tokenizer: str | None = own(
+        None,
+        "path of a tokenizer.json; bytes: one token per UTF-8 byte; null: count characters only",
+    )
+    engine: str = own(
+        "processes", "processes: on this machine; ray: on a Ray cluster whose machines have the same folders"
+    )
+    workers: int | None = own(
+        None, "shards scanned at the same time; null: one per core up to 8, or all CPUs of the cluster"
+    )
+    ray_address: str | None = own(None, "host:port of a running Ray cluster; null: start one on this machine")
+    timeout_s: float = own(60.0, "seconds per sample; a sample that takes longer fails its shard")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceCommand:
+    """A scan, which tells a function of shards in all, a shard's samples and those left out; and what it is of."""
+
+    scan: Callable[[Path, Callable[[int, int, int], None]], Any]
+    output: Path
+    source: Mapping[str, Any]
+    run: tuple[str, ...]
+
+
+def compose_trace(keys: TraceKeys, overrides: Sequence[str], config_dir: str | None) -> TraceCommand:
+    """The scan that keys and overrides describe; ``UserError`` for whatever is wrong with one."""
+    add_config_dir(config_dir)
+    mine = [text for text in overrides if top_of(parse(text)) in CHOSEN]
+    parsed = [parse(text) for text in mine]
+    inside = [override for override in parsed if is_inside(override)]
+    values = compose_values([str(one.input_line) for one in parsed if one not in inside], config_dir, CONFIG_NAME)
+    for override in inside:
+        values = with_value(values, override)
+    check_targets(values)
+    missing = [key for key, value in values["source"].items() if value == MISSING]
+    if missing:
+        raise UserError(f"source.{missing[0]}: missing; {values['source'][TARGET].rpartition('.')[2]} needs it")
+    options = {**asdict(keys), "limits": values["limits"]}
+    output = Path(options.pop("output")).expanduser()
+    source = instantiate(values["source"], "source", "shards")
+    scanner = instantiate({**values["scan"], **options}, "scan", "run", source=source)
+    return TraceCommand(scanner.run, output, values["source"], tuple(text for text in overrides if text not in mine))
+
 
 VERB = Verb(
     TraceKeys,
@@ -47,7 +107,7 @@ def main(request: Request[TraceKeys]) -> int:
             progress.update(task, total=shards, advance=1, description=what)
 
         scanned = command.scan(command.output, advance)
-    page = page_of(command, scanned, request.config_dir)
+    page = page_of(command.output, command.source, command.run, scanned, request.config_dir)
     path = command.output.with_suffix(".md")
     write_atomically(path, page.encode())
     make_console().print(page.rstrip(), markup=False, highlight=False, soft_wrap=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,7 +16,6 @@ from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
-from entrain_bench.config.trace import Scanned, TraceCommand
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import counts_of
@@ -29,20 +29,20 @@ NUM_SAMPLES = 8192
 MAX_BATCH = 4096
 
 
-def page_of(command: TraceCommand, scanned: Scanned, config_dir: str | None) -> str:
-    """The page, in Markdown; ``UserError`` for overrides of a run that are wrong."""
-    lines = [f"# {command.output.name}", "", *_scan_lines(command, scanned), ""]
+def page_of(output: Path, source: Mapping[str, Any], run: Sequence[str], scanned: Any, config_dir: str | None) -> str:
+    """The page on a trace, in Markdown; ``UserError`` for overrides of its ``run`` that are wrong."""
+    lines = [f"# {output.name}", "", *_scan_lines(source, scanned), ""]
     of = f" of the first {MAX_ROWS:,} rows" if scanned.samples > MAX_ROWS else ""
-    lines += [f"Quantiles{of}, of rows that have any:", "", *_quantile_table(_columns(command.output)), ""]
-    lines += _model_lines(command, config_dir, scanned.samples)
+    lines += [f"Quantiles{of}, of rows that have any:", "", *_quantile_table(_columns(output)), ""]
+    lines += _model_lines(output, run, config_dir, scanned.samples)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _scan_lines(command: TraceCommand, scanned: Scanned) -> Iterator[str]:
+def _scan_lines(source: Mapping[str, Any], scanned: Any) -> Iterator[str]:
     bad = sum(scanned.counts.values())
-    kind = str(command.source["_target_"]).rpartition(".")[2]
+    kind = str(source["_target_"]).rpartition(".")[2]
     again = "; scanned before, and its files have not changed (remove the trace to scan again)" if scanned.again else ""
-    where = command.source.get("path", kind)
+    where = source.get("path", kind)
     yield f"{scanned.samples:,} samples from {scanned.shards:,} shards of {where} ({kind}){again}."
     yield f"Found: {', '.join(f'{many:,} {kind}' for kind, many in scanned.items.items())}."
     yield f"{bad:,} left out{':' if bad else '.'}"
@@ -53,13 +53,13 @@ def _scan_lines(command: TraceCommand, scanned: Scanned) -> Iterator[str]:
         yield from (f"- `{name}`: {what}" for name, what in scanned.listed)
 
 
-def _model_lines(command: TraceCommand, config_dir: str | None, rows: int) -> Iterator[str]:
-    path = str(command.output)
+def _model_lines(output: Path, run: Sequence[str], config_dir: str | None, rows: int) -> Iterator[str]:
+    path = str(output)
     path = (path if "/" in path else f"./{path}").replace("\\", "\\\\").replace("'", "\\'")
-    overrides = ["workload=trace", f"workload.path='{path}'", *command.run]
+    overrides = ["workload=trace", f"workload.path='{path}'", *run]
     if rows > MAX_ROWS:
         overrides.append(f"workload.take='first:{MAX_ROWS}'")
-    if not any(text.partition("=")[0] == "workload.on_overlong" for text in command.run):
+    if not any(text.partition("=")[0] == "workload.on_overlong" for text in run):
         overrides.append("workload.on_overlong=truncate")
     config = Composer(config_dir).run(overrides)
     name = config.model["name"]

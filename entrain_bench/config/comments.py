@@ -1,7 +1,5 @@
 """Read the comments of the configuration tree: keys of a run with defaults, and choices of groups."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Runs and sweeps out of the configuration tree: Hydra composes each choice once, and plain values are set on it."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The key ``constants``: draws of the posterior of a device's constants, factors as in ``Speed``, from a CSV file."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping
 from dataclasses import fields

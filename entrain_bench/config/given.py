@@ -1,7 +1,5 @@
 """Choices that no YAML states: clusters by number of GPUs (``cluster=16xh100``), ``data=FILE``, and ``plan=FILE``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

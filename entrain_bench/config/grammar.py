@@ -1,7 +1,5 @@
 """The grammar of the command line: ``entrain-bench [verb] key=value ...``, one parser for all verbs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields

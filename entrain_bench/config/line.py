@@ -1,7 +1,5 @@
 """Words of a command line, sorted by kind, without anything that takes long to import."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

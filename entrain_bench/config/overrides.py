@@ -1,7 +1,5 @@
 """One override of the command line: how Hydra reads it, and what kind of change it makes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Options of a strategy's parts, from their dataclasses: a YAML with ``_target_`` alone has every field as a key."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """The user's configuration: the schema Hydra checks, and the plain values the suite works with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, make_dataclass
 from functools import cache
@@ -65,7 +63,7 @@ class RunConfig:
     retry: str | None
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> RunConfig:
+    def from_values(cls, values: Mapping[str, Any]) -> "RunConfig":
         """Check groups and ranges of values by top-level key; ``UserError`` names field, value and allowed range."""
         for path in _missing(values):
             raise UserError(f"{path}: must be given")

@@ -1,7 +1,5 @@
 """Plugins of Hydra: where the configuration tree is, and choices of it that no YAML states in full."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

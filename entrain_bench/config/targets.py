@@ -1,7 +1,5 @@
 """Classes that a configuration may name by ``_target_``, of the suite or a folder of the user's, and their objects."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

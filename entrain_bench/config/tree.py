@@ -1,7 +1,5 @@
 """The configuration tree: the YAMLs that choices are."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A lower bound on the iteration time that no assignment and no order of actions can beat under a given layout."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf

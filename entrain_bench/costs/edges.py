@@ -1,7 +1,5 @@
 """Transfers along a program's dependencies: their links and seconds, and the queues for links."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Times of layers: their interface, which a roofline or a device profile implements, and chunks of several widths."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple

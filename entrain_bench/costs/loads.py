@@ -1,9 +1,8 @@
 """Loads of chunks of packed sequences: the sizes that times of layers depend on, and how uneven they are over ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,7 +21,7 @@ class Packs:
     lengths: IntArray  # tokens of each sequence [sequences]
     offsets: IntArray  # sequences of each chunk [chunks + 1]
 
-    def take(self, rows: IntArray) -> Packs:
+    def take(self, rows: IntArray) -> "Packs":
         """Those of the given chunks."""
         offsets, entries = take_rows(self.offsets, rows)
         return Packs(self.lengths[entries], offsets)
@@ -104,23 +103,19 @@ class Loads:
     segments: Mapping[str, FloatArray] = field(default_factory=dict)  # sequences, or windows, of each kind [chunks]
     packs: Packs | None = None  # the sequences, where it matters to context parallelism how it cuts them
 
-    def take(self, rows: IntArray) -> Loads:
+    def take(self, rows: IntArray) -> "Loads":
         """Those of the given chunks."""
         packs = None if self.packs is None else self.packs.take(rows)
-        areas, segments = (
-            {name: values[rows] for name, values in by_kind.items()} for by_kind in (self.areas, self.segments)
-        )
-        return Loads(self.tokens[rows], areas, segments, packs)
+        return replace(self._changed(lambda values: values[rows]), packs=packs)
 
-    def packed_by(self, offsets: IntArray | None) -> Loads:
+    def packed_by(self, offsets: IntArray | None) -> "Loads":
         """Those of chunks, of those of their sequences; without offsets themselves."""
-        if offsets is None:
-            return self
-        areas, segments = (
-            {name: sum_rows(offsets, values) for name, values in by_kind.items()}
-            for by_kind in (self.areas, self.segments)
-        )
-        return Loads(sum_rows(offsets, self.tokens), areas, segments)
+        return self if offsets is None else self._changed(partial(sum_rows, offsets))
+
+    def _changed(self, change: Callable[[FloatArray], FloatArray]) -> "Loads":
+        areas = {name: change(values) for name, values in self.areas.items()}
+        segments = {name: change(values) for name, values in self.segments.items()}
+        return Loads(change(self.tokens), areas, segments)
 
     @property
     def content(self) -> tuple[object, ...]:

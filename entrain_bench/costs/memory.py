@@ -1,7 +1,5 @@
 """Device memory: what a stage holds all the time, and what each chunk adds between its forward and its backward."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Every operator takes the longest of its arithmetic, its memory traffic and its k
 (n + half) / limit (Hockney and Jesshope, Parallel Computers, 1981, r-infinity and n-half).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -52,11 +50,6 @@ class Roofline:
     _known: dict[tuple[object, ...], tuple[ModuleSpec, list[PassTimes]]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
-
-    @property
-    def beyond(self) -> Roofline:
-        """Itself: it knows the times of everything."""
-        return self
 
     def loads(self, module: ModuleSpec, lengths: IntArray, offsets: IntArray | None = None) -> Loads:
         """Return the loads of packed sequences (``compute_loads``)."""
@@ -219,7 +212,7 @@ class Roofline:
         freeze(*times.columns, *times.again)
         return times
 
-    def of(self, module: ModuleSpec) -> Roofline:
+    def of(self, module: ModuleSpec) -> "Roofline":
         """Itself under the settings that a module has."""
         return replace(self, framework=self.framework.of(module))
 

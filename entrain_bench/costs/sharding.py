@@ -5,8 +5,6 @@ While a layer computes, the next layer's gather and the previous layer's scatter
 Nothing hides the first gather and the last scatter of a micro-step through all modules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The end of an iteration, and what of it reaches into the next: gradients, optimizer and weights, in buckets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -137,14 +135,12 @@ class StepCosts:
 
     def _lag_s(self, layer_s: FloatArray, traffic: Traffic) -> FloatArray:
         """From the end of backwards to the end of the synchronisation of their gradients, links free ``[passes]``."""
-        lag_s = sync_lag_s(layer_s, traffic.layer_parameters, traffic.parameters, traffic.sync_s)
-        return self._slowed_s(lag_s, traffic.sync_s)
+        return self._slowed_s(sync_lag_s(layer_s, traffic), traffic.sync_s)
 
     def _wait_s(self, layer_s: FloatArray, traffic: Traffic) -> FloatArray:
         """From the launch of aligned gathers to the forward; of other gathers how long they stall it ``[passes]``."""
         waited_s = gather_lead_s if self.memory.framework.align_param_gather else gather_stall_s
-        waits_s = waited_s(layer_s, traffic.layer_parameters, traffic.parameters, traffic.gather_s)
-        return self._slowed_s(waits_s, traffic.gather_s)
+        return self._slowed_s(waited_s(layer_s, traffic), traffic.gather_s)
 
     def _slowed_s(self, exposed_s: FloatArray, bucket_s: FloatArray) -> FloatArray:
         """Seconds that buckets add to a pass: ``exposed_s`` do not fit beside it, the rest slows it ``[passes]``."""
@@ -325,41 +321,33 @@ def _reached_s(
     return np.asarray(before[:, layer] + inside * layer_s[:, layer])
 
 
-def sync_lag_s(
-    layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, bucket_s: FloatArray
-) -> FloatArray:
+def sync_lag_s(layer_s: FloatArray, traffic: Traffic) -> FloatArray:
     """From the end of a backward to the end of the synchronisation of its gradients, links free ``[passes]``.
 
-    ``layer_s`` are backward times, first layer first ``[passes, layers]``, with ``layer_parameters`` ``[layers]``;
-    ``bucket_s`` are times of the reductions of buckets with ``parameters`` ``[buckets]``.
+    ``layer_s`` are times of the backward's layers, first layer first ``[passes, layers]``.
     """
-    ready = _reached_s(layer_s[:, ::-1], layer_parameters[::-1], np.cumsum(parameters))
-    remaining = np.cumsum(bucket_s[::-1])[::-1]
+    ready = _reached_s(layer_s[:, ::-1], traffic.layer_parameters[::-1], np.cumsum(traffic.parameters))
+    remaining = np.cumsum(traffic.sync_s[::-1])[::-1]
     return np.asarray((ready + remaining).max(axis=1) - layer_s.sum(axis=1))
 
 
-def gather_stall_s(
-    layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, bucket_s: FloatArray
-) -> FloatArray:
-    """How long a forward waits if each gather follows the one before ``[passes]``; arguments as ``sync_lag_s``."""
-    needed = _needed_s(layer_s, layer_parameters, parameters)
-    bucket_s = bucket_s[::-1]
+def gather_stall_s(layer_s: FloatArray, traffic: Traffic) -> FloatArray:
+    """How long a forward, of ``layer_s``, waits in all if each gather follows the one before ``[passes]``."""
+    needed = _needed_s(layer_s, traffic)
+    bucket_s = traffic.gather_s[::-1]
     stalls = np.maximum(bucket_s[1:] - np.diff(needed, axis=1), 0.0)
     return np.asarray(bucket_s[0] + stalls.sum(axis=1))
 
 
-def gather_lead_s(
-    layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, bucket_s: FloatArray
-) -> FloatArray:
+def gather_lead_s(layer_s: FloatArray, traffic: Traffic) -> FloatArray:
     """From the launch of a stage's gathers to the earliest start of a forward that then never waits ``[passes]``."""
-    needed = _needed_s(layer_s, layer_parameters, parameters)
-    return np.asarray((np.cumsum(bucket_s[::-1]) - needed).max(axis=1))
+    return np.asarray((np.cumsum(traffic.gather_s[::-1]) - _needed_s(layer_s, traffic)).max(axis=1))
 
 
-def _needed_s(layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray) -> FloatArray:
+def _needed_s(layer_s: FloatArray, traffic: Traffic) -> FloatArray:
     """When a forward first needs each bucket, the first layers' bucket first ``[passes, buckets]``."""
-    parameters = parameters[::-1]
-    return _reached_s(layer_s, layer_parameters, np.cumsum(parameters) - parameters, begins=True)
+    parameters = traffic.parameters[::-1]
+    return _reached_s(layer_s, traffic.layer_parameters, np.cumsum(parameters) - parameters, begins=True)
 
 
 def delayed_s(

@@ -1,7 +1,5 @@
 """The hidden cost model of a program: seconds of passes, delays of dependencies, bytes of memory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from zlib import crc32
 
@@ -112,7 +110,7 @@ class CostTruth:
         object.__setattr__(self, "step_costs", StepCosts(self.memory, self.layer_times, self.cluster))
 
     @property
-    def beyond(self) -> CostTruth:
+    def beyond(self) -> "CostTruth":
         """The same costs with layer times extrapolated outside the measured range; only estimates may use them."""
         return replace(self, measured=self.measured.beyond) if self.measured else self
 

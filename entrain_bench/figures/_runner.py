@@ -110,13 +110,6 @@ def rows_of(experiment: str, config_dir: str | None = None) -> dict[str, SweepOv
     return {str(label): tuple(overrides) for label, overrides in rows.items()}
 
 
-def sweeps_of(experiment: str, config_dir: str | None = None) -> Sweeps:
-    """The sweeps of a figure."""
-    own = f"figure={experiment}"
-    rows = rows_of(experiment, config_dir)
-    return {label: (own, *overrides) for label, overrides in rows.items()} or {UNLABELLED: (own,)}
-
-
 def cells_of(sweeps: Sweeps, study: Study) -> Sequence[Cell] | Mapping[str, Sequence[Cell]]:
     """The cells of a figure, by the labels of its rows if it has any."""
     cells = {label: study.cells(*sweep) for label, sweep in sweeps.items()}
@@ -145,12 +138,12 @@ HASH_DIGITS = 8
 MAX_NAME = 60
 
 
-def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_dir: str | None = None) -> Sweeps:
+def sweeps_of(experiment: str, config_dir: str | None = None, overrides: Sequence[str] = ()) -> Sweeps:
     """The sweeps of a figure with overrides of the user's in the place of its values; others are added.
 
     ``UserError`` for keys whose values the figure compares, and several values of keys that are not ``REPLACED``.
     """
-    content = _yaml(experiment, config_dir)
+    content = _yaml(experiment, config_dir) if overrides else {}
     rows = rows_of(experiment, config_dir)
     # A file without options of the drawing is of the package ``hydra.sweeper.params``.
     params = content["hydra"]["sweeper"]["params"] if "hydra" in content else content
@@ -158,16 +151,15 @@ def own_sweeps(figure: str, experiment: str, overrides: Sequence[str], config_di
     compared |= {key: "in its rows" for row in rows.values() for key in swept_keys(row)}
     given = swept_keys(overrides)
     for key, several in given.items():
-        _check(figure, key, several, compared)
+        _check(experiment, key, several, compared)
     aside = [f"~{key}" for key in params if key.startswith(tuple(f"{other}." for other in given))]
-    own = (f"figure={experiment}", *overrides, *aside)
+    # The figure's name comes last: MLflow has the figure's own runs under it.
+    own = (*overrides, *aside, f"figure={experiment}")
     return {label: (*own, *row) for label, row in rows.items()} or {UNLABELLED: own}
 
 
 def file_name(figure: str, cells: Sequence[Cell], overrides: Sequence[str]) -> str:
     """Return the name of a figure's files: the figure, its workloads, and a hash of the overrides."""
-    if not overrides:
-        return figure
     workloads = "-".join(dict.fromkeys(str(labels_of(cell.config)["workload"]) for cell in cells))
     digest = hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:HASH_DIGITS]
     return f"{figure}_{re.sub(r'[^\w.-]+', '-', workloads)[:MAX_NAME]}_{digest}"

@@ -57,7 +57,8 @@ def draw(data: pd.DataFrame) -> Picture:
     means = by_job.apply(lambda row: geometric_mean(row.tolist()), axis="columns")
     if means.empty:
         return Picture(figure, table, "No combination has a result on every job.")
-    parts = ", ".join(f"{part} {name}" for part, name in zip(PARTS, means.idxmax(), strict=True))
+    best: tuple[str, ...] = means.index.to_list()[int(means.argmax())]
+    parts = ", ".join(f"{part} {name}" for part, name in zip(PARTS, best, strict=True))
     message = f"Fastest combination: {parts}; {means.max():.2f}x, geometric mean over all jobs."
     return Picture(figure, table, message)
 

@@ -51,7 +51,7 @@ def draw(data: Runs) -> Picture:
     lanes = {key: peak_replica(rows) for key, rows in data.actions.groupby(CASE, sort=False)}
     shown = pd.concat(lanes, names=CASE).reset_index(CASE)[[*CASE, *COLUMNS]]
     peaks = (shown.groupby(CASE, sort=False)["bytes"].max() / 2**30).rename("peak_gib").reset_index()
-    highest = peaks.loc[peaks["peak_gib"].idxmax()]
+    highest = peaks.iloc[int(peaks["peak_gib"].argmax())]
     figure, axes = panels(1, len(labels), DOUBLE_COLUMN_IN, 1.9, sharex=True, sharey=True)
     colours = palette(HOLDS)
     look = {"drawstyle": "steps-post", "estimator": None, "legend": False, "linewidth": 0.6, "palette": colours}

@@ -5,6 +5,7 @@ holds 90% of the samples, or of the batches of a size; the line is the median.
 """
 
 from functools import partial
+from typing import Any
 
 import pandas as pd
 from matplotlib.ticker import NullLocator
@@ -20,7 +21,7 @@ COLUMNS = 4
 BATCH_TICKS = [1, 16, 256]
 
 
-DRAWN = {"batch_sizes": [2**power for power in range(11)], "num_draws": 200, "num_samples": 8192}
+DRAWN: dict[str, Any] = {"batch_sizes": [2**power for power in range(11)], "num_draws": 200, "num_samples": 8192}
 load = partial(analyse, compute=share_quantiles, probabilities=PROBABILITIES, **DRAWN)
 
 

@@ -12,16 +12,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from entrain_bench.base.errors import UserError, unknown_choice
+from entrain_bench.base.errors import ExecutionError, UserError, unknown_choice
 
-PROGRAMS = {
-    "bench": "entrain_bench.lab.bench",
-    "fidelity": "entrain_bench.lab.fidelity.command",
-    "gpu-check": "entrain_bench.lab.gpu_check.command",
-    "preprocessing": "entrain_bench.lab.preprocessing",
-}
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
+PROGRAMS = ("bench", "fidelity", "gpu-check", "preprocessing")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,21 +22,21 @@ def main(arguments: Sequence[str]) -> int:
     name, *rest = arguments or [""]
     if name not in PROGRAMS:
         print(f"entrain_bench.lab: {unknown_choice('program', name, PROGRAMS)}", file=sys.stderr)
-        return EXIT_USER_ERROR
+        return 2
     # The others' packages would count as memory of what is measured.
-    module = import_module(PROGRAMS[name])
+    module = import_module(f"entrain_bench.lab.{name.replace('-', '_')}")
     parser = ArgumentParser(f"python -m entrain_bench.lab {name}", description=module.__doc__, allow_abbrev=False)
     parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where files go (default: results)")
     module.add_options(parser)
     options = parser.parse_args(rest)
     try:
         return int(module.run(options))
-    except UserError as error:
+    except (UserError, ExecutionError) as error:
         print(f"{name}: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+        return 2 if isinstance(error, UserError) else 1
     except KeyboardInterrupt:
         print(f"{name}: interrupted; what is finished is kept in {options.results_dir}", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return 130
 
 
 if __name__ == "__main__":

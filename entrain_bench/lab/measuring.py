@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,12 +17,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.base.hosttime import processor_name
 from entrain_bench.records.code import versions
+from entrain_bench.records.records import Record, Results
+from entrain_bench.run.cells import compose_cells
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,12 +37,6 @@ END_S = 15.0
 PACKAGES = ("transformer-engine", "transformer-engine-torch", "flash-attn", "apex", "triton")
 # Variables that change what communication and kernels do; other variables may hold secrets.
 VARIABLES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "NVTE_", "GLOO_", "OMP_")
-QUERY = "index,name,driver_version,memory.total,power.limit,clocks.max.sm,pcie.link.gen.max,pcie.link.width.max"
-NVIDIA_SMI_S = 60.0
-# Repetitions of a call, calls before that are not timed, and seconds after which a call is repeated less often.
-REPEATS = 10
-WARM_UPS = 2
-LONG_S = 3.0
 
 
 def run_python(arguments: Sequence[str], log: Path, timeout_s: float, environment: Mapping[str, str]) -> str:
@@ -80,29 +74,40 @@ def run_python(arguments: Sequence[str], log: Path, timeout_s: float, environmen
     return f"exit code {code}" if code else ""
 
 
+def run_strategies(
+    strategies: Sequence[str],
+    overrides: Sequence[str],
+    folder: Path,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Record]:
+    """Run a job under strategies in a process of its own; return their records, kept in ``folder`` as in any sweep.
+
+    If the process leaves no record, a failed one says what became of the process. Its output is added to
+    ``<folder>.log``.
+    """
+    log = folder.with_name(f"{folder.name}.log")
+    results = Results(folder)
+    given = [f"strategy={','.join(strategies)}", *overrides, f"results_dir={results.root}", "mlflow=false"]
+    try:
+        cells = compose_cells(given, multirun=True)
+    except UserError as error:
+        return dict.fromkeys(strategies, Record("", "failed", str(error), {}, {}, ""))
+    # The folder has records of other devices, code and options, too: what counts is of these cells. What an earlier
+    # process left unfinished would be taken for what this one leaves.
+    for cell in cells:
+        if not (known := results.read(cell.key)) or not known.finished:
+            results.record_path(cell.key).unlink(missing_ok=True)
+    wrong = run_python(["-m", "entrain_bench.cli", "--multirun", *given], log, timeout_s, environment or {})
+    reason = f"{wrong or 'left no record of this configuration and code'} ({last_line(log)})"
+    lost = Record("", "failed", reason, {}, {}, "")
+    return {strategy: results.read(cell.key) or lost for strategy, cell in zip(strategies, cells, strict=True)}
+
+
 def last_line(log: Path) -> str:
     """The last line of what a command printed that is not empty."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def time_calls(
-    call: Callable[[int], Any], repeats: int = REPEATS, timer: Callable[[], float] = perf_counter
-) -> list[float]:
-    """Seconds of repeated calls (at least three, after warm-ups), each of which receives its index."""
-    times: list[float] = []
-    for index in range(WARM_UPS + repeats):
-        started = timer()
-        call(index)
-        times.append(timer() - started)
-        if len(times) >= WARM_UPS + 3 and sum(times) > LONG_S:
-            break
-    return times[WARM_UPS:]
-
-
-def peak_rss_gb() -> float:
-    """Peak resident memory of this process, in GB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def allowed_cores() -> list[int]:
@@ -112,16 +117,11 @@ def allowed_cores() -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine that trains: GPUs that torch sees, facts on the host, and environment variables that matter.
+    """A machine that trains: GPUs that torch sees, facts on the host, and environment variables that matter."""
 
-    ``nvidia_smi`` lists the GPUs, ``topology`` is that of ``nvidia-smi topo -m``; both are empty without that tool.
-    """
-
-    gpus: list[dict[str, Any]]
+    gpus: list[str]
     host: dict[str, str]
     variables: dict[str, str] = field(default_factory=dict)
-    nvidia_smi: str = ""
-    topology: str = ""
 
 
 def host_facts() -> dict[str, str]:
@@ -143,42 +143,20 @@ def host_facts() -> dict[str, str]:
 def find_machine() -> Machine:
     """Describe this machine as this process sees it."""
     import torch
-    from torch.cuda import nccl
 
-    gpus: list[dict[str, Any]] = [
-        {"name": each.name, "memory_bytes": each.total_memory, "capability": f"{each.major}.{each.minor}"}
-        for each in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    ]
-    libraries = {
-        "CUDA": str(torch.version.cuda or "none"),
-        "NCCL": ".".join(map(str, nccl.version())) if gpus else "none",  # type: ignore[no-untyped-call]
-    }
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     # Values that are paths or addresses would name folders or hosts.
     variables = {
         name: value
         for name, value in sorted(os.environ.items())
         if name.startswith(VARIABLES) and "/" not in value and platform.node() not in value
     }
-    listed = _nvidia_smi(f"--query-gpu={QUERY}", "--format=csv")
-    return Machine(gpus, host_facts() | libraries, variables, listed, _nvidia_smi("topo", "-m"))
+    return Machine(gpus, host_facts(), variables)
 
 
-def _nvidia_smi(*arguments: str) -> str:
-    """Output of the driver's tool; empty if the tool is absent or fails."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ""
-    try:
-        done = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    # Headings are underlined.
-    return done.stdout.replace("\x1b[4m", "").replace("\x1b[0m", "").strip()
-
-
-def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
-    """Write a value that JSON can hold, None: on one line; a reader never sees half of it."""
-    write_atomically(path, json.dumps(value, indent=indent).encode())
+def write_json(path: Path, value: Any) -> None:
+    """Write a value that JSON can hold; a reader never sees half of it."""
+    write_atomically(path, json.dumps(value, indent=1).encode())
 
 
 def read_json(path: Path) -> Any:
@@ -198,17 +176,16 @@ def write_outputs(
     command: str,
     setting: Mapping[str, Sequence[Any]],
     seeds: Sequence[int],
-    costs: str,
 ) -> None:
     """Write ``<name>.csv`` and ``figures/<name>.{pdf,png,csv,json}``, as figures of runs have them, into results.
 
-    ``setting``, ``seeds`` and ``costs``, the source of seconds, are stated in the JSON.
+    ``setting`` and ``seeds`` are stated in the JSON.
     """
     # Of those who measure only some draw.
     from entrain_bench.figures._runner import described, render
 
     write_atomically(results / f"{name}.csv", rows.to_csv(index=False).encode())
-    described_as = {"json": described(title, command, setting, seeds, {"ranks of this machine": costs})}
+    described_as = {"json": described(title, command, setting, seeds, {"ranks of this machine": "measured"})}
     for suffix, content in (render(draw) | described_as).items():
         write_atomically(results / "figures" / f"{name}.{suffix}", content)
 

@@ -1,7 +1,5 @@
 """Assignments: which replica and microbatch each unit of each module goes to, and the chunks that follow."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

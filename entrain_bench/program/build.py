@@ -1,7 +1,5 @@
 """From chunks and slots to a program: lane orders by sorting, dependencies by joining sample sets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

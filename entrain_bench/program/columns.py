@@ -1,7 +1,5 @@
 """The columns of a program, a view of one action, and which layers its chunks recompute."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -117,8 +115,8 @@ class Program:
     def blocks(self, actions: IntArray) -> IntArray:
         """Block of each of the given passes, numbered through all modules."""
         module = self.module[actions]
-        first = self.layout.first_block[module]
-        stages = self.layout.num_stages[module]
+        stages = np.array([blocks.num_stages for blocks in self.layout.blocks])[module]
+        first = np.cumsum([0, *(len(blocks.rank_set) for blocks in self.layout.blocks)])[module]
         return np.asarray(first + self.replica[actions] * stages + self.stage[actions])
 
     @property

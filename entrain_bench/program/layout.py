@@ -1,7 +1,5 @@
 """Layouts: which ranks hold which layers of which module, and the lanes that follow: ranks that always act together."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -225,7 +223,7 @@ class ModuleLayout:
         return stage_planes(self.ranks)
 
     @property
-    def as_replicas(self) -> ModuleLayout:
+    def as_replicas(self) -> "ModuleLayout":
         """The layout without widths if its groups have one width, which makes them replicas; otherwise unchanged."""
         if len(self.widths) != 1:
             return self
@@ -233,7 +231,7 @@ class ModuleLayout:
         ranks = self.plane.reshape(self.pp, -1, tp * cp).swapaxes(0, 1)
         return replace(self, tp=tp, cp=cp, ranks=np.ascontiguousarray(ranks), widths=())
 
-    def at(self, degree: int) -> ModuleLayout:
+    def at(self, degree: int) -> "ModuleLayout":
         """The layout with the given entry of ``degrees`` for all units; only ``tp`` and ``cp`` of it mean anything."""
         if not self.widths:
             return self
@@ -275,16 +273,6 @@ class Layout:
     def num_lanes(self) -> int:
         """Number of lanes."""
         return len(self.lane_width)
-
-    @property
-    def num_stages(self) -> IntArray:
-        """Stages of each module ``[modules]``."""
-        return np.array([blocks.num_stages for blocks in self.blocks])
-
-    @property
-    def first_block(self) -> IntArray:
-        """First block of each module, numbered through all modules ``[modules + 1]``."""
-        return np.cumsum([0, *(len(blocks.rank_set) for blocks in self.blocks)])
 
     @property
     def num_ranks(self) -> int:

@@ -1,7 +1,5 @@
 """Plans as files: a job, the strategy to run it with, its layout, and what to expect; YAML with a version."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """Timelines as tables, for figures, files and other programs."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def timeline_frame(timeline: Timeline) -> pd.DataFrame:
+def timeline_frame(timeline: Timeline) -> "pd.DataFrame":
     """A timeline as a table, one row for each action and lane it occupies; memory is during and after an action."""
     # A run starts before pandas is imported.
     import pandas as pd
@@ -57,7 +55,7 @@ def timeline_frame(timeline: Timeline) -> pd.DataFrame:
     return frame
 
 
-def chrome_trace(frame: pd.DataFrame) -> dict[str, object]:
+def chrome_trace(frame: "pd.DataFrame") -> dict[str, object]:
     """A timeline table in the Chrome trace format (microseconds); processes are replicas, threads are lanes."""
     lanes = frame[frame["replica"] >= 0].drop_duplicates("lane").set_index("lane")["replica"]
     if "group" in frame:

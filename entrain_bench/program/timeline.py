@@ -1,7 +1,5 @@
 """Timelines: when every action of a program ran. Metrics and figures read nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from entrain_bench.base.arrays import FloatArray

@@ -1,7 +1,5 @@
 """Validate programs: every sample once per module and pass, no cycle, order feasible on every rank."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from entrain_bench.base.arrays import rows_of

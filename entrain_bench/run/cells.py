@@ -1,7 +1,5 @@
 """Run cells: one here, or many here, in processes of this machine or on Ray; each leaves its record."""
 
-from __future__ import annotations
-
 import os
 import traceback
 from collections import deque
@@ -129,7 +127,7 @@ def attempt(cell: Cell, results: Results) -> Done:
         return Done(cell, None, explain(error), perf_counter() - started)
 
 
-def run_or_explain(cell: Cell, plans: CachedLayouts | None) -> tuple[Record, pd.DataFrame | None]:
+def run_or_explain(cell: Cell, plans: CachedLayouts | None) -> "tuple[Record, pd.DataFrame | None]":
     """Run a cell and return its record, not yet written, and its timeline if one is kept."""
     try:
         added = metrics_in(cell.config_dir)

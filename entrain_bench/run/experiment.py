@@ -1,7 +1,5 @@
 """The experiment, start to end: workload, plan, assign, schedule, execute, measure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Run tasks in parallel, in processes of this machine (joblib's loky) or in Ray's pool."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal
@@ -29,7 +27,7 @@ IDLE_S = 60.0
 WATCH_S = 0.5
 
 # Executors with one process each, so that a process that dies costs only its task. They stay from one call to the next.
-_idle: list[ProcessPoolExecutor] = []
+_idle: "list[ProcessPoolExecutor]" = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,7 @@ def _call_in_folder(pickled: bytes, search: tuple[str, ...], folder: Path) -> An
     return function(task)
 
 
-def _one_process() -> ProcessPoolExecutor:
+def _one_process() -> "ProcessPoolExecutor":
     # A single run needs no process, and joblib takes a tenth of a second to import.
     from joblib.externals.loky import ProcessPoolExecutor
 

@@ -1,7 +1,5 @@
 """Figures and documents as outputs of sweeps, and the runs of these sweeps that are missing."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

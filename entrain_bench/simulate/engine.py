@@ -1,7 +1,5 @@
 """The compiled loop that times a program: lanes run their actions in order, each as soon as its inputs are there."""
 
-from __future__ import annotations
-
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
@@ -318,23 +316,22 @@ def describe_deadlock(
         return int(program.lane_actions[program.lane_offsets[lane] + position[lane]])
 
     lane_of_entry = rows_of(program.lane_offsets)
-    lane = int(np.flatnonzero(position < np.diff(program.lane_offsets))[0])
+    stuck = np.flatnonzero(position < np.diff(program.lane_offsets)).tolist()
+    heads = {next_action(lane) for lane in stuck}
+    lane = stuck[0]
     waits: dict[int, str] = {}
     while lane not in waits:
         action = next_action(lane)
         inputs = _inputs(program, transfers, action)
         missing = inputs[~done[inputs]]
-        needed = int(missing[0]) if missing.size else action
+        peers = np.zeros(0, np.int64)
+        if together is not None and together[action] >= 0:
+            peers = np.flatnonzero(together == together[action])
+        # What it lacks, or begins together with and has another before it, or else its own lanes that have not come.
+        needed = next((int(one) for one in (*missing, *peers) if one not in heads or missing.size), action)
         holders = lane_of_entry[program.lane_actions == needed].tolist()
-        if not missing.size:
-            # Nothing but the action's other lanes: those that have not come to it.
+        if needed == action:
             holders = [holder for holder in holders if next_action(holder) != needed]
-        if not missing.size and not holders and together is not None and together[action] >= 0:
-            # One that begins together with it, and has another before it.
-            heads = {next_action(one) for one in np.flatnonzero(position < np.diff(program.lane_offsets)).tolist()}
-            others = [peer for peer in np.flatnonzero(together == together[action]).tolist() if peer not in heads]
-            needed = others[0] if others else action
-            holders = lane_of_entry[program.lane_actions == needed].tolist()
         if not holders:
             return f"program: {program.view(action)} waits for {program.view(needed)}, which no lane runs"
         rank = int(program.layout.lane_first_rank[lane])

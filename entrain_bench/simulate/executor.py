@@ -1,7 +1,5 @@
 """Simulate a program under the cost truth."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Measured durations on the simulated clock: what of an iteration neither compute nor order explains."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

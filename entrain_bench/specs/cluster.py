@@ -16,8 +16,7 @@ MAX_RANKS = 2**17
 SLOWEST = 1e-6
 FASTEST = 1e6
 Factor = Annotated[float, between(SLOWEST, FASTEST, f"above 0: from {SLOWEST:g} to {FASTEST:g}")]
-# Head dimension that attention's efficiencies are stated for.
-HEAD_DIM = 128
+HEAD_DIM = 128  # head dimension that attention's efficiencies are stated for
 # Generations of attention kernels, oldest first; a device runs those up to its own.
 UNFUSED, FLASH1, FLASH2, FLASH3 = ATTENTION_KERNELS = ("unfused", "flash1", "flash2", "flash3")
 # Datasheet rates of a device, and the fractions of them that work attains.
@@ -77,11 +76,7 @@ class LinkTier:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Factors on a cluster's constants, from ``SLOWEST`` to ``FASTEST``; 1 leaves a constant unmodified.
-
-    Above 1, the first five make a cluster faster and the last three make it slower or smaller. A factor that would lift
-    an efficiency above 1 raises the peak instead.
-    """
+    """Factors on a cluster's constants; above 1 the first five make it faster, the others slower or smaller."""
 
     gemm: Factor = 1.0  # attained rates of matrix products
     attention: Factor = 1.0  # attained rates of attention
@@ -130,11 +125,9 @@ class ClusterSpec:
     def at(self, speed: Speed) -> Self:
         """The cluster with its constants multiplied; a peak rises where an efficiency would exceed 1."""
         device = self.device
-        changed = {
-            name: getattr(device, name) * getattr(speed, factor)
-            for factor, names in OF_DEVICE.items()
-            for name in names
-        }
+        changed: dict[str, Any] = {}
+        for part, names in OF_DEVICE.items():
+            changed |= {name: getattr(device, name) * getattr(speed, part) for name in names}
         changed["overlap_cost"] = min(changed["overlap_cost"], 1.0)
         for peak, shares in PEAKS.items():
             highest = max(changed[name] for name in shares)
@@ -174,9 +167,8 @@ class ClusterSpec:
         """Parse a cluster YAML; ``UserError`` for wrong values. A key ``sources`` may say where constants are from."""
         config = {key: value for key, value in config.items() if key != "sources"}
         if isinstance(config.get("tiers"), list):
-            config["tiers"] = [
-                {"num_ranks": 0, **tier} if isinstance(tier, Mapping) else tier for tier in config["tiers"]
-            ]
+            tiers = config["tiers"]
+            config["tiers"] = [{"num_ranks": 0, **tier} if isinstance(tier, Mapping) else tier for tier in tiers]
         cluster = parse(cls, config, "cluster")
         ranks = cluster.num_ranks
         most = MAX_RANKS // cluster.gpus_per_node

@@ -116,14 +116,6 @@ class FrameworkOptions:
 
 def with_options(model: ModelSpec, framework: FrameworkOptions) -> ModelSpec:
     """The model with the head that the framework runs, what it recomputes, and what it freezes."""
-    model = with_cross_entropy(model, framework.cross_entropy)
+    if framework.cross_entropy != UNFUSED:
+        model = model.with_head(language_head(model.llm.config, framework.cross_entropy))
     return model.with_recomputation(framework.recompute_granularity).with_frozen(framework.freeze)
-
-
-def with_cross_entropy(model: ModelSpec, kind: str) -> ModelSpec:
-    """The model whose LLM computes its loss by one of ``CROSS_ENTROPIES``."""
-    if kind == UNFUSED:
-        return model
-    head = model.llm.layers[-1]
-    changed = language_head(model.llm.config, kind)
-    return model.with_head(changed if head.learns else changed.frozen(passes_gradients=head.backward_share > 0))

@@ -12,12 +12,10 @@ from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import Count, at_least, between, check_fields
 
-# Largest microbatch that planners consider where its size is theirs to choose.
-MAX_MICROBATCH_SIZE = 16
+MAX_MICROBATCH_SIZE = 16  # largest microbatch that planners consider where its size is theirs to choose
 # Samples of an iteration, or of a profile; more would be refused by the machine's memory, not by a message.
 MAX_SAMPLES = 2**20
-# Share of the memory budget that plans use up.
-PLANNING_SHARE = 0.95
+PLANNING_SHARE = 0.95  # share of the memory budget that plans use up
 Degree = Annotated[int, at_least(1, "null or at least 1")] | None
 
 

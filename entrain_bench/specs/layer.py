@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +15,7 @@ FP32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """A product ``[tokens * rows_per_token, k] @ [k, n]``; tensor parallelism splits k (row parallel) or n (column).
-
-    A convolution uses each input value ``taps`` times (kernel size / stride, squared), so a row reads k / taps.
-    """
+    """A product ``[tokens * rows_per_token, k] @ [k, n]``; a convolution uses each input value ``taps`` times."""
 
     k: int
     n: int
@@ -47,6 +45,10 @@ class Attention:
         queries = np.asarray(lengths, np.float64) * self.rows_per_token
         span = np.minimum(queries, self.window_tokens) if self.window_tokens else queries
         return 4.0 * self.query_width * queries * (self.context_tokens or span) * (0.5 if self.causal else 1.0)
+
+
+# What a layer keeps for its backward.
+KEPT_BYTES = [f"{what}_bytes_per_token" for what in ("activation", "input", "replicated", "whole", "fp32")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +102,11 @@ class Layer:
 
     def frozen(self, passes_gradients: bool) -> Layer:
         """The layer with fixed weights; if nothing before it learns, it has no backward and keeps nothing for one."""
-        still = replace(
-            self,
-            remade=self.remade and self.remade.frozen(passes_gradients) if passes_gradients else None,
-            learns=False,
-            backward_share=0.5 * passes_gradients,
-        )
         if passes_gradients:
-            return still
-        return replace(
-            still,
-            activation_bytes_per_token=0.0,
-            input_bytes_per_token=0.0,
-            replicated_bytes_per_token=0.0,
-            whole_bytes_per_token=0.0,
-            fp32_bytes_per_token=0.0,
-        )
+            remade = self.remade and self.remade.frozen(passes_gradients)
+            return replace(self, remade=remade, learns=False, backward_share=0.5)
+        nothing: dict[str, Any] = dict.fromkeys(KEPT_BYTES, 0.0)
+        return replace(self, remade=None, learns=False, backward_share=0.0, **nothing)
 
     def unneeded_flops(self, lengths: IntArray) -> FloatArray:
         """Of three times the FLOPs of a forward, those that a frozen layer has no need of, per sequence."""
@@ -163,13 +154,11 @@ class Layer:
 
     def held_bytes(self, tp: int, sequence_parallel: bool, element_bytes: int = BF16_BYTES) -> float:
         """Bytes a token leaves for backward with recomputation, on a rank of ``tp``, without context parallelism."""
-        kept = self.kept_bytes(tp, sequence_parallel, element_bytes)
-        if not self.recomputed:
-            return kept
-        if self.remade is not None:
-            return kept - self.remade.kept_bytes(tp, sequence_parallel, element_bytes)
-        split = tp if sequence_parallel or not self.tensor_parallel else 1
-        return self.input_bytes_per_token * element_bytes / BF16_BYTES / split
+        if self.recomputed and self.remade is None:
+            split = tp if sequence_parallel or not self.tensor_parallel else 1
+            return self.input_bytes_per_token * element_bytes / BF16_BYTES / split
+        again = self.recomputed_bytes(tp, sequence_parallel, element_bytes)
+        return self.kept_bytes(tp, sequence_parallel, element_bytes) - again
 
     def working_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
         """Bytes a token needs besides on a rank of ``tp`` while the layer runs, without context parallelism."""

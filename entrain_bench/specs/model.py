@@ -24,15 +24,12 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules, parse_images
 from entrain_bench.specs.unet import check_unet, unet_layers
 
-# Layers of a module: planners compare every pair of them.
-MAX_LAYERS = 1000
-# Sizes of a layer, of which two are multiplied for its parameters.
-MAX_SIZE = 2**24
+MAX_LAYERS = 1000  # layers of a module: planners compare every pair of them
+MAX_SIZE = 2**24  # sizes of a layer, of which two are multiplied for its parameters
 # The part of a block that recomputation covers: all of it, or its MLP with the norm before it.
 FULL = "full"
 SELECTIVE = "selective"
-# A backward takes twice the forward's model FLOPs.
-TRAINING_FLOPS = 3.0
+TRAINING_FLOPS = 3.0  # A backward takes twice the forward's model FLOPs
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """Check plain mappings against frozen dataclasses, with errors that name the field."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from math import inf
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 from entrain_bench.base.errors import UserError, require, unknown_choice
 
@@ -88,19 +90,19 @@ def check_values(cls: type, values: Mapping[str, Any], where: str) -> dict[str, 
 def parse[T](cls: type[T], values: Any, where: str) -> T:
     """An instance of a dataclass: keys, types and ranges checked; whole numbers such as ``1e9`` are integers."""
     check_keys(cls, values, where)
-    hints = _hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]
     return cls(**{key: _convert(hints[key], value, f"{where}.{key}") for key, value in values.items()})
 
 
 def check_fields(instance: Any, where: str = "") -> None:
     """Raise ``UserError`` for a field of a dataclass that its type does not allow; ``where`` goes before its name."""
-    hints = _hints(type(instance))
+    hints = _hints(type(instance))  # type: ignore[arg-type]
     for field in fields(instance):
         _convert(hints[field.name], getattr(instance, field.name), f"{where}{field.name}", parses=False)
 
 
 @cache
-def _hints(cls: Any) -> dict[str, Any]:
+def _hints(cls: Hashable) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
@@ -128,7 +130,7 @@ def _convert(hint: Any, value: Any, where: str, parses: bool = True) -> Any:
 
 
 def _scalar(hint: type, value: Any, where: str) -> Any:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and -inf < value < inf
+    number = isinstance(value, int | float | np.integer) and not isinstance(value, bool) and -inf < value < inf
     fits = isinstance(value, hint) if hint in (bool, str) else number and (hint is float or value == int(value))
     if not fits:
         raise UserError(f"{where}={value}: must be {SCALARS[hint]}")

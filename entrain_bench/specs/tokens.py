@@ -1,7 +1,4 @@
-"""How a model turns pixels, seconds and characters into tokens, by the rules of published processors.
-
-Marker tokens that a processor adds around an image, such as a row's end, count as tokens of the image.
-"""
+"""How a model turns pixels, seconds and characters into tokens, markers included, by published processors' rules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,19 +7,16 @@ from typing import Annotated, Any
 from entrain_bench.base.errors import unknown_choice
 from entrain_bench.specs.parse import Allowed, between, check_mapping, parse
 
-# Tokens of a sequence or of an item, at most.
-MAX_TOKENS = 2**30
+MAX_TOKENS = 2**30  # tokens of a sequence or of an item, at most
 Size = Annotated[int, between(1, MAX_TOKENS, f"positive, at most {MAX_TOKENS}")]
 Amount = Annotated[float, between(1 / MAX_TOKENS, MAX_TOKENS, f"positive, from {1 / MAX_TOKENS:.2g} to {MAX_TOKENS}")]
-# Sides, tokens and tiles of an image, at most: products of three stay below 2**53.
-MAX_RULE = 2**17
+MAX_RULE = 2**17  # sides, tokens and tiles of an image, at most: products of three stay below 2**53
 Side = Annotated[int, between(1, MAX_RULE)]
 SideOrNone = Annotated[int, between(0, MAX_RULE)]
 # Tiles on a side of a grid: every grid is tried on every image.
 MAX_GRID = 32
 MAX_DYNAMIC = 256
-# Kernel, stride or padding of a convolution over audio.
-MAX_STEP = 2**12
+MAX_STEP = 2**12  # kernel, stride or padding of a convolution over audio
 
 
 def are_grids(grids: tuple[tuple[int, ...], ...]) -> bool:
@@ -127,10 +121,7 @@ def parse_images(values: Any, where: str) -> ImageRules:
 
 @dataclass(frozen=True, slots=True)
 class TileRules:
-    """Images cut into tiles of one size, as by LLaVA-OneVision's and InternVL's preprocessing ("anyres").
-
-    ``dynamic_tiles``: on the grid with the nearest proportions; ``max_grid`` and ``max_llm_tiles`` then decide nothing.
-    """
+    """Images cut into tiles of one size, as by LLaVA-OneVision's and InternVL's preprocessing ("anyres")."""
 
     pixels: Size  # side of a tile
     encoder_side: Size  # patches on a side of a tile, in the encoder
@@ -138,7 +129,7 @@ class TileRules:
     max_grid: Annotated[int, between(1, MAX_GRID)]  # tiles on a side of the largest grid, beside a thumbnail
     max_llm_tiles: Size  # larger images are scaled down to the LLM tokens of so many tiles, which are all encoded
     max_frames: Size  # of a video
-    dynamic_tiles: Annotated[int, between(1, MAX_DYNAMIC)] | None = None
+    dynamic_tiles: Annotated[int, between(1, MAX_DYNAMIC)] | None = None  # instead of ``max_grid``, any proportions
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""A conditional U-Net as a sequence of layers: Stable Diffusion's denoiser (arXiv:2112.10752), in diffusers' structure.
-
-A token is a position of the latent image; level l works on 4^-l as many. Ranks of a TP group share out the images.
-"""
+"""A conditional U-Net as a sequence of layers, Stable Diffusion's (arXiv:2112.10752); a token is a latent position."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,8 +10,7 @@ from entrain_bench.specs.parse import Count
 # A 3 x 3 convolution; with stride 2 each value is read for a quarter of the taps.
 TAPS = 9
 STRIDED_TAPS = TAPS / 4
-# Stable Diffusion 2.1: 5, 10, 20 and 20 heads of 320, 640, 1280 and 1280 channels (unet/config.json).
-HEAD_DIM = 64
+HEAD_DIM = 64  # Stable Diffusion 2.1: 5, 10, 20 and 20 heads of 320, 640, 1280 and 1280 channels (unet/config.json)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -81,7 +81,6 @@ class ListedShapes:
     shapes: SampleShapes
     num_truncated: int = 0  # samples that were shortened to the model's context
     num_dropped: int = 0  # further samples that were left out
-    _epochs: dict[tuple[int, int], IntArray] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -90,21 +89,18 @@ class ListedShapes:
 
     def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
         """Return samples ``iteration * num_samples`` and following of the seed's stream."""
-        blocks = stream_blocks(iteration, num_samples, seed, len(self.shapes))
-        return self.shapes.take(np.concatenate([self._epoch(seed, epoch)[lo:hi] for epoch, lo, hi in blocks]))
+        count = len(self.shapes)
+        blocks = stream_blocks(iteration, num_samples, seed, count)
+        orders = [stable_rng(self.name, seed, epoch).permutation(count)[lo:hi] for epoch, lo, hi in blocks]
+        return self.shapes.take(np.concatenate(orders))
 
     def draw(self, num_samples: int, rng: np.random.Generator) -> SampleShapes:
         """Draw samples independently and uniformly."""
         require(num_samples >= 1, "num_samples", num_samples, "at least 1")
         return self.shapes.take(rng.integers(len(self.shapes), size=num_samples))
 
-    def _epoch(self, seed: int, epoch: int) -> IntArray:
-        order = stable_rng(self.name, seed, epoch)
-        return one_of_two(self._epochs, (seed, epoch), lambda: order.permutation(len(self.shapes)))
 
-
-# Whisper's and its successors' (arXiv:2212.04356, section 2.2).
-SOUND_HZ = 16_000
+SOUND_HZ = 16_000  # Whisper's and its successors' (arXiv:2212.04356, section 2.2)
 
 type Pixels = NDArray[np.uint8]
 type Sound = NDArray[np.float32]

@@ -99,4 +99,4 @@ def _extractor(mels: int) -> Any:
     # Imported where needed: it takes seconds, and is installed for audio only.
     from transformers import WhisperFeatureExtractor
 
-    return WhisperFeatureExtractor(feature_size=mels)
+    return WhisperFeatureExtractor(feature_size=mels)  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import forkserver, get_start_method, set_start_method
@@ -66,14 +66,12 @@ def start_ranks(config: RunConfig, settings: TrainSettings, progress: Callable[[
     return outcome
 
 
-def on_ranks(
-    function: Callable[..., Any], num_ranks: int, *args: Any, device: str = "cpu", cores: Sequence[int] = ()
-) -> list[Any]:
+def on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, device: str = "cpu") -> list[Any]:
     """Call ``function(*args, group)`` on every rank and return the results by rank; raises as ``run_on_ranks``.
 
-    ``group`` is a gloo group of all ranks. Ranks are pinned to ``cores`` in turn, if there are any.
+    ``group`` is a gloo group of all ranks.
     """
-    return run_on_ranks(partial(_call, function, args, device, tuple(cores)), num_ranks, device, TIMEOUT_S)
+    return run_on_ranks(partial(_call, function, args, device), num_ranks, device, TIMEOUT_S)
 
 
 def run_on_ranks(
@@ -199,21 +197,13 @@ def _signals_raise() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def pin(cores: Sequence[int], index: int) -> None:
-    """Keep this process, and threads that it starts later, on one of the cores, where the system supports it."""
-    if cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {cores[index % len(cores)]})
-
-
 def _call(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     device: str,
-    cores: Sequence[int],
     _: Callable[[int], None],
 ) -> Any:
     rank = int(os.environ["RANK"])
-    pin(cores, rank)
     with process_group(torch.device(device, rank) if device == "cuda" else torch.device("cpu"), TIMEOUT_S) as group:
         return function(*args, group)
 

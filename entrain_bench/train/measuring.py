@@ -39,7 +39,7 @@ SKIP = "To skip such updates and continue, set harness.on_non_finite=skip"
 
 @dataclass(slots=True)
 class Clock:
-    """Start and end of a rank's actions in seconds from ``began_s``, the time of day; machines keep theirs alike."""
+    """Start and end of a rank's actions in seconds from ``began_s``, the system time."""
 
     device: torch.device
     timer: Callable[[], float] = perf_counter

@@ -24,8 +24,9 @@ from torch.distributed.tensor import DTensor
 
 from entrain_bench.base.errors import ExecutionError, IncompatibleError, UserError
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.train.modules import NamedParameter, Stage, StageGroups, named_parameters
 from entrain_bench.train.modules.blocks import AttentionKernel
+from entrain_bench.train.modules.packing import StageGroups
+from entrain_bench.train.modules.stage import NamedParameter, Stage, named_parameters
 
 # Where DCP's writer leaves the files of ranks.
 SHARDED_DIR_NAME = "sharded"
@@ -150,7 +151,7 @@ def published_parts(
     names = [f"{block}{name}.{part if path else 'weight'}" for name in scheme.parts[ours]]
     if ours == "linear_qkv":
         # megatron-core stores each group of queries with its key and value.
-        groups = full.unflatten(0, (config.num_kv_heads, -1, config.head_dim))
+        groups = full.reshape(config.num_kv_heads, -1, config.head_dim, *full.shape[1:])
         heads = [groups.transpose(0, 1)] if len(names) == 1 else [groups[:, :-2], groups[:, -2], groups[:, -1]]
         parts = {name: (rows, (-1, *full.shape[1:])) for name, rows in zip(names, heads, strict=True)}
         if is_whisper and part == "bias":
@@ -162,7 +163,8 @@ def published_parts(
         side = model.tokens.patch_pixels
         taps = (3, side, side) if config.checkpoint == "siglip" else (3, -1, side, side)
         # Convolutions over frames have their taps before channels in a stage, and behind them in a checkpoint.
-        views = (full.unflatten(1, (3, -1)).transpose(1, 2) if is_whisper else full.unflatten(1, taps),)
+        kernel = full.reshape(len(full), *((3, -1) if is_whisper else taps))
+        views = (kernel.transpose(1, 2) if is_whisper else kernel,)
     return {name: (view, tuple(view.shape)) for name, view in zip(names, views, strict=True)}
 
 
@@ -264,7 +266,7 @@ def save_weights(
 
     Collective. Files of the same names are replaced, others stay. ``ExecutionError`` if it cannot be written.
     """
-    state = {}
+    state = dict[str, Tensor]()
     for stage, groups in stages:
         for named in named_parameters(stage):
             full = _whole_value(named, groups)

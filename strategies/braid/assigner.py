@@ -14,7 +14,7 @@ from entrain_bench.balancing.planning import mean_length
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive, matmul
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.compiled import inlined, njit
+from entrain_bench.base.compiled import njit
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
@@ -68,10 +68,9 @@ def _remade(module: ModuleSpec, recompute: bool) -> FloatArray:
 
 @njit()
 def level_shares(base_s, cost_s):  # type: ignore[no-untyped-def]
-    """Shares ``[replicas, copies]`` of an encoder's work ``[replicas, stages]`` that level lanes; and the level."""
+    """Shares ``[replicas, copies]`` of an encoder's work ``[replicas, stages]`` that level the copies' lanes."""
     replicas, copies, _ = base_s.shape
     shares = np.zeros((replicas, copies))
-    high = np.zeros(replicas)
     for replica in range(replicas):
         low_s = np.inf
         for copy in range(copies):
@@ -86,21 +85,15 @@ def level_shares(base_s, cost_s):  # type: ignore[no-untyped-def]
         total = _taken(high_s, base_s[replica], cost_s[replica], shares[replica])
         for copy in range(copies):
             shares[replica, copy] = shares[replica, copy] / total if total > 0 else 1 / copies
-        high[replica] = high_s
-    return shares, high
+    return shares
 
 
-@inlined
+@njit()
 def _taken(level_s, base_s, cost_s, share):  # type: ignore[no-untyped-def]
     """Share of the work that each copy can take below a level, and their sum."""
-    total = 0.0
     for copy in range(len(base_s)):
-        share[copy] = np.inf
-        for stage in range(len(cost_s)):
-            share[copy] = min(share[copy], (level_s - base_s[copy, stage]) / max(cost_s[stage], 1e-12))
-        share[copy] = max(share[copy], 0.0)
-        total += share[copy]
-    return total
+        share[copy] = max(((level_s - base_s[copy]) / np.maximum(cost_s, 1e-12)).min(), 0.0)
+    return share.sum()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +163,8 @@ class BraidAssigner:
         """Replica and microbatch of every sample."""
         llm = layout.modules[profile.job.model.llm_index]
         count = layout.num_microbatches
-        index = np.arange(len(shapes))
         if not self.balance:
-            group = index // max(1, -(-len(shapes) // (llm.dp * count)))
+            group = np.arange(len(shapes)) // max(1, -(-len(shapes) // (llm.dp * count)))
             return group % llm.dp, group // llm.dp
         cost = two_columns(self._sample_lanes(profile, shapes, layout, work))
         replica = lpt_with_exchange(cost, llm.dp)
@@ -190,8 +182,7 @@ class BraidAssigner:
         model = profile.job.model
         index_of_llm = profile.job.model.llm_index
         llm = layout.modules[index_of_llm]
-        mean = work[index_of_llm].sum(axis=0) / llm.dp
-        busy_s = _lane_seconds(layout, index_of_llm, np.tile(mean, (llm.dp, 1)))
+        busy_s = _lane_seconds(layout, index_of_llm, np.tile(work[index_of_llm].sum(axis=0) / llm.dp, (llm.dp, 1)))
         held = [
             blocks.lanes[: blocks.offsets[max(1, placed.dp // llm.dp) * placed.pp]]
             for blocks, placed in zip(layout.blocks, layout.modules, strict=True)
@@ -200,7 +191,6 @@ class BraidAssigner:
         loads = np.zeros((len(shapes), len(lanes)))
 
         def add(index: int, copy: int, stage_s: FloatArray) -> None:
-            """Add rows of seconds of a replica's stages to those of its lanes."""
             blocks = layout.blocks[index]
             for stage, seconds in enumerate(stage_s.T):
                 block = copy * layout.modules[index].pp + stage
@@ -225,7 +215,7 @@ class BraidAssigner:
         if self.level:
             blocks = layout.blocks[index]
             base = np.maximum.reduceat(busy_s[blocks.lanes], blocks.offsets[:-1])
-            shares = level_shares(base.reshape(len(total), copies, placed.pp), total)[0]
+            shares = level_shares(base.reshape(len(total), copies, placed.pp), total)
         busy_s += _lane_seconds(layout, index, (shares[:, :, None] * total[:, None]).reshape(placed.dp, -1))
         return shares
 
@@ -243,9 +233,7 @@ def deal_chunks(
     replica: IntArray, microbatch: IntArray, cost_s: FloatArray, tokens: IntArray, most_tokens: float
 ) -> IntArray:
     """Chunk of each item, counted in its microbatch: in every one as many as tokens ask for, by LPT ``[items]``."""
-    if not len(replica):
-        return np.zeros(0, np.int64)
-    key = replica * (1 + int(microbatch.max())) + microbatch
+    key = replica * (1 + int(microbatch.max(initial=0))) + microbatch
     _, group, size = np.unique(key, return_inverse=True, return_counts=True)
     wanted = np.rint(np.bincount(group, tokens) / most_tokens).astype(np.int64)
     count = np.clip(wanted, 1, size)
@@ -281,10 +269,9 @@ def spread_chunks(
     First the heavy chunks, the heaviest first, each to the copy that has most of its share left; then, chunk after
     chunk, to the copy furthest below its share ``[replicas, copies]``. A chunk costs ``chunk_s`` besides its items.
     """
-    if not len(replica):
-        return np.zeros(0, np.int64)
-    key, member = np.unique(replica * (1 + int(chunk.max())) + chunk, return_inverse=True)
-    chunk_replica = key // (1 + int(chunk.max()))
+    most = 1 + int(chunk.max(initial=0))
+    key, member = np.unique(replica * most + chunk, return_inverse=True)
+    chunk_replica = key // most
     seconds = np.bincount(member, cost_s) + chunk_s
     total = np.bincount(chunk_replica, seconds, len(shares))
     mean = total / np.maximum(np.bincount(chunk_replica, minlength=len(shares)), 1)

@@ -7,7 +7,7 @@ narrower groups nest inside them. In a pack every module chooses a width of its 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -56,12 +56,10 @@ class UnitWork(NamedTuple):
 def estimate_work(shapes: SampleShapes, layout: Layout, profile: Profile) -> UnitWork:
     """Believed work of a batch at all widths of a layout, by the profile's estimates."""
     modules = profile.job.model.modules
-    num_samples = len(shapes)
     llm = profile.job.model.llm_index
     asked = profile.job.request.recompute is not None
     hidden_bytes = 2.0 * profile.job.model.llm.config.hidden_size
-    counts = [len(module.units(shapes)) for module in modules]
-    first_unit = offsets_from_counts(np.array(counts))
+    first_unit = offsets_from_counts(np.array([len(module.units(shapes)) for module in modules]))
     first_degree = offsets_from_counts(np.array([len(placed.degrees) for placed in layout.modules]))
     added = np.zeros((5, int(first_degree[-1]), int(first_unit[-1])))
     seconds, again_s, bytes_, lean, running = added
@@ -69,10 +67,9 @@ def estimate_work(shapes: SampleShapes, layout: Layout, profile: Profile) -> Uni
     width = np.zeros(int(first_degree[-1]), np.int64)
     owners = []
     for index, (module, placed) in enumerate(zip(modules, layout.modules, strict=True)):
-        units = module.units(shapes)
         mine = slice(int(first_unit[index]), int(first_unit[index + 1]))
-        lengths = module.lengths(shapes, units)
-        owners.append(module.owners(shapes, units))
+        lengths = module.lengths(shapes, module.units(shapes))
+        owners.append(module.owners(shapes, module.units(shapes)) * len(modules) + index)
         remade = module.kind_counts(placed.layers_per_stage)[0] * [kind.remade_share for kind in module.kinds]
         rows = slice(int(first_degree[index]), int(first_degree[index + 1]))
         seconds[rows, mine], _, chunk_s[rows] = unit_costs(module, placed, shapes, profile)
@@ -84,14 +81,12 @@ def estimate_work(shapes: SampleShapes, layout: Layout, profile: Profile) -> Uni
                 kept, extra = profile.memory.token_bytes(module, replace(placed.at(degree), recompute=recompute))
                 held[row, mine] = lengths * (float(kept[0]) + (index == llm) * hidden_bytes)
             running[row, mine] = lengths * (float(extra[0]) + (index == llm) * 2 * hidden_bytes)
-    key = np.concatenate([owner * len(modules) + index for index, owner in enumerate(owners)])
-    order = np.argsort(key, kind="stable")
-    offsets = offsets_from_counts(np.bincount(key, minlength=num_samples * len(modules)))
-    return UnitWork(width, first_degree, added, chunk_s, first_unit, offsets, order)
+    key = np.concatenate(owners)
+    offsets = offsets_from_counts(np.bincount(key, minlength=len(shapes) * len(modules)))
+    return UnitWork(width, first_degree, added, chunk_s, first_unit, offsets, np.argsort(key, kind="stable"))
 
 
-@dataclass(frozen=True, slots=True)
-class Deal:
+class Deal(NamedTuple):
     """Where samples go."""
 
     width: IntArray  # of each sample's group ``[samples]``
@@ -110,10 +105,9 @@ def dealt(
     seconds: FloatArray, bytes_: FloatArray, widths: IntArray, num_ranks: int, room_bytes: float, limit_s: float
 ) -> Deal:
     """Samples on groups if none takes longer than ``limit_s`` where width or memory can help ``[widths, samples]``."""
-    cost = decisive(seconds * widths[:, None])
-    good = (decisive(seconds) <= limit_s) & (bytes_ <= room_bytes)
-    level = np.where(good, cost, np.inf).argmin(axis=0)
     fits = np.where(bytes_ <= room_bytes, decisive(seconds), np.inf)
+    good = np.isfinite(fits) & (fits <= limit_s)
+    level = np.where(good, decisive(seconds * widths[:, None]), np.inf).argmin(axis=0)
     fallback = np.where(np.isfinite(fits).any(axis=0), fits.argmin(axis=0), len(widths) - 1)
     level = np.where(good.any(axis=0), level, fallback)
     mine = decisive(seconds[level, np.arange(seconds.shape[1])])
@@ -285,15 +279,15 @@ def _exchanged(group_of, seconds, start, rounds):  # type: ignore[no-untyped-def
                     if min(less, room - less) > gain * (1 + 1e-9):
                         gain = min(less, room - less)
                         one = sample
-                        other = partner
+                        other = int(partner)
         if one < 0:
             break
         goal = low if other < 0 else group_of[other]
-        for sample, source, target in ((one, top, goal), (other, goal, top)):
-            if sample >= 0:
-                members[source] = members[source][members[source] != sample]
-                members[target] = np.append(np.array([sample]), members[target])
-                group_of[sample] = target
+        for moved, source, target in ((one, top, goal), (other, goal, top)):
+            if moved >= 0:
+                members[source] = members[source][members[source] != moved]
+                members[target] = np.append(np.array([moved]), members[target])
+                group_of[moved] = target
                 load[source] -= seconds[sample]
                 load[target] += seconds[sample]
     return group_of, load.max()

@@ -44,8 +44,7 @@ MANY = 6144
 NEAR = 1.05
 # No pipelines are planned if the best layout with widths takes at most so many times its work evenly shared.
 PIPELINED = 1.5
-# Ranks up to which pipelines have the whole budget of simulated batches. Batches of more ranks take longer, and the
-# budget shrinks as their number grows, down to the second number.
+# Ranks up to which pipelines have the whole budget of simulated batches; it shrinks with more, down to the second.
 RANKS = 64
 FEWEST = 12
 
@@ -184,7 +183,7 @@ def split_layers(work: ShapeWork, shape: Shape) -> tuple[list[tuple[int, ...]], 
         cost_s = stage_sums(layer_s, layers[index])
         lanes_s = busy_s.reshape(shape.segments, shape.encoder_stages, shape.blocks_abreast)
         base_s = np.repeat(lanes_s.max(axis=2), abreast, axis=0)
-        shares = level_shares(base_s[None], cost_s[None])[0].reshape(shape.segments, abreast)
+        shares = level_shares(base_s[None], cost_s[None]).reshape(shape.segments, abreast)
         lanes_s += (shares.sum(axis=1)[:, None] / abreast * cost_s)[:, :, None]
     return [layers[index] for index in range(len(model.modules))], float(busy_s.max())
 

@@ -28,8 +28,6 @@ from entrain_bench.specs.shapes import SampleShapes
 
 # A replica this close to the work of its busiest lane has nothing left to search for.
 CLOSE = 1e-3
-# A schedule that ends by so much later than the best is not made to its end; far more than ``decisive`` tells apart.
-WORSE = 1 + 1e-6
 # Groups that a block moves together at most, and places by which a group's backwards may come sooner or later.
 BLOCK = 6
 SHIFTS = (0, -8, -3, 3, 8, 20, 60)
@@ -140,9 +138,9 @@ class Search:
         shifted = group + actions.is_backward * choice.shift[replica.group] - choice.lead * actions.of_llm
         hold_s = choice.hold * self.llm_backward_s
         is_held = (actions.of_llm < actions.is_backward) & (hold_s > 0.0) & (hold_s < actions.duration_s)
-        priority = shifted * (2.0 * len(place)) + replica.rank
+        priority = np.asarray(shifted * (2.0 * len(place)) + replica.rank, np.float64)
         wish = Wish(group, priority, is_held.astype(np.int64), self.options.alternate, True)
-        end_s = list_schedule(actions, wish, place, self.end_s * WORSE)[0]
+        end_s = list_schedule(actions, wish, place)[0]
         if decisive(end_s) <= decisive(self.end_s):
             self.best = choice
             self.end_s = end_s
@@ -236,16 +234,13 @@ class BraidScheduler(Recomputation):
         if layout.modules[0].widths:
             return packed_program(shapes, layout, assignment, profile)
         if sharded := [placed.module for placed in layout.modules if placed.sharded]:
-            why = "because it orders each replica separately"
-            raise IncompatibleError(f"schedule: Braid does not support sharded weights ({sharded[0]}), {why}")
+            raise IncompatibleError(f"schedule: Braid orders each replica, so weights cannot be sharded ({sharded[0]})")
         draft = unordered_program(profile.job.model, shapes, layout, assignment)
         limit = profile.job.planning_budget_bytes
-        replicas = listed_replicas(draft, assignment, profile)
-        searches = [Search(replica, self) for replica in replicas]
-        first = ordered(draft, searches)
-        peak_bytes = profile.memory.peak_bytes(first)
+        searches = [Search(replica, self) for replica in listed_replicas(draft, assignment, profile)]
+        peak_bytes = profile.memory.peak_bytes(ordered(draft, searches))
         # Where a further microbatch would have fitted beside the most that was held, memory held none up.
-        is_ample = all((peak_bytes[replica.members] + most_bytes(replica) <= limit).all() for replica in replicas)
+        is_ample = all(np.all(peak_bytes[one.replica.members] + most_bytes(one.replica) <= limit) for one in searches)
         rollouts = min(self.rollouts, afforded_rollouts(searches))
         if is_ample or not self.chooses_recomputation or profile.job.request.recompute is not None:
             improve(searches, rollouts)

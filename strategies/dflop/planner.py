@@ -215,9 +215,8 @@ class DflopPlanner(TrialOptions):
     def rank(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, DflopDegrees, tuple[bool, ...]]]:
         """Plans in order of preference, with the recomputation of encoder and LLM.
 
-        ``paper``: every split, factorization and recomputation choice with the N_mb of least T, and with its largest
-        N_mb as a resort; by T, then less recomputation. ``released``: the plan that the walk accepted last, those it
-        replaced, then all others by T.
+        ``paper``: by T, then less recomputation, with the N_mb of least T, and with the largest N_mb as a resort.
+        ``released``: the plan that the walk accepted last, those it replaced, then all others by T.
         """
         if self.microbatches == "released":
             yield from self._walk(profile, shapes)
@@ -235,7 +234,7 @@ class DflopPlanner(TrialOptions):
                 ranking.append((rows[row], i[pick], total[row, pick], np.full(len(row), choice)))
         row, count, seconds, choices = (np.concatenate(column) for column in zip(*ranking, strict=True))
         for index in np.lexsort((row, choices, seconds)):
-            plan = DflopDegrees(*degrees[row[index]].tolist(), int(count[index]))
+            plan = DflopDegrees._make((*degrees[row[index]].tolist(), int(count[index])))
             yield float(seconds[index]), plan, recompute[choices[index]]
 
     def _walk(self, profile: Profile, shapes: DataShapes) -> Iterator[tuple[float, DflopDegrees, tuple[bool, ...]]]:
@@ -259,7 +258,7 @@ class DflopPlanner(TrialOptions):
         accepted = accepted_plans(seconds, count, fits)
         others = np.argsort(seconds, kind="stable")
         for index in (*accepted[::-1], *others[fits[others] & ~np.isin(others, accepted)].tolist()):
-            yield float(seconds[index]), DflopDegrees(*degrees[index].tolist(), int(count[index])), again
+            yield float(seconds[index]), DflopDegrees._make((*degrees[index].tolist(), int(count[index]))), again
 
     @staticmethod
     def _largest_fit(
@@ -287,8 +286,7 @@ class DflopPlanner(TrialOptions):
     ) -> Iterator[tuple[IntArray, IntArray, FloatArray]]:
         """Rows of ``degrees``, numbers of microbatches, and T ``[recomputations, plans, i]``, infinite if over memory.
 
-        T = (N_mb + E_pp + L_pp - 1) max(E_dur, L_dur). The planning budget bounds ``state_E + (E_pp + L_pp) act_E`` and
-        ``state_L + L_pp act_L``.
+        T = (N_mb + E_pp + L_pp - 1) max(E_dur, L_dur); ``state_E + (E_pp + L_pp) act_E``, ``state_L + L_pp act_L`` fit.
         """
         limit = profile.job.planning_budget_bytes
         choices = recompute_choices(profile.job, profile.job.model.module_groups)
@@ -352,18 +350,9 @@ class DflopPlanner(TrialOptions):
                     encoder_state += state_bytes(module, encoder_dp, encoder_tp * encoder_pp)
                 length = np.array([shapes.sequence_tokens])
                 llm_s = llm_table.seconds(length, packed, llm_pp) * sequences * uneven[-1][llm_pp - 1]
-                yield (
-                    rows,
-                    i,
-                    PlanEstimates(
-                        encoder_s,
-                        llm_s,
-                        encoder_act,
-                        activation_bytes(llm, packed, llm_tp * llm_pp),
-                        encoder_state,
-                        state_bytes(llm, llm_dp, llm_tp * llm_pp),
-                    ),
-                )
+                llm_act = activation_bytes(llm, packed, llm_tp * llm_pp)
+                llm_state = state_bytes(llm, llm_dp, llm_tp * llm_pp)
+                yield rows, i, PlanEstimates(encoder_s, llm_s, encoder_act, llm_act, encoder_state, llm_state)
 
     def _unevenness(self, layer_s: FloatArray) -> FloatArray:
         """Slowest over mean stage for 1, 2, ... stages ``[layers]``."""

@@ -1,7 +1,4 @@
-"""DistTrain (arXiv:2408.04275): disaggregated encoder and LLM, and samples reordered before they reach the trainers.
-
-No code is public; what was reconstructed is listed in docs/strategies/disttrain.md.
-"""
+"""DistTrain (arXiv:2408.04275): disaggregated encoder and LLM, samples reordered; reconstructed without public code."""
 
 from .assigner import DistTrainAssigner
 from .planner import DistTrainPlanner, DistTrainScheduler

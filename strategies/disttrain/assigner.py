@@ -27,13 +27,11 @@ def interval_order(forward_s: FloatArray, backward_s: FloatArray) -> IntArray:
     """Order of a replica's microbatches that fills the first stage's idle intervals under 1F1B ``[microbatches]``.
 
     The smallest comes first, the p - 1 smallest others last; the first interval takes the p - 1 microbatches whose
-    forwards at the first stage sum closest to it, every later one the closest. Interval i is the first stage's idle
-    time until backward i arrives (reconstructed). Seconds are ``[microbatches, stages]``.
+    forwards at the first stage sum closest to it, every later one the closest. Seconds are ``[microbatches, stages]``.
     """
     if forward_s.shape[1] == 1:  # no pipeline, no intervals
         return np.arange(len(forward_s))
-    order: IntArray = _fill(np.ascontiguousarray(forward_s), np.ascontiguousarray(backward_s))
-    return order
+    return np.asarray(_fill(np.ascontiguousarray(forward_s), np.ascontiguousarray(backward_s)))
 
 
 @njit()
@@ -242,10 +240,7 @@ def reorder(seconds: FloatArray, replica: IntArray, microbatch: IntArray, layout
 
 
 def stage_shares(layout: Layout, profile: Profile) -> list[FloatArray]:
-    """Forward and backward seconds at each stage of the chain per forward second of a module ``[2, stages]``.
-
-    Layers count by their fitted forward at 1024 tokens; a backward takes two forwards, and one more with recomputation.
-    """
+    """Forward and backward seconds at each stage of the chain per forward second of a module ``[2, stages]``."""
     behind = stages_behind(layout, profile.job.model.llm_index)
     length = 1 + max(int(stages.max()) for stages in behind)
     shares = []
@@ -266,9 +261,8 @@ def unit_replicas(
 ) -> IntArray | None:
     """Replica of each sample in a group beside the LLM: brokers join and split the batch in order (reconstructed).
 
-    With DP sizes D_u and D_l and g their greatest common divisor, g brokers each serve D_l / g LLM replicas and D_u / g
-    replicas of the group: they concatenate the k-th microbatches and split them evenly. None if the group is empty, or
-    has the LLM's DP.
+    Of g brokers, the greatest common divisor of both DP, each joins the k-th microbatches of its LLM replicas and
+    splits them evenly. None if the group is empty, or has the LLM's DP.
     """
     llm_dp = layout.modules[llm].dp
     dps = {module.dp for module in layout.modules[group]}

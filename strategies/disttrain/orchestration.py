@@ -92,11 +92,7 @@ def _bisect_step(work, warms, limits, num_more_steps):  # type: ignore[no-untype
 
 @njit()
 def _share_out(weight, least, most, num_gpus):  # type: ignore[no-untyped-def]
-    """The root y, 0 if not even ``least`` GPUs are there, and the GPUs of the shortest warm-up.
-
-    Their sum rises with y along straight lines that meet where a group leaves its least or reaches its most. Infinite
-    y: groups may have no more.
-    """
+    """The root y, 0 if not even ``least`` GPUs are there, infinite if all have their most, and the GPUs under it."""
     last = 0.0
     high = 0.0
     for group in range(len(weight)):
@@ -144,10 +140,9 @@ type Point = tuple[tuple[int, int], ...]
 def best_integers(
     groups: Sequence[FloatArray], num_ranks: int, num_steps: int, keep: int, num_stages: int | None = None
 ) -> list[tuple[float, Point]]:
-    """The ``keep`` points with the least T: one option a group, a step through all, the slowest stage for the rest.
+    """The ``keep`` points with the least T and their seconds, best first; of equal points those of earlier options.
 
-    At most three groups have at most ``num_ranks`` together, and ``num_stages`` if given. Returns seconds and point,
-    best first; of equal points those of earlier options.
+    Each of at most three groups takes an option; together ``num_ranks`` at most, and ``num_stages`` if given.
     """
     shape = tuple(options.shape[1] for options in groups)
     if not prod(shape):

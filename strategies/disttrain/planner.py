@@ -25,11 +25,10 @@ from entrain_bench.balancing.planning import (
 )
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rounds import splits
-from entrain_bench.balancing.schedules import OneForwardOneBackward
+from entrain_bench.balancing.schedules import OneForwardOneBackward, check_order
 from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
@@ -246,10 +245,7 @@ class Orchestration:
         return by_group(problems, fewest)
 
     def needed_gpus(self, group: int, tp: int, backbone_dp: int, again: bool, activations: bool) -> float:
-        """GPUs that hold a group's states, and with activations those of at least one step of the pipeline in flight.
-
-        The backbone holds a full pipeline whatever its depth: PP microbatches of 1 / PP of the layers each.
-        """
+        """GPUs that hold a group's states, and with activations a step in flight, or the backbone's full pipeline."""
         job = self.profile.job
         dp = self.dps(group, backbone_dp)[0]
         room = job.planning_budget_bytes
@@ -356,15 +352,5 @@ class DistTrainScheduler(OneForwardOneBackward):
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program; ``IncompatibleError`` if modules or microbatches do not form a chain."""
-        model = profile.job.model
-        consumer = assignment.modules[model.llm_index].microbatch
-        for module, labels in zip(model.encoders, assignment.modules, strict=False):
-            owner = shapes.item_sample[module.units(shapes)]
-            early = np.flatnonzero(consumer[owner] < labels.microbatch)
-            if early.size:
-                sample = shapes.name_of(owner[early[0]])
-                raise IncompatibleError(
-                    f"strategy.scheduler=disttrain: sample {sample} is in {model.llm.name} microbatch "
-                    f"{consumer[owner[early[0]]]}, before its {module.name} microbatch {labels.microbatch[early[0]]}"
-                )
+        check_order(profile.job.model, shapes, assignment)
         return self.in_chain(shapes, layout, assignment, profile)

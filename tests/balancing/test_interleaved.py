@@ -20,17 +20,17 @@ from entrain_bench.balancing.schedules import OneForwardOneBackward, chain_progr
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
-from entrain_bench.program.assignment import Assignment, same_microbatches
+from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.shapes import SampleShapes
 from support.builders import (
     chain_layout,
     durations,
     makespan,
     no_delay,
+    passes,
     placed,
     profile_of,
     random_samples,
@@ -119,16 +119,8 @@ def test_any_size_runs_to_the_end_and_takes_the_closed_form(
     assert makespan(program, end) == (busy + num_ranks - 1) * (forward + backward)
 
 
-def scheduled(layout: Layout, shapes: SampleShapes, assignment: Assignment, model: Any, scheduler: Any) -> Program:
-    program: Program = scheduler.schedule(shapes, layout, assignment, profile_of(tiny_job(model), samples((5, [40]))))
-    return program
-
-
 def test_microbatches_that_do_not_divide_are_refused_as_megatron_does() -> None:
-    with pytest.raises(
-        IncompatibleError,
-        match=r"5 microbatches; .* must be a multiple of 4",
-    ):
+    with pytest.raises(IncompatibleError, match=r"5 microbatches; .* must be a multiple of 4"):
         virtual_program(4, 2, 5)
 
 
@@ -147,26 +139,13 @@ def test_a_chain_of_both_modules_goes_round_the_ranks_by_hand() -> None:
     assert turns is not None
     assert (turns.num_ranks, turns.turns, [own.tolist() for own in turns.places]) == (2, 2, [[0, 1], [1, 2, 3]])
     shapes, assignment = uniform_batch(model, 2)
-    program = scheduled(layout, shapes, assignment, model, Interleaved())
+    program = Interleaved().schedule(shapes, layout, assignment, profile_of(tiny_job(model), shapes))
     check_program(program)
     # Rank 0 warms up with both chunks of both microbatches; rank 1 with two forwards, then runs one and one.
-    names = {Pass.FORWARD: "F", Pass.BACKWARD: "B"}
-    runs = [
-        [
-            (view.module, names[view.kind], view.microbatch, view.stage)
-            for view in program.lane(lane)
-            if view.kind in names
-        ]
-        for lane in range(2)
-    ]
-    ahead = [("vision", "F", 0, 0), ("vision", "F", 1, 0), ("llm", "F", 0, 1), ("llm", "F", 1, 1)]
-    back = [("llm", "B", 0, 1), ("llm", "B", 1, 1), ("vision", "B", 0, 0), ("vision", "B", 1, 0)]
-    assert runs[0] == ahead + back
-    second = [("vision", "F", 0, 1), ("llm", "F", 0, 0), ("vision", "F", 1, 1), ("llm", "F", 1, 0)]
-    between = [("llm", "F", 0, 2), ("llm", "B", 0, 2), ("llm", "F", 1, 2), ("llm", "B", 1, 2)]
-    behind = [("llm", "B", 0, 0), ("vision", "B", 0, 1), ("llm", "B", 1, 0), ("vision", "B", 1, 1)]
-    assert runs[1] == second + between + behind
-    place_actions(program, np.ones(program.num_actions), no_delay(program))
+    ahead = ["vision F0", "vision F1", "llm F0", "llm F1"]
+    assert passes(program, 0) == [*ahead, "llm B0", "llm B1", "vision B0", "vision B1"]
+    second = ["vision F0", "llm F0", "vision F1", "llm F1", "llm F0", "llm B0", "llm F1", "llm B1"]
+    assert passes(program, 1) == [*second, "llm B0", "vision B0", "llm B1", "vision B1"]
 
 
 TORCH_NAMES = {Pass.FORWARD: "F", Pass.BACKWARD: "I", Pass.WEIGHT: "W"}

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.estimates import LayerProfile, smoothed_over_lengths
-from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.costs.edges import held_s
@@ -124,19 +123,6 @@ def test_errors_are_uniform_unbiased_and_independent() -> None:
         assert abs(np.corrcoef(error[1:], error[:-1])[0, 1]) < 0.1
     assert abs(np.corrcoef(vision, llm)[0, 1]) < 0.1
     assert abs(np.corrcoef(vision, errors("vision", seed=1))[0, 1]) < 0.1
-
-
-def test_draws_are_new_each_time_and_repeat_with_the_seed() -> None:
-    shapes = random_samples(np.random.default_rng(1), 200)
-
-    def ids(profile: Profile) -> list[int]:
-        return [int(sample) for sample in profile.samples.draw(50).sample_ids]
-
-    one, same, other = (profile_of(JOB, shapes, seed=seed) for seed in (3, 3, 4))
-    first = ids(one)
-    assert first == ids(same)
-    assert first != ids(one)
-    assert first != ids(other)
 
 
 def test_the_bias_depends_on_length_alone_and_turns_around_over_two_octaves() -> None:

@@ -7,24 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.planning import recompute_choices
 from entrain_bench.balancing.recomputation import (
     LaneOffers,
     greedy,
-    keep_what_fits,
     recompute_all,
+    recompute_by_chunk,
     recompute_by_stage,
 )
 from entrain_bench.balancing.schedules import OneForwardOneBackward, chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray
-from entrain_bench.base.errors import UserError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Program, recompute_chunks
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import PLANNING_SHARE, LayoutRequest
-from entrain_bench_strategies.megatron import ArrivalOrder, MegatronPlanner
 from support.builders import (
     chain_layout,
     placed,
@@ -42,13 +39,6 @@ VISION, LLM = MODEL.modules
 def program_of(layout: Layout, count: int = 4) -> Program:
     shapes, assignment = uniform_batch(MODEL, count, layout.modules[-1].dp)
     return chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
-
-
-def ones(program: Program) -> list[FloatArray]:
-    return [np.ones(own.shape) for own in program.remade]
-
-
-# ---- what it costs
 
 
 def test_all_and_nothing_are_priced_as_the_layouts_that_say_so() -> None:
@@ -152,8 +142,8 @@ def test_time_is_bought_back_within_the_budget() -> None:
         budget = least + share * (most - least) + 1024 * 8
         shapes = frugal.shapes
         profile = profile_of(tiny_job(MODEL, budget_bytes=budget / PLANNING_SHARE), shapes)
-        bought = keep_what_fits(frugal, ones(frugal), profile)
-        assert keep_what_fits(plain, [], profile) is plain
+        bought = recompute_by_chunk(frugal, profile)
+        assert recompute_by_chunk(plain, profile) is plain
         assert memory.peak_bytes(bought).max() <= budget
         assert np.array_equal(bought.lane_actions, frugal.lane_actions)
         shares.append(sum(int(own.sum()) for own in bought.remade))
@@ -167,9 +157,8 @@ def test_a_stage_on_two_lanes_keeps_what_both_can() -> None:
     program = chain_program(MODEL, shapes, layout, assignment, [np.zeros(1, np.int64)] * 2)
     frugal, memory = recompute_all(program), Memory(MODEL)
     budget = float(memory.peak_bytes(frugal).max()) + 64 * 1024
-    bought = keep_what_fits(
-        frugal, ones(frugal), profile_of(tiny_job(MODEL, budget_bytes=budget / PLANNING_SHARE), shapes)
-    )
+    profile = profile_of(tiny_job(MODEL, budget_bytes=budget / PLANNING_SHARE), shapes)
+    bought = recompute_by_chunk(frugal, profile)
     assert np.all(memory.peak_bytes(bought) <= budget)
     assert bought.remade[1].max() < frugal.remade[1].max()
 
@@ -193,21 +182,7 @@ def test_any_order_takes_it_and_what_the_user_asks_for_comes_first() -> None:
     assert np.array_equal(program.lane_actions, plain.lane_actions)
 
 
-@pytest.mark.wide
 def test_planners_leave_the_choice_to_the_scheduler() -> None:
-    shapes = uniform_batch(MODEL, 8)[0]
-    budget = {}
-    for choice in ("module", "greedy"):
-        strategy = Strategy("megatron", MegatronPlanner(), ArrivalOrder(), OneForwardOneBackward(memory=choice))
-        for gib in np.linspace(0.02, 0.001, 39).tolist():
-            job = tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1, dp=2), budget_bytes=gib * 2**30)
-            try:
-                layout = strategy.plan(profile_of(job, shapes))
-            except UserError:
-                break
-            budget[choice] = [placed.recompute for placed in layout.modules]
-    assert any(budget["module"]), "just before nothing fits, modules recompute"
-    assert budget["greedy"] == [False, False]
     job = tiny_job(MODEL)
     assert recompute_choices(job, chosen_later=True) == [(False, False)]
     asked = tiny_job(MODEL, request=LayoutRequest(recompute=("llm",)))

@@ -12,7 +12,7 @@ import pytest
 from entrain_bench.cli import run_command
 from entrain_bench.commands import outputs
 from entrain_bench.config.compose import Composer
-from entrain_bench.figures._runner import own_sweeps, rows_of
+from entrain_bench.figures._runner import rows_of, sweeps_of
 
 TINY = ("model=tiny", "cluster=tiny", "layout.tp=1", "layout.dp=1", "global_batch=8", "microbatch_size=2")
 
@@ -28,7 +28,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_what_is_given_takes_the_place_of_the_figures_own() -> None:
     given = ["workload=trace", "workload.path=a.parquet,b.parquet", "cluster=h100x64", "layout.dp=2"]
-    (sweep,) = own_sweeps("bubble_ratio", "bubble_ratio", given).values()
+    (sweep,) = sweeps_of("bubble_ratio", overrides=given).values()
     cells = Composer().sweep(sweep).cells
     usual = Composer().sweep(["figure=bubble_ratio"]).cells
     for key, values in {"workload": ["trace"], "workload.path": ["a.parquet", "b.parquet"], "layout.dp": ["2"]}.items():
@@ -43,10 +43,10 @@ def values_of(cells: Sequence[Sequence[str]], key: str) -> list[str]:
 
 
 def test_every_row_of_a_figure_has_the_users_job() -> None:
-    sweeps = own_sweeps("robustness", "robustness", ["workload=coco"])
+    sweeps = sweeps_of("robustness", overrides=["workload=coco"])
     assert [*sweeps] == [*rows_of("robustness")]
     # What a row chooses is not swept as well.
-    sweeps = own_sweeps("memory_over_time", "memory_over_time", ["workload=coco"])
+    sweeps = sweeps_of("memory_over_time", overrides=["workload=coco"])
     usual, alone = (Composer().sweep(sweep).cells for sweep in sweeps.values())
     assert {*values_of(usual, "strategy")} == {"megatron", "disttrain", "optimus", "entrain"}
     assert {*values_of(alone, "strategy")} == {"entrain"}

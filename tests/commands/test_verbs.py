@@ -51,7 +51,7 @@ def test_a_fit_prints_constants_and_writes_draws(
 ) -> None:
     monkeypatch.setattr(Book, "tables", property(lambda _: ()))
     monkeypatch.setattr(fit, "plan_forwards", lambda _: ())
-    monkeypatch.setattr(fit, "read_kernels", tuple)
+    monkeypatch.setattr(fit, "read_kernels", lambda _: ())
     path = write(tmp_path / "mine.csv")
     drawn = tmp_path / "posterior.csv"
     assert run_command(["ledger", f"ledger={path}", f"results_dir={tmp_path}", f"posterior={drawn}"]) == 0

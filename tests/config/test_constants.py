@@ -67,7 +67,7 @@ HEADER = ",".join(COLUMNS).encode()
     ("content", "message"),
     [
         (HEADER + b"\n" + ROW.replace(b"1,1", b"1,0", 1), ":2: speed.gemm=0.0: must be above 0"),
-        (HEADER + b"\n" + ROW.replace(b"1,1", b"1,nan", 1), ":2: speed.gemm=nan: must be above 0"),
+        (HEADER + b"\n" + ROW.replace(b"1,1", b"1,nan", 1), ":2: speed.gemm=nan: must be a number"),
         (HEADER + b"\n" + ROW.replace(b"1,1", b"1,fast", 1), ":2: could not convert"),
         (HEADER + b"\nA40,1,1", ":2: "),
         (HEADER.replace(b"gemm", b"matmul") + b"\n" + ROW, ":1: has no column gemm"),

@@ -17,7 +17,7 @@ from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment, group_chunks
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.framework import FrameworkOptions, with_cross_entropy
+from entrain_bench.specs.framework import FrameworkOptions, with_options
 from entrain_bench.specs.job import Degrees
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
@@ -210,7 +210,7 @@ def test_peaks_equal_a_replay_of_every_lane(
     [("unfused", 4 / 2, 2 / 2), ("fused", 2 / 2, 0), ("eager", 2 + 4 + 4, 4 + 4)],
 )
 def test_bytes_of_a_loss_by_hand(kind: str, kept: float, working: float) -> None:
-    model = with_cross_entropy(MODEL, kind)
+    model = with_options(MODEL, FrameworkOptions(cross_entropy=kind))
     memory, place = Memory(model), placed(model.llm, [[[0, 1], [2, 3]]], tp=2)
     found, extra = (each[-1] for each in memory.layer_bytes(model.llm, place))
     gathered, norm = 2 * 128, 2 * 2 * 128 / 2

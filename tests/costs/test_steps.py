@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.costs.steps import (
+    Traffic,
     bucket_parameters,
     first_of_stages,
     gather_lead_s,
@@ -129,8 +130,9 @@ class Stage:
     parameters: Sequence[float]
     bucket_s: Sequence[float]
 
-    def arguments(self) -> tuple[np.ndarray, ...]:
-        return np.array([self.layer_s]), *map(np.array, (self.layer_parameters, self.parameters, self.bucket_s))
+    def arguments(self) -> tuple[np.ndarray, Traffic]:
+        of_layers, buckets, seconds = map(np.array, (self.layer_parameters, self.parameters, self.bucket_s))
+        return np.array([self.layer_s]), Traffic(of_layers, buckets, seconds, seconds)
 
 
 # Two layers of 20 and 40 parameters, which a backward passes in 4 s (last layer) and 3 s, in buckets of 25, 25 and 10:

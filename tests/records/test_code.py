@@ -214,6 +214,6 @@ def test_versions_of_libraries_that_a_run_imports_are_in_its_key(
         return {name for name, cell in cells.items() if after[name] != cell.code_version}
 
     assert moved("numpy") == moved("numba") == {*cells}
-    assert moved("ortools") == {"dflop", "flexsp"}
+    assert moved("ortools") == {"dflop", "flexsp", "hybrid_cp"}
     assert moved("torch") == moved("megatron") == {"train"}
     assert moved("matplotlib") == moved("rich") == set()

@@ -33,8 +33,8 @@ def nobody_is_held(patch: pytest.MonkeyPatch) -> None:
 
 
 def gradients_wait_for_the_end_of_a_backward(patch: pytest.MonkeyPatch) -> None:
-    def lag_s(layer_s: FloatArray, *buckets: FloatArray) -> FloatArray:
-        return np.full(len(layer_s), buckets[-1].sum())
+    def lag_s(layer_s: FloatArray, traffic: steps.Traffic) -> FloatArray:
+        return np.full(len(layer_s), traffic.sync_s.sum())
 
     patch.setattr(steps, "sync_lag_s", lag_s)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import combinations
 
 import numpy as np
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -120,20 +119,6 @@ def planned(planner: OmniBalPlanner, memory: str = "stage") -> tuple[Layout, Pro
     profile = profile_of(job, shapes)
     scheduler = OneForwardOneBackward(memory=memory)
     return Strategy("omnibal", planner, OmniBalAssigner(), scheduler).plan(profile), profile
-
-
-def test_trials_decide_between_near_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[float] = []
-
-    def trial_s(*_: object) -> float:
-        tried.append(-float(len(tried)))
-        return tried[-1]
-
-    monkeypatch.setattr(Profile, "trial_s", trial_s)
-    last, _ = planned(OmniBalPlanner(num_trials=4))
-    assert len(tried) == 4
-    first, _ = planned(OmniBalPlanner(num_trials=1))
-    assert last.describe() != first.describe()
 
 
 def test_the_most_even_partitions_are_rated() -> None:

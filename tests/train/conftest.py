@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrain_bench.train.modules import StageGroups
+from entrain_bench.train.modules.packing import StageGroups
 from support.train.modules import groups_of_one
 from support.train.ranks import start_server
 

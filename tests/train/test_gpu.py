@@ -14,9 +14,8 @@ import torch.distributed as dist
 from entrain_bench.cli import run_command
 from entrain_bench.costs.profiled.file import read_profile
 from entrain_bench.records.metrics import RunResult
-from entrain_bench.train.modules import StageGroups
 from entrain_bench.train.modules.blocks import AttentionKernel, packed_attention
-from entrain_bench.train.modules.packing import Segments, make_segments
+from entrain_bench.train.modules.packing import Segments, StageGroups, make_segments
 from support.train.modules import batch_of, groups_of_one, normal, relative_errors, run_module, small_model, stage_of
 from support.train.runs import ONE_RANK, configuration, run_here
 

@@ -265,7 +265,7 @@ def decoded_sound(medium: Medium, limits: Limits, start_s: float, stop_s: float)
             (_FRAME_BYTES + 4 * sound.channels) * (last - first), f"{stop_s - start_s:g} s at {rate} Hz", over_budget
         )
         sound.seek(min(first, sound.frames))
-        wave = sound.read(last - first, dtype="float32", always_2d=True).mean(axis=1)
+        wave: Sound = sound.read(last - first, dtype="float32", always_2d=True).mean(axis=1)
         if not len(wave):
             raise BadSampleError(Reason.DECODE, f"ends before {start_s:g} s")
         if rate == SOUND_HZ:

@@ -156,9 +156,7 @@ def _job(
         return JobDraws((), pd.DataFrame())
     # Cells of a job differ in strategy and seed.
     common = [text for key, text in overrides(cells[0].overrides).items() if key not in ("strategy", "seed")]
-    choices = {
-        str(cell.config.strategy["name"]): overrides(cell.overrides)["strategy"].partition("=")[2] for cell in cells
-    }
+    choices = {str(cell.config.strategy["name"]): overrides(cell.overrides)["strategy"] for cell in cells}
     sweeps = list[SweepOverrides]()
     tables = list[pd.DataFrame]()
     for draws, limit in plan.stages:

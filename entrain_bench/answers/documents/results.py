@@ -52,7 +52,7 @@ def results_output() -> Output:
 def write_results(study: Study) -> str:
     """Write ``results.md`` and sentences for other pages; returns what is missing from them, if anything."""
     parts = [TEXT.read_text()]
-    headlines = []
+    headlines = list[str]()
     for title, experiment in TABLES.items():
         table = run_table(study.cells(f"figure={experiment}"), study.results)
         odds = chances_by_job(posterior_runs(study)) if experiment == read_plan().sweep else {}

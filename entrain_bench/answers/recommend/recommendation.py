@@ -253,10 +253,10 @@ def recommend(
     """
     judge = replace(runner, results=Results(runner.results.root / JUDGED), watch=lambda _: None, timelines=False)
     seeds = runner.seeds(NUM_FRESH, after=ROUNDS[-1])
-    found = _judged(runner, judge, raced, baseline, seeds)
-    if not found:
+    outcome = _judged(runner, judge, raced, baseline, seeds)
+    if not outcome:
         return None
-    comparison, best, judged = found
+    comparison, best, judged = outcome
     fresh = with_result(judged[best])
     time = mean_interval([*fresh.values()], FURTHER)
     lacking = comparison.with_verdict(Verdict.FAILED)

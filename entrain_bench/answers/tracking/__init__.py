@@ -1,1 +1,10 @@
 """MLflow as a view of the run records: what it shows of them, and how its client logs that."""
+
+from pathlib import Path
+
+from entrain_bench.records.records import Results
+
+
+def store_path(results: Results) -> Path:
+    """Return the SQLite file of a results folder."""
+    return results.root / "mlflow.db"

@@ -16,7 +16,7 @@ from mlflow.entities import FileInfo
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Engine
 
-from entrain_bench.answers.tracking.log import store_path
+from entrain_bench.answers.tracking import store_path
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.records import Results
 

@@ -35,6 +35,7 @@ from entrain_bench.answers.commands import COMMAND, commands_of, decisive_overri
 from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.report import html, markdown, report_json, report_of
 from entrain_bench.answers.sentences import notices, run_notices, sample_notices, sentences
+from entrain_bench.answers.tracking import store_path
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.targets import check_targets, instantiate
 from entrain_bench.config.tree import config_tree
@@ -320,11 +321,6 @@ def _hash(values: object) -> str:
 def tracking_uri(given: str | None) -> str:
     """Return the address of the tracking server; empty for the store in the folder of results."""
     return given or os.environ.get(URI_VARIABLE, "")
-
-
-def store_path(results: Results) -> Path:
-    """Return the SQLite file of a results folder."""
-    return results.root / "mlflow.db"
 
 
 def sweep_name(overrides: Sequence[str]) -> str:

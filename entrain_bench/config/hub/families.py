@@ -1,7 +1,5 @@
 """Model families: which encoders, projector, language model and token rules a published configuration has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

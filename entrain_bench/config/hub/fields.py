@@ -1,7 +1,5 @@
 """Fields of a JSON file: typed, with the defaults of their class (transformers 5), and errors that name them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
@@ -92,14 +90,14 @@ class Fields:
         require(fits, self.named(name), value, f"whole numbers ({self.file})")
         return [*value]
 
-    def part(self, name: str, model_type: str = "") -> Fields:
+    def part(self, name: str, model_type: str = "") -> "Fields":
         """A mapping of the file as fields, with the defaults of its ``model_type``, or else of the given one."""
         values = self.needed(name)
         require(isinstance(values, Mapping), self.named(name), values, f"a mapping ({self.file})")
         kind = values.get("model_type") or model_type
         return Fields(values, self.file, f"{self.path}{name}.", class_defaults(str(kind)))
 
-    def part_as(self, name: str, model_type: str) -> Fields:
+    def part_as(self, name: str, model_type: str) -> "Fields":
         """A mapping of the file with the defaults of a given type: older files state another one there."""
         return replace(self.part(name), defaults=class_defaults(model_type))
 

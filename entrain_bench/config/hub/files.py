@@ -1,7 +1,5 @@
 """Where the files of a published model are: a folder, a file, or the cache of the Hugging Face hub."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Encoders and language models of published configurations as modules of this suite, still without projectors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Token rules from the configurations of processors (``preprocessor_config.json`` and ``processor_config.json``)."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Device profiles: measured points, constants of the device, the measurement's conditions, and their JSON file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -88,7 +86,7 @@ class Subject:
     model: str
     modules: Mapping[str, Any]  # configuration of every module, by name
 
-    def difference(self, other: Subject) -> str:
+    def difference(self, other: "Subject") -> str:
         """Return the first difference as ``key=value of the other``; empty if there is none."""
         mine = self._leaves()
         theirs = other._leaves()

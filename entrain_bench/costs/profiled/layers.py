@@ -5,8 +5,6 @@
 Both functions are linear between knots and never fall. ``attention`` is 0 without scores.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Layer times between the points of a device profile, and ``cluster/device=profiled``: a cluster made of one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -62,7 +60,7 @@ class ProfiledTimes:
         framework: FrameworkOptions,
         where: str,
         extrapolate: bool = False,
-    ) -> ProfiledTimes:
+    ) -> "ProfiledTimes":
         """Layer times from a profile; ``UserError`` if it is unfinished, of another model, or lacks layers."""
         if not profile.finished:
             raise UserError(f"{where}: is not finished. To resume, run entrain-bench profile with the same options")
@@ -87,7 +85,7 @@ class ProfiledTimes:
         return cls(Roofline(cluster, framework), curves, (float(fixed), float(per_parameter)), where, extrapolate)
 
     @property
-    def beyond(self) -> ProfiledTimes:
+    def beyond(self) -> "ProfiledTimes":
         """The same curves, extrapolated outside the measured range."""
         return replace(self, extrapolate=True)
 
@@ -238,7 +236,7 @@ class ProfiledDevice:
     extrapolate: bool = False  # a pack may be outside the measured range
 
     @classmethod
-    def of(cls, cluster: Mapping[str, Any]) -> ProfiledDevice | None:
+    def of(cls, cluster: Mapping[str, Any]) -> "ProfiledDevice | None":
         """Return the profile that a cluster's configuration names; None if it names none."""
         device = cluster.get("device")
         if not isinstance(device, Mapping) or "path" not in device:

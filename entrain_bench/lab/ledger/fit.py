@@ -14,10 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import groupby
-from operator import attrgetter
-from statistics import median
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,25 +23,8 @@ from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.base.errors import require
 from entrain_bench.config.compose import Composer
 from entrain_bench.lab.ledger.jobs import OK
-from entrain_bench.lab.ledger.kernels import (
-    ATTENTION,
-    PRODUCT,
-    Forward,
-    KernelRow,
-    compose_devices,
-    plan_forwards,
-    read_kernels,
-)
-from entrain_bench.lab.ledger.predict import (
-    Case,
-    Change,
-    Entry,
-    Outcome,
-    Prediction,
-    Table,
-    predict_entries,
-    remember_predictions,
-)
+from entrain_bench.lab.ledger.kernels import ATTENTION, PRODUCT, Forward, KernelRow, plan_forwards, read_kernels
+from entrain_bench.lab.ledger.predict import Case, Change, Entry, Interval, Prediction, predictor
 from entrain_bench.specs.cluster import ClusterSpec
 
 # Rows that a source counts at most: within a source, errors are not independent.
@@ -69,11 +49,6 @@ OF_SOURCE = 0.5
 # A median distance times this is a normal's standard deviation.
 NORMAL = 1.4826
 
-# No efficiency or share exceeds it.
-MOST = 1.0
-
-type Interval = tuple[float, float]
-
 
 @dataclass(frozen=True, slots=True)
 class Constant:
@@ -95,15 +70,10 @@ class Constant:
     shared: float
     why: str
 
-    @property
-    def name(self) -> str:
-        """Its name in tables."""
-        return f"{self.place}.{self.field}"
-
     def value(self, factor: float) -> float:
         """The constant at a factor on what is usual; a fraction of something is at most 1."""
         value = self.usual * factor
-        return min(value, MOST) if self.field.endswith(("efficiency", "fraction", "cost")) else value
+        return min(value, 1.0) if self.field.endswith(("efficiency", "fraction", "cost")) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +82,7 @@ class Point:
 
     Attributes:
         predict: least and greatest predicted seconds under factors ``[constants]``.
-        error: standard deviation of the log, of all points of the source, which have no offset then; None: that of
+        error: standard deviation of the log, of all points of the source, which have no offset then; NaN: that of
             sources left out.
     """
 
@@ -120,7 +90,7 @@ class Point:
     device: str
     published_s: float
     predict: Callable[[FloatArray], Interval]
-    error: float | None = None
+    error: float = np.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,39 +116,25 @@ class Problem:
     slopes: FloatArray
 
     @property
-    def residuals(self) -> FloatArray:
-        """Logs of predicted over published around which the problem is linear ``[points]``; 0 inside intervals."""
-        return _outside(self.distances)
-
-    def design(self, at: FloatArray) -> FloatArray:
-        """Derivatives of the residuals elsewhere, by all unknowns ``[points, devices x constants]``."""
-        distances = self._distances(at)
-        rows, _, count = self.slopes.shape
-        above = distances[:, 0] > 0
-        outside = (distances[:, 0] > 0) | (distances[:, 1] <= 0)
-        full = np.zeros((rows, len(self.devices), count))
-        nearest = np.where(above[:, None], self.slopes[:, 0], self.slopes[:, 1])
-        full[np.arange(rows), self.device_of] = np.where(outside[:, None], nearest, 0.0)
-        return full.reshape(rows, -1)
-
-    @property
     def prior(self) -> FloatArray:
         """Covariance of all unknowns before a fit ``[devices x constants] * 2``."""
-        spread = np.array([one.spread for one in self.constants])
-        shared = np.array([one.shared for one in self.constants])
+        variance = np.array([one.spread**2 for one in self.constants])
+        shared = variance * [one.shared for one in self.constants]
         count = len(self.devices)
-        between = shared * np.ones((count, count, 1)) + (1.0 - shared) * np.eye(count)[:, :, None]
-        blocks = between[:, :, :, None] * np.diag(spread**2)
-        return np.asarray(blocks.transpose(0, 2, 1, 3).reshape(count * len(spread), -1))
+        return np.kron(np.ones((count, count)), np.diag(shared)) + np.kron(np.eye(count), np.diag(variance - shared))
 
-    def linear(self, at: FloatArray) -> FloatArray:
-        """Residuals elsewhere, to first order ``[points]``."""
-        return _outside(self._distances(at))
+    def linear(self, at: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """To first order at other factors: logs of predicted over published ``[points]``, 0 inside intervals.
 
-    def _distances(self, at: FloatArray) -> FloatArray:
-        """Both ends elsewhere ``[points, 2]``."""
+        Second: their derivatives by all unknowns ``[points, devices x constants]``.
+        """
         steps = (at - self.at)[self.device_of]
-        return np.asarray(self.distances + (self.slopes * steps[:, None, :]).sum(axis=2))
+        low, high = (self.distances + (self.slopes * steps[:, None, :]).sum(axis=2)).T
+        above = low > 0
+        nearest = np.where(above[:, None], self.slopes[:, 0], self.slopes[:, 1])
+        design = np.zeros((len(low), *at.shape))
+        design[np.arange(len(low)), self.device_of] = np.where((above | (high <= 0))[:, None], nearest, 0.0)
+        return np.where(above, low, np.minimum(high, 0.0)), design.reshape(len(low), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,38 +157,31 @@ class Fit:
         return np.asarray(np.exp(self.at[self.problem.devices.index(device)]))
 
 
-def _outside(distances: FloatArray) -> FloatArray:
-    """How far rows are outside their intervals ``[points]``, from both ends ``[points, 2]``."""
-    return np.asarray(np.where(distances[:, 0] > 0, distances[:, 0], np.minimum(distances[:, 1], 0.0)))
-
-
 def linearize(points: Sequence[Point], constants: Sequence[Constant], at: FloatArray | None = None) -> Problem:
     """Predict every point at ``at`` (default: the configured constants) and once more for every constant.
 
-    Raises:
-        UserError: no points or no constants.
+    ``UserError`` if there are no points.
     """
     require(len(points) > 0, "ledger", 0, "at least one row with a time that can be predicted")
-    require(len(constants) > 0, "constants", 0, "at least one")
     devices = tuple(dict.fromkeys(point.device for point in points))
-    sources = tuple(dict.fromkeys(point.source for point in points))
+    errors = {point.source: point.error for point in points}
+    sources = tuple(errors)
     where = np.zeros((len(devices), len(constants))) if at is None else at
     device_of = np.array([devices.index(point.device) for point in points])
+    source_of = np.array([sources.index(point.source) for point in points])
     distances = np.zeros((len(points), 2))
     slopes = np.zeros((len(points), 2, len(constants)))
     for row, (point, device) in enumerate(zip(points, device_of.tolist(), strict=True)):
         middle = point.predict(np.exp(where[device]))
-        distances[row] = [np.log(end) - np.log(point.published_s) for end in middle]
+        distances[row] = np.log(middle) - np.log(point.published_s)
         if distances[row, 0] < -FAR_INSIDE and distances[row, 1] > FAR_INSIDE:
             continue
         for index in range(len(constants)):
             moved = where[device].copy()
             moved[index] += DIFFERENCE
             slopes[row, :, index] = np.log(np.divide(point.predict(np.exp(moved)), middle)) / DIFFERENCE
-    source_of = np.array([sources.index(point.source) for point in points])
-    known = {point.source: np.nan if point.error is None else point.error for point in points}
-    errors = np.array([known[source] for source in sources])
-    return Problem(tuple(constants), devices, sources, source_of, device_of, errors, where, distances, slopes)
+    known = np.array([*errors.values()])
+    return Problem(tuple(constants), devices, sources, source_of, device_of, known, where, distances, slopes)
 
 
 def solve(problem: Problem, error: float | None = None, left_out: str | None = None) -> Fit:
@@ -240,9 +189,7 @@ def solve(problem: Problem, error: float | None = None, left_out: str | None = N
 
     The step is limited to ``MAX_STEP`` in every unknown, because the problem is linear nearby only.
     """
-    use = np.ones(len(problem.residuals), bool)
-    if left_out is not None:
-        use = problem.source_of != problem.sources.index(left_out)
+    use = np.array([problem.sources[source] != left_out for source in problem.source_of])
     if error is not None:
         return _step(problem, use, error)
     fit = _step(problem, use, FIRST_ERROR)
@@ -253,8 +200,8 @@ def solve(problem: Problem, error: float | None = None, left_out: str | None = N
 
 def left_out_fits(problem: Problem, error: float) -> dict[str, Fit]:
     """The fit without each source whose error is not known, by its name."""
-    unknown = np.flatnonzero(np.isnan(problem.errors)).tolist()
-    return {problem.sources[index]: solve(problem, error, problem.sources[index]) for index in unknown}
+    unknown = [name for name, known in zip(problem.sources, problem.errors, strict=True) if np.isnan(known)]
+    return {name: solve(problem, error, name) for name in unknown}
 
 
 def fit_points(
@@ -278,16 +225,15 @@ def _step(problem: Problem, use: BoolArray, error: float) -> Fit:
     at = problem.at
     covariance = prior
     for _ in range(ACTIVE_STEPS):
-        design = problem.design(at)
+        residuals, design = problem.linear(at)
         # The prior holds for the logs themselves, so residuals are taken back to logs of 0.
-        target = design @ at.ravel() - problem.linear(at)
+        target = design @ at.ravel() - residuals
         information = np.linalg.inv(prior)
         score = np.zeros(design.shape[1])
-        for source, (size, known) in enumerate(zip(errors.tolist(), problem.errors.tolist(), strict=True)):
+        for source in np.unique(problem.source_of[use]).tolist():
             rows = np.flatnonzero(use & (problem.source_of == source))
-            if not len(rows):
-                continue
-            of_source = OF_SOURCE if np.isnan(known) else 0.0
+            of_source = OF_SOURCE if np.isnan(problem.errors[source]) else 0.0
+            size = float(errors[source])
             variance = (1.0 - of_source) * size**2 * max(1.0, len(rows) / MAX_ROWS) / kept[rows]
             weighted = design[rows] / variance[:, None]
             ones = 1.0 / variance
@@ -297,16 +243,12 @@ def _step(problem: Problem, use: BoolArray, error: float) -> Fit:
         covariance = np.linalg.inv(information)
         best = (covariance @ score).reshape(problem.at.shape)
         at = problem.at + np.clip(best - problem.at, -MAX_STEP, MAX_STEP)
-        kept = _kept(problem, problem.linear(at), errors)
+        # Huber's weights of rows by their distance from their source's median.
+        residuals, _ = problem.linear(at)
+        middle = np.array([np.median(residuals[problem.source_of == index]) for index in range(len(errors))])
+        limit = HUBER * errors[problem.source_of]
+        kept = limit / np.maximum(np.abs(residuals - middle[problem.source_of]), limit)
     return Fit(problem, at, (covariance + covariance.T) / 2, error)
-
-
-def _kept(problem: Problem, residuals: FloatArray, errors: FloatArray) -> FloatArray:
-    """Huber's weights of rows by their distance from their source's median ``[points]``."""
-    middle = np.array([np.median(residuals[problem.source_of == index]) for index in range(len(problem.sources))])
-    size = np.abs(residuals - middle[problem.source_of])
-    limit = HUBER * errors[problem.source_of]
-    return np.asarray(limit / np.maximum(size, limit))
 
 
 def _error(problem: Problem, fit: Fit) -> float:
@@ -314,14 +256,12 @@ def _error(problem: Problem, fit: Fit) -> float:
     sizes = []
     for index in np.flatnonzero(np.isnan(problem.errors)).tolist():
         rows = problem.source_of == index
-        alone = _step(problem, ~rows, fit.error)
-        sizes.append(NORMAL * float(np.median(np.abs(problem.linear(alone.at)[rows]))))
+        residuals, _ = problem.linear(_step(problem, ~rows, fit.error).at)
+        sizes.append(NORMAL * float(np.median(np.abs(residuals[rows]))))
     return max(float(np.sqrt(np.mean(np.square(sizes)))), LEAST_ERROR) if sizes else LEAST_ERROR
 
 
 DEVICE, NODE, NETWORK = PLACES = ("device", "node", "network")
-# Significant digits of a fitted constant.
-DIGITS = 2
 # Standard deviation of the log of a kernel's time: of the published rates around the fitted ones.
 KERNEL_ERROR = 0.1
 type Changes = Callable[[FloatArray], Change]
@@ -363,120 +303,70 @@ def with_constants(constants: Sequence[Constant], factors: FloatArray) -> Change
 
 def make_points(entries: Iterable[Entry], changes: Changes, memory: bool = False) -> list[Point]:
     """The measured iterations, or peaks of memory, as points of a fit; what a row leaves open makes a range."""
-    predictors = dict[bytes, Callable[[Case], Prediction]]()
 
-    def point(entry: Entry, published: float) -> Point:
-        def predict(factors: FloatArray) -> Interval:
-            content = factors.tobytes()
-            if content not in predictors:
-                predictors[content] = remember_predictions(changes(factors))
-            outcome = entry.outcome(predictors[content])
-            ends = outcome.gib if memory else outcome.seconds
-            assert ends is not None
-            return ends.low, ends.high
+    @cache
+    def predict_at(factors: bytes) -> Callable[[Case], Prediction]:
+        return predictor(changes(np.frombuffer(factors)))
 
-        return Point(entry.row.source, entry.cases[0].cluster.device.name, published, predict)
+    def predict(entry: Entry, factors: FloatArray) -> Interval:
+        outcome = entry.outcome(predict_at(factors.tobytes()))
+        return outcome.gib if memory else outcome.seconds
 
-    measured = ((entry, entry.row.peak_memory_gib if memory else entry.row.published_s) for entry in entries)
-    return [point(entry, value) for entry, value in measured if entry.cases and entry.row.outcome == OK and value]
+    return [
+        Point(entry.row.source, entry.cases[0].cluster.device.name, value, partial(predict, entry))
+        for entry in entries
+        if entry.cases and entry.row.outcome == OK
+        if (value := entry.row.peak_memory_gib if memory else entry.row.published_s)
+    ]
+
+
+def kernel_point(row: KernelRow, changes: Changes) -> Point:
+    """A kernel as a point of a fit, on a cluster that factors change; the error of its rate is given."""
+
+    def predict(factors: FloatArray) -> Interval:
+        return (row.predicted_s(changes(factors)),) * 2
+
+    return Point(row.where, row.cluster.device.name, row.published_s, predict, KERNEL_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Rows with their cases, published ranges of forwards, and products with the clusters whose devices they are of."""
+    """Rows with their cases, published ranges of forwards, and single kernels."""
 
     entries: tuple[Entry, ...]
     forwards: tuple[Forward, ...] = ()
-    products: tuple[tuple[KernelRow, ClusterSpec], ...] = ()
+    kernels: tuple[KernelRow, ...] = ()
+
+
+def complete_ledger(entries: Iterable[Entry], composer: Composer) -> Ledger:
+    """Entries with the committed ranges of forwards and single kernels."""
+    return Ledger(tuple(entries), tuple(plan_forwards(composer)), read_kernels(composer))
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """A fit of whole runs: of all sources, and without each of them by its name."""
 
-    constants: tuple[Constant, ...]
     fit: Fit
     without: Mapping[str, Fit]
 
-    def values(self, device: str) -> dict[str, float]:
-        """Fitted constants of a device by name, rounded to ``DIGITS``."""
-        named = zip(self.constants, self.fit.factors(device).tolist(), strict=True)
-        return {constant.name: float(f"{constant.value(factor):.{DIGITS}g}") for constant, factor in named}
+    def left_out(self, ledger: Ledger) -> list[dict[str, Any]]:
+        """Return every row's line under the fit without its source; rows without a prediction stay unchanged."""
 
-    def left_out(self, ledger: Ledger) -> list[Outcome]:
-        """Return every row's outcome under the fit without its source; rows without a prediction stay unchanged."""
-        outcomes = list[Outcome]()
-        for entry in ledger.entries:
-            fit = self.without.get(entry.row.source)
-            change = None
-            if fit is not None and entry.cases:
-                change = with_constants(self.constants, fit.factors(entry.cases[0].cluster.device.name))
-            outcomes += predict_entries([entry], change)
-        return outcomes
+        @cache
+        def predict_without(source: str, device: str) -> Callable[[Case], Prediction]:
+            fit = self.without.get(source)
+            return predictor(with_constants(fit.problem.constants, fit.factors(device)) if fit else None)
 
-
-def kernel_point(row: KernelRow, cluster: ClusterSpec, changes: Changes) -> Point:
-    """A kernel as a point of a fit, on a cluster that factors change; the error of its rate is given."""
-    seconds = row.published_s
-
-    def predict(factors: FloatArray) -> Interval:
-        predicted_s = row.ratio(changes(factors)(cluster)) * seconds
-        return predicted_s, predicted_s
-
-    return Point(row.where, cluster.device.name, seconds, predict, KERNEL_ERROR)
-
-
-def complete_ledger(entries: Iterable[Entry], composer: Composer) -> Ledger:
-    """Entries with the committed ranges of forwards and single products."""
-    products = [row for row in read_kernels() if row.kind == PRODUCT]
-    clusters = compose_devices((row.device for row in products), composer)
-    pairs = ((row, clusters[row.device]) for row in products)
-    return Ledger(tuple(entries), tuple(plan_forwards(composer)), tuple(pairs))
+        devices = [entry.cases[0].cluster.device.name if entry.cases else "" for entry in ledger.entries]
+        pairs = zip(ledger.entries, devices, strict=True)
+        return [entry.line(predict_without(entry.row.source if device else "", device)) for entry, device in pairs]
 
 
 def fit_ledger(ledger: Ledger, constants: Sequence[Constant] = FITTED) -> Calibration:
     """Fit the constants to all timed rows and single products, and again without each source of the former."""
-    chosen = tuple(constants)
-    changes = partial(with_constants, chosen)
+    changes = partial(with_constants, constants)
     points = make_points(ledger.entries, changes)
-    for row, cluster in ledger.products:
-        points.append(kernel_point(row, cluster, changes))
-    fit = fit_points(points, chosen)
-    return Calibration(chosen, fit, left_out_fits(fit.problem, fit.error))
-
-
-def constants_table(study: Calibration) -> Table:
-    """Fitted constants by device, and by how much the log of each is uncertain."""
-    devices = study.fit.problem.devices
-    spread = np.sqrt(np.diag(study.fit.covariance)).reshape(study.fit.at.shape)
-    values = [study.values(device) for device in devices]
-    rows = []
-    for index, name in enumerate(values[0]):
-        of_devices = zip(values, spread[:, index].tolist(), strict=True)
-        rows.append([name, *(f"{known[name]:.{DIGITS}g} ({100 * size:.0f}%)" for known, size in of_devices)])
-    title = f"Fitted constants (standard deviation); error of a source left out: {100 * study.fit.error:.1f}%"
-    return title, ["constant", *devices], rows
-
-
-def fitted_kernels_table(composer: Composer) -> Table:
-    """Constants fitted to each device's kernels, and errors of the committed constants."""
-    kernels = read_kernels()
-    clusters = compose_devices((row.device for row in kernels), composer)
-    rows = []
-    for (device, kind), group in groupby(kernels, key=attrgetter("device", "kind")):
-        of_kind = [*group]
-        constants = OF_KERNELS[kind]
-        points = [kernel_point(row, clusters[device], partial(with_constants, constants)) for row in of_kind]
-        fit = fit_points(points, constants, iterations=4)
-        factors = fit.factors(clusters[device].device.name).tolist()
-        values = [f"{one.field} {one.value(factor):.2g}" for one, factor in zip(constants, factors, strict=True)]
-        errors = [abs(row.ratio(clusters[device]) - 1.0) for row in of_kind]
-        shown = [f"{100 * median(errors):.0f}%", f"{100 * max(errors):.0f}%", ", ".join(values)]
-        rows.append([f"{device}, {kind}", str(len(errors)), *shown])
-    return "Kernels", ["kernels", "number", "median error", "largest error", "fitted"], rows
-
-
-def expectations_table(constants: Sequence[Constant]) -> Table:
-    """The expectations of constants before a fit."""
-    rows = [[each.name, f"{each.usual:g}", f"{100 * each.spread:.0f}%", each.why] for each in constants]
-    return "What is expected before a fit", ["constant", "median", "standard deviation", "why"], rows
+    points += [kernel_point(row, changes) for row in ledger.kernels if row.kind == PRODUCT]
+    fit = fit_points(points, constants)
+    return Calibration(fit, left_out_fits(fit.problem, fit.error))

@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-import csv
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import product
-from math import gcd, isfinite
+from math import gcd
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
 import yaml
 
 from entrain_bench.base.errors import UserError, unknown_choice
@@ -24,14 +24,22 @@ from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, UNFUSED
 from entrain_bench.specs.framework import GRAD_DTYPES, FrameworkOptions
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.module_layers import ModuleConfig, Role
-from entrain_bench.specs.parse import parse
 
 OK, OOM, ERROR = OUTCOMES = ("ok", "oom", "error")
 # A sequence length that is a limit: shorter ones exist.
 AT_MOST = "<="
-TRUTHS = {"true": True, "false": False}
+TEXTS = (
+    *("release", "model", "gpu_type", "fsdp", "recompute", "attention_kernel", "rmsnorm_kernel", "zero_stage"),
+    *("dtype", "grad_dtype", "software", "task", "note", "outcome"),
+)
+COUNTS = (
+    *("hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "seq_len", "gpus", "tp", "pp", "dp", "cp", "vpp", "ep"),
+    *("microbatch_size", "global_batch"),
+)
+RATES = ("step_time_s", "samples_per_s", "tokens_per_s_per_gpu", "tokens_per_s_total", "peak_memory_gib")
 # Columns of the tables that no prediction reads.
 NOTES = ("params_b", "grad_accum", "tflops_per_gpu", "hfu_pct", "mfu_pct", "where", "how")
+COLUMNS = (*TEXTS, *COUNTS, "sequence_parallel", *RATES, *NOTES)
 # The table of measurements that are not in the book: users' own.
 USERS = "own"
 # Without these there is no job; feed-forward width and key-value heads have usual values.
@@ -39,9 +47,6 @@ NEEDED = (
     *("hidden", "layers", "heads", "vocab", "seq_len", "gpus", "tp", "pp", "dp", "cp"),
     *("microbatch_size", "global_batch", "recompute", "zero_stage"),
 )
-# Feed-forward width of a block without a gate, in hidden sizes.
-USUAL_FFN = 4
-HALF_PRECISION = ("bf16", "fp16")
 FLOAT8 = ("fp8", "mxfp8", "nvfp4", "float8", "int4", "int8")
 # What `zero_stage` says after its number: the ranks that share out optimizer states.
 GROUP = re.compile(r"over (\d+)")
@@ -62,160 +67,58 @@ ATTENTION: Mapping[str, tuple[str | None, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerRow:
-    """A published run; None or an empty text is what its source does not say.
-
-    Attributes:
-        source, line: name of its table, without ``.csv``, and line of that file, the header being line 1.
-        seq_len: tokens of a sequence; of shorter ones, too, if ``seq_at_most``.
-        dp: replicas, GPUs / (TP x PP x CP).
-        vpp: virtual stages of a rank.
-        microbatch_size, global_batch: sequences.
-        outcome: ``ok``, ``oom`` or ``error``.
-    """
-
-    source: str
-    line: int
-    release: str
-    model: str
-    hidden: int | None
-    layers: int | None
-    heads: int | None
-    kv_heads: int | None
-    ffn: int | None
-    vocab: int | None
-    seq_len: int | None
-    gpus: int | None
-    gpu_type: str
-    tp: int | None
-    pp: int | None
-    dp: int | None
-    cp: int | None
-    vpp: int | None
-    ep: int | None
-    fsdp: str
-    microbatch_size: int | None
-    global_batch: int | None
-    sequence_parallel: bool | None
-    recompute: str
-    attention_kernel: str
-    rmsnorm_kernel: str
-    zero_stage: str
-    dtype: str
-    grad_dtype: str
-    software: str
-    task: str
-    step_time_s: float | None
-    samples_per_s: float | None
-    tokens_per_s_per_gpu: float | None
-    tokens_per_s_total: float | None
-    peak_memory_gib: float | None
-    outcome: str
-    note: str
-    seq_at_most: bool = False
-
-    @property
-    def published_s(self) -> float | None:
-        """Seconds of an iteration, as printed or by the throughput; None if the row times none."""
-        if self.step_time_s is not None or self.global_batch is None:
-            return self.step_time_s
-        if self.samples_per_s is not None:
-            return self.global_batch / self.samples_per_s
-        if self.seq_len is None or self.seq_at_most:
-            return None
-        total = self.tokens_per_s_total
-        if total is None and self.tokens_per_s_per_gpu is not None and self.gpus is not None:
-            total = self.tokens_per_s_per_gpu * self.gpus
-        return None if total is None else self.global_batch * self.seq_len / total
+# A published run: a named tuple of the columns below, None or an empty text where its source does not say. Besides:
+# ``source`` is its table, ``line`` that of the file, ``published_s`` seconds of an iteration as printed or by the
+# throughput, ``seq_at_most`` whether there are sequences of fewer tokens than ``seq_len``.
+type LedgerRow = Any
 
 
-READ = tuple(field.name for field in fields(LedgerRow) if field.name not in ("source", "line", "seq_at_most"))
-COLUMNS = (*READ, *NOTES)
-_HINTS = get_type_hints(LedgerRow)
-
-
-def read_rows(path: Path) -> tuple[LedgerRow, ...]:
+def read_rows(path: Path) -> list[LedgerRow]:
     """All rows of a table, a CSV with columns of ``COLUMNS``; an absent column is empty in every row.
 
-    Raises:
-        UserError: naming file, line and field.
+    ``UserError`` names file, line and field.
     """
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"ledger={path}: must be a CSV file that can be read ({type(error).__name__})") from None
-    reader = csv.DictReader(text.splitlines(keepends=True), restkey="", restval=None)
-    for name in reader.fieldnames or ():
+        table = pd.read_csv(path, dtype=str, index_col=False, keep_default_na=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"ledger={path}: must be a CSV file that can be read ({error})") from None
+    for name in table.columns:
         if name not in COLUMNS:
             raise unknown_choice(f"{path.name}:1: column", name, COLUMNS)
-    if not reader.fieldnames:
-        raise UserError(f"{path.name}: must have a header with columns of experiments/ledger")
-    return tuple(_rows(path, reader))
+    return parse_rows(path.stem, table)
 
 
-def _rows(path: Path, reader: csv.DictReader[str]) -> Iterator[LedgerRow]:
-    line = 2
-    for values in reader:
-        if None in values.values() or "" in values:
-            raise UserError(f"{path.name}:{line}: must have {len(reader.fieldnames or ())} fields, as the header has")
-        yield parse_row(path.stem, line, values)
-        line = reader.line_num + 1
+def parse_rows(source: str, texts: pd.DataFrame) -> list[LedgerRow]:
+    """Rows from their texts by column; ``UserError`` names file, line and field."""
 
+    def check(name: str, fits: pd.Series, allowed: str) -> None:
+        for place in np.flatnonzero(~fits)[:1].tolist():
+            raise UserError(f"{source}.csv:{place + 2}: {name}={texts[name].iloc[place]}: must be {allowed}")
 
-def parse_row(source: str, line: int, values: Mapping[str, str]) -> LedgerRow:
-    """A row from its texts by column; ``UserError`` names file, line and field."""
-    texts = {name: (values.get(name) or "").strip() for name in READ}
-    at_most = texts["seq_len"].startswith(AT_MOST)
-    texts["seq_len"] = texts["seq_len"].removeprefix(AT_MOST).strip()
-    parsed = {name: _value(_HINTS[name], text, f"{source}.csv:{line}: {name}") for name, text in texts.items()}
-    if parsed["outcome"] not in OUTCOMES:
-        raise unknown_choice(f"{source}.csv:{line}: outcome", parsed["outcome"], OUTCOMES)
-    return LedgerRow(source, line, **parsed, seq_at_most=at_most)
-
-
-def _value(hint: Any, text: str, where: str) -> Any:
-    if hint is str:
-        return text
-    if not text:
-        return None
-    (kind,) = (kind for kind in get_args(hint) if kind is not NoneType)
-    if kind is bool:
-        if text.lower() not in TRUTHS:
-            raise UserError(f"{where}={text}: must be {', '.join(TRUTHS)} or empty")
-        return TRUTHS[text.lower()]
-    try:
-        number = float(text)
-    except ValueError:
-        number = float("nan")
-    if not isfinite(number) or number <= 0 or (kind is int and number != int(number)):
-        allowed = "a positive integer" if kind is int else "a positive number"
-        raise UserError(f"{where}={text}: must be {allowed} or empty")
-    return kind(number)
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Models whose name has one of ``words`` (in lower case): fields of ``ModuleConfig``, or why none is priced.
-
-    ``kernels``, fused or eager, are those of a row that says nothing else.
-    """
-
-    words: tuple[str, ...]
-    skip: str = ""
-    model: Mapping[str, Any] = field(default_factory=dict)
-    kernels: str = FUSED
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A machine that a source's type of GPU may be: a choice of cluster, with other bytes per second of tiers."""
-
-    cluster: str
-    bandwidth: Mapping[str, float] = field(default_factory=dict)
-
-    def __hash__(self) -> int:
-        return hash((self.cluster, *self.bandwidth.items()))
+    texts = texts.reindex(columns=COLUMNS, fill_value="").fillna("").apply(lambda column: column.str.strip())
+    check("outcome", texts["outcome"].isin(OUTCOMES), f"one of {', '.join(OUTCOMES)}")
+    flags = {"": None, "true": True, "false": False}
+    at_most = texts["seq_len"].str.startswith(AT_MOST)
+    rows = texts[[*TEXTS]].assign(source=source, line=range(2, len(texts) + 2), seq_at_most=at_most)
+    lowered = texts["sequence_parallel"].str.lower()
+    check("sequence_parallel", lowered.isin(flags), "true, false or empty")
+    rows["sequence_parallel"] = pd.Series([flags[text] for text in lowered], rows.index, object)
+    for name in (*COUNTS, *RATES):
+        plain = texts[name].str.removeprefix(AT_MOST if name == "seq_len" else "").str.strip()
+        numbers = pd.to_numeric(plain, errors="coerce")
+        whole = name in COUNTS
+        fits = (numbers > 0) & (numbers < np.inf) & ((numbers % 1 == 0) | (not whole))
+        check(name, fits | (plain == ""), f"a positive {'integer' if whole else 'number'} or empty")
+        rows[name] = numbers
+    totals = rows["tokens_per_s_total"].fillna(rows["tokens_per_s_per_gpu"] * rows["gpus"])
+    by_tokens = rows["global_batch"] * rows["seq_len"].mask(at_most) / totals
+    seconds = rows["step_time_s"].fillna(rows["global_batch"] / rows["samples_per_s"]).fillna(by_tokens)
+    rows["published_s"] = seconds
+    for name in (*COUNTS, *RATES, "published_s"):
+        kind = int if name in COUNTS else float
+        values = [None if pd.isna(value) else kind(value) for value in rows[name]]
+        rows[name] = pd.Series(values, rows.index, object)
+    return [*rows.itertuples(index=False, name="LedgerRow")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +126,10 @@ class Source:
     """The settings that all rows of a table share.
 
     Attributes:
-        name: in tables and figures.
-        devices: machines that a type of GPU may be, by a pattern of the text in ``gpu_type``.
-        framework: fields of ``FrameworkOptions``.
-        pipelined: likewise, of runs with a pipeline alone.
-        given: values for empty columns.
-        open: what an empty column may be.
+        devices: machines that a type of GPU may be, by a pattern of the text in ``gpu_type``: each a choice of
+            ``cluster``, and other bytes per second of its tiers (``bandwidth``).
+        framework, pipelined: fields of ``FrameworkOptions``, and those of runs with a pipeline alone.
+        given, open: values for empty columns, and what an empty column may be.
         releases: what rows of a release have instead, by how its name begins.
     """
 
@@ -240,30 +141,13 @@ class Source:
     open: Mapping[str, Any] = field(default_factory=dict)
     releases: Mapping[str, Any] = field(default_factory=dict)
 
-    def machines(self, gpu_type: str) -> tuple[Machine, ...]:
-        """The machines of a type of GPU: those of the first pattern that it matches; none if it matches none."""
-        matching = (machines for pattern, machines in self.devices.items() if fnmatchcase(gpu_type, pattern))
-        return tuple(parse(Machine, machine, gpu_type) for machine in next(matching, ()))
-
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """How rows become jobs; ``products``: devices by the types of GPU of published products."""
+    """How rows become jobs (``experiments/ledger.yaml``): families of models, and sources by their table."""
 
-    families: tuple[Family, ...]
+    families: tuple[Mapping[str, Any], ...]
     sources: Mapping[str, Source]
-    products: Mapping[str, str]
-
-    def source(self, row: LedgerRow) -> Source:
-        """Return the settings of a row's table and release; of an unknown table, those of users' own tables."""
-        source = self.sources.get(row.source, self.sources[USERS])
-        changes = (changes for start, changes in source.releases.items() if row.release.startswith(start))
-        return replace(source, **next(changes, {}))
-
-    def family(self, model: str) -> Family:
-        """The first family with a word in a model's name."""
-        known = (family for family in self.families if any(word in model.lower() for word in family.words))
-        return next(known, Family((), "architecture is not known"))
 
     @property
     def tables(self) -> tuple[Path, ...]:
@@ -273,20 +157,16 @@ class Book:
 
 def load_book() -> Book:
     """The committed book."""
-    path = config_tree() / "ledger.yaml"
-    values = yaml.safe_load(path.read_text())
-    families = tuple(parse(Family, family, f"{path.name}: families") for family in values["families"])
-    sources = {name: parse(Source, source, f"{path.name}: {name}") for name, source in values["sources"].items()}
-    return Book(families, sources, values["products"])
+    values = yaml.safe_load((config_tree() / "ledger.yaml").read_text())
+    sources = {name: Source(**source) for name, source in values["sources"].items()}
+    return Book(tuple(values["families"]), sources)
 
 
 @dataclass(frozen=True)
 class LedgerOptions(FrameworkOptions):
-    """Framework settings of a published run.
+    """Framework settings of a published run; besides, ranks that share out optimizer states (0: all that may).
 
-    Attributes:
-        optimizer_ranks: ranks that share out optimizer states; 0: all that may.
-        kernels: of norms and dropout in blocks, fused or eager.
+    ``kernels`` of norms and dropout in blocks are fused or eager.
     """
 
     optimizer_ranks: int = 0
@@ -297,23 +177,17 @@ class LedgerOptions(FrameworkOptions):
         return copies // gcd(self.optimizer_ranks, copies) if self.optimizer_ranks else 1
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerJob:
+class LedgerJob(NamedTuple):
     """A training run of a language model, as plain values: equal jobs have equal programs.
 
-    Attributes:
-        module: fields of the language model's ``ModuleConfig``.
-        machine, gpus: its device and nodes, and the number of devices.
-        sequence_tokens: of every sequence.
-        tp, cp, pp, dp, vpp: degrees; ``pp`` counts the ranks of a pipeline, each with ``vpp`` virtual stages.
-        microbatch_size: sequences.
-        num_microbatches: of a replica, in an iteration.
-        recompute: blocks of a stage that are recomputed in backward, at most.
-        sharded: whether weights are sharded over replicas (ZeRO-3, FSDP).
+    ``module`` has fields of ``ModuleConfig``, ``bandwidth`` other bytes per second of the cluster's tiers. ``pp`` is of
+    ranks of a pipeline, each with ``vpp`` virtual stages; a stage recomputes ``recompute`` blocks at most. ``sharded``
+    weights are over replicas (ZeRO-3, FSDP).
     """
 
     module: tuple[tuple[str, Any], ...]
-    machine: Machine
+    cluster: str
+    bandwidth: tuple[tuple[str, float], ...]
     gpus: int
     sequence_tokens: int
     tp: int
@@ -333,45 +207,49 @@ class LedgerJob:
         return ModuleConfig(**dict(self.module))
 
 
-def jobs_for(row: LedgerRow, book: Book) -> tuple[LedgerJob, ...]:
+def jobs_for(row: LedgerRow, book: Book) -> list[LedgerJob]:
     """The jobs that a row may have been: one, or as many as what it leaves open allows.
 
-    Raises:
-        UserError: why there is none. Nothing is guessed where a needed size is missing, or is not priced.
+    ``UserError`` says why there is none. Nothing is guessed where a needed size is missing, or is not priced.
     """
-    source = book.source(row)
-    family = book.family(row.model)
+    source = book.sources.get(row.source, book.sources[USERS])
+    changes = (changes for start, changes in source.releases.items() if row.release.startswith(start))
+    source = replace(source, **next(changes, {}))
+    suited = (machines for pattern, machines in source.devices.items() if fnmatchcase(row.gpu_type, pattern))
+    machines: list[dict[str, Any]] = next(suited, [])
+    known = (family for family in book.families if any(word in row.model.lower() for word in family["words"]))
+    family = next(known, {"skip": "architecture is not known"})
     row, opened = _completed(row, source)
     needed = [*NEEDED, *(["sequence_parallel"] if row.tp != 1 else []), *(["vpp"] if row.pp != 1 else [])]
     missing = [name for name in needed if getattr(row, name) in (None, "") and name not in opened]
     dtype = row.dtype.lower()
+    attention = row.attention_kernel.lower()
     _refuse(
         ("same value as in" in row.note, "repeats a value of an older release"),
         (row.outcome == ERROR, "ended with an error other than memory"),
         (row.outcome == OK and not (row.published_s or row.peak_memory_gib), "neither time nor memory is stated"),
         (any(word in dtype for word in FLOAT8), "8-bit or 4-bit numbers are not priced"),
         (dtype.startswith("fp32"), "fp32 is not priced"),
-        (not dtype.startswith(HALF_PRECISION), "number format is not stated"),
-        (bool(family.skip), family.skip),
+        (not dtype.startswith(("bf16", "fp16")), "number format is not stated"),
+        ("skip" in family, family.get("skip", "")),
         ((row.ep or 1) > 1, "mixture of experts, or hybrid"),
         (any(word in row.task.lower() for word in ("lora", "peft")), "low-rank adapters are not priced"),
-        (not source.machines(row.gpu_type), "device has no constants"),
+        (not machines, "device has no constants"),
         (bool(missing), f"not stated: {', '.join(missing)}"),
         (row.seq_at_most, "lengths of samples are not stated"),
-        ("pytorch" in row.attention_kernel.lower(), "attention of single operators is not priced"),
+        ("pytorch" in attention, "attention of single operators is not priced"),
     )
-    kernels = next(generations for word, generations in ATTENTION.items() if word in row.attention_kernel.lower())
-    choices = [[(name, value) for value in values] for name, values in opened.items()]
-    jobs: dict[LedgerJob, None] = {}
+    kernels = next(generations for word, generations in ATTENTION.items() if word in attention)
+    jobs = list[LedgerJob]()
     reasons = list[UserError]()
-    for machine, kernel, *chosen in product(source.machines(row.gpu_type), kernels, *choices):
+    for machine, kernel, *chosen in product(machines, kernels, *opened.values()):
         try:
-            jobs[_job(replace(row, **dict(chosen)), source, family, machine, kernel)] = None
+            jobs.append(_job(row._replace(**dict(zip(opened, chosen, strict=True))), source, family, machine, kernel))
         except UserError as error:
             reasons.append(error)
     if not jobs:
         raise reasons[0]
-    return tuple(jobs)
+    return [*dict.fromkeys(jobs)]
 
 
 def _refuse(*reasons: tuple[bool, str]) -> None:
@@ -391,68 +269,62 @@ def _completed(row: LedgerRow, source: Source) -> tuple[LedgerRow, dict[str, Any
     for name, needed in (("sequence_parallel", row.tp != 1), ("vpp", row.pp != 1)):
         if not needed:
             opened.pop(name, None)
-    return replace(row, **given), opened
+    return row._replace(**given), opened
 
 
-def _job(row: LedgerRow, source: Source, family: Family, machine: Machine, kernel: str | None) -> LedgerJob:
+def _job(
+    row: LedgerRow, source: Source, family: Mapping[str, Any], machine: Mapping[str, Any], kernel: str | None
+) -> LedgerJob:
     """The job of a row in which nothing is open."""
-    tp, pp, dp, cp, vpp = ((getattr(row, name) or 1) for name in ("tp", "pp", "dp", "cp", "vpp"))
-    heads = row.heads or 1
-    hidden = row.hidden or 0
-    layers = row.layers or 1
-    share, rest = divmod((row.global_batch or 0), dp * (row.microbatch_size or 1))
-    ffn = row.ffn or (0 if family.model.get("gated_mlp") else USUAL_FFN * hidden)
+    vpp = row.vpp or 1
+    share, rest = divmod(row.global_batch, row.dp * row.microbatch_size)
+    model = family.get("model", {})
+    # The usual width of a block without a gate.
+    ffn = row.ffn or (0 if model.get("gated_mlp") else 4 * row.hidden)
     zero = row.zero_stage.strip()
     sharded = zero.startswith("3") or row.fsdp.lower() == "true"
     _refuse(
         (not ffn, "not stated: ffn"),
-        (row.gpus != tp * pp * dp * cp, "GPUs are not TP x PP x DP x CP"),
+        (row.gpus != row.tp * row.pp * row.dp * row.cp, "GPUs are not TP x PP x DP x CP"),
         (bool(rest) or not share, "batch is no multiple of DP x microbatch"),
-        (bool(heads % tp or ffn % tp), "heads or feed-forward width do not divide by TP"),
-        (layers < pp * vpp, "fewer layers than stages"),
-        (vpp > 1 and bool(share % pp), "microbatches do not divide by PP, as interleaving needs it"),
+        (bool(row.heads % row.tp or ffn % row.tp), "heads or feed-forward width do not divide by TP"),
+        (row.layers < row.pp * vpp, "fewer layers than stages"),
+        (vpp > 1 and bool(share % row.pp), "microbatches do not divide by PP, as interleaving needs it"),
         (zero.startswith("2"), "gradients sharded in every micro-step (ZeRO-2) are not priced"),
-        (sharded and pp > 1, "sharded weights in a pipeline are not priced"),
+        (sharded and row.pp > 1, "sharded weights in a pipeline are not priced"),
     )
     module: dict[str, Any] = {
         "role": Role.LLM.value,
         "source": "",
-        "num_layers": layers,
-        "hidden_size": hidden,
-        "num_heads": heads,
-        "num_kv_heads": row.kv_heads or heads,
-        "head_dim": hidden // heads,
+        "num_layers": row.layers,
+        "hidden_size": row.hidden,
+        "num_heads": row.heads,
+        "num_kv_heads": row.kv_heads or row.heads,
+        "head_dim": row.hidden // row.heads,
         "ffn_hidden_size": ffn,
-        "vocab_size": row.vocab or 0,
-        "context_tokens": row.seq_len or 0,
-        **family.model,
+        "vocab_size": row.vocab,
+        "context_tokens": row.seq_len,
+        **model,
     }
     group = GROUP.search(zero)
     settings: dict[str, Any] = {
         **source.framework,
-        **(source.pipelined if pp > 1 else {}),
+        **(source.pipelined if row.pp > 1 else {}),
         "distributed_optimizer": not zero.startswith("0"),
-        "sequence_parallel": tp > 1 and row.sequence_parallel is not False,
+        "sequence_parallel": row.tp > 1 and row.sequence_parallel is not False,
         "attention_kernel": kernel,
-        "kernels": EAGER if row.rmsnorm_kernel == "unfused" else family.kernels,
+        "kernels": EAGER if row.rmsnorm_kernel == "unfused" else family.get("kernels", FUSED),
         **({"grad_dtype": row.grad_dtype} if row.grad_dtype else {}),
         "optimizer_ranks": int(group[1]) if group else 0,
     }
     return LedgerJob(
-        module=tuple(module.items()),
-        machine=machine,
-        gpus=row.gpus or 0,
-        sequence_tokens=row.seq_len or 0,
-        tp=tp,
-        cp=cp,
-        pp=pp,
-        dp=dp,
-        vpp=vpp,
-        microbatch_size=row.microbatch_size or 0,
-        num_microbatches=share,
-        recompute=_recomputed(row.recompute, layers, pp),
-        sharded=sharded,
-        framework=LedgerOptions(**settings),
+        tuple(module.items()),
+        machine["cluster"],
+        tuple(machine.get("bandwidth", {}).items()),
+        *(row.gpus, row.seq_len, row.tp, row.cp, row.pp, row.dp, vpp, row.microbatch_size, share),
+        _recomputed(row.recompute, row.layers, row.pp),
+        sharded,
+        LedgerOptions(**settings),
     )
 
 

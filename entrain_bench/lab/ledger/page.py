@@ -1,153 +1,102 @@
-"""Predicted against published runs: a line for every row, tables of errors, and ``calibration.md``."""
+"""Predicted against published runs: tables of errors, and ``calibration.md``."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from statistics import median
+from typing import Any
 
+import numpy as np
 import pandas as pd
-from scipy.stats import kendalltau
 
-from entrain_bench.answers.text import markdown_table
+from entrain_bench.answers.text import load_template
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import config_tree
 from entrain_bench.figures._style import MODEL_ERROR
 from entrain_bench.lab.ledger.fit import (
+    OF_KERNELS,
     Calibration,
     Ledger,
     complete_ledger,
-    constants_table,
-    expectations_table,
     fit_ledger,
-    fitted_kernels_table,
+    fit_points,
+    kernel_point,
+    with_constants,
 )
-from entrain_bench.lab.ledger.jobs import OK, OOM, Book, load_book, read_rows
-from entrain_bench.lab.ledger.kernels import forwards_table
-from entrain_bench.lab.ledger.predict import OPEN, Cases, Outcome, Range, Table, make_entries, predict_entries
+from entrain_bench.lab.ledger.jobs import OK, OOM, load_book, read_rows
+from entrain_bench.lab.ledger.predict import OPEN, case_maker, make_entries, predictor
 from entrain_bench.run.study import Output, Study
 
 NEAR = 0.10
 # Runs of a group from which their order tells something.
 FEWEST_LAYOUTS = 5
-NOT_STATED = "not stated"
-PREDICTED = "predicted"
-LEFT_OUT = "left out"
 # Columns that are written.
 COLUMNS = (
-    "source",
-    "row",
-    "published_s",
-    "predicted_s",
-    "ratio",
-    "published_gib",
-    "predicted_gib",
-    "outcome",
-    "predicted_outcome",
-    "status",
-    "reason",
-    "least_predicted_s",
-    "greatest_predicted_s",
+    *("source", "row", "published_s", "predicted_s", "ratio", "published_gib", "predicted_gib"),
+    *("outcome", "predicted_outcome", "status", "reason", "least_predicted_s", "greatest_predicted_s"),
 )
 OF_ERRORS = ("timed", "median ratio", "median error", "within 10%", "width")
 # Columns that runs have in common, by name.
-GROUPS = {
-    "TP": "tp",
-    "sequence": "seq_len",
-    "attention": "attention_kernel",
-    "recomputation": "recompute",
-}
+GROUPS = {"TP": "tp", "sequence": "seq_len", "attention": "attention_kernel", "recomputation": "recompute"}
 # What runs of one job share, and what those of one set of kernels share besides; layouts of such runs are compared.
 JOB = ("source", "model", "seq_len", "gpus", "global_batch", "gpu_type")
 KERNELS = ("attention_kernel", "rmsnorm_kernel", "sequence_parallel", "zero_stage", "software")
 
-
-def make_frame(outcomes: Sequence[Outcome]) -> pd.DataFrame:
-    """A line for every row: all its fields and its prediction; ``row`` is the line of its file.
-
-    ``predicted_s`` and ``predicted_gib`` are the values in the predicted range that are nearest to the published ones;
-    where nothing is published, the middle of the range. ``ratio`` and ``memory_ratio`` are predicted over published
-    values, and ``middle_ratio`` is that of the middle of the range.
-    """
-    return pd.DataFrame([_line(outcome) for outcome in outcomes])
-
-
-def _line(outcome: Outcome) -> dict[str, object]:
-    row = outcome.row
-    seconds = outcome.seconds
-    published_s = row.published_s
-    peak_gib = row.peak_memory_gib
-    predicted_s = _nearest(seconds, published_s)
-    predicted_gib = _nearest(outcome.gib, peak_gib)
-    return asdict(row) | {
-        "row": row.line,
-        "published_s": published_s,
-        "predicted_s": predicted_s,
-        "ratio": predicted_s / published_s if predicted_s and published_s else None,
-        "middle_ratio": seconds.middle / published_s if seconds and published_s else None,
-        "published_gib": peak_gib,
-        "predicted_gib": predicted_gib,
-        "memory_ratio": predicted_gib / peak_gib if predicted_gib and peak_gib and row.outcome == OK else None,
-        "predicted_outcome": outcome.fits,
-        "status": LEFT_OUT if outcome.reason else PREDICTED,
-        "reason": outcome.reason,
-        "least_predicted_s": seconds.low if seconds else None,
-        "greatest_predicted_s": seconds.high if seconds else None,
-    }
-
-
-def _nearest(predicted: Range | None, published: float | None) -> float | None:
-    if predicted is None:
-        return None
-    return predicted.nearest(published) if published else predicted.middle
+# Title and a table of texts.
+type Table = tuple[str, pd.DataFrame]
 
 
 def make_tables(frame: pd.DataFrame, names: Mapping[str, str]) -> Iterator[Table]:
-    """Tables: sources, what runs have in common, orders of layouts, and what is left out; ``names`` are of sources."""
-    yield sources_table(frame, names)
+    """Tables of rows' lines: sources, what runs have in common, orders of layouts, and what is left out.
+
+    ``names`` are of sources.
+    """
+    yield "Sources", sources_table(frame, names)
     for name, column in GROUPS.items():
         # Numbers in their order, then texts in theirs.
-        ordered = frame.sort_values(column, kind="stable")
+        ordered = frame[frame["ratio"].notna()].sort_values(column, kind="stable")
         groups = ordered.groupby(ordered[column].map(_label), sort=False)
-        rows = [[str(label), *_errors(group)] for label, group in groups if group["ratio"].notna().any()]
-        if len(rows) > 1:
-            yield f"By {name}", [name, *OF_ERRORS], rows
-    if rows := [*_orders(frame)]:
-        yield "Order of layouts", ["job", "layouts", "spread", "Kendall's tau", "lost by predicted best"], rows
-    reasons = frame.loc[frame["reason"] != "", "reason"].value_counts()
-    if len(reasons):
-        counted = sorted(reasons.items(), key=lambda item: (-item[1], str(item[0])))
-        yield "Rows left out", ["reason", "rows"], [[str(reason), str(count)] for reason, count in counted]
+        if len(groups) > 1:
+            yield f"By {name}", pd.DataFrame({name: str(label), **_errors(group)} for label, group in groups)
+    if orders := [*_orders(frame)]:
+        yield "Order of layouts", pd.DataFrame(orders)
+    if counted := frame.loc[frame["reason"] != "", "reason"].value_counts().to_dict():
+        reasons = sorted(counted, key=lambda reason: (-counted[reason], reason))
+        yield "Rows left out", pd.DataFrame({"reason": reason, "rows": str(counted[reason])} for reason in reasons)
 
 
-def _label(value: object) -> str:
-    if value is None or value == "" or value != value:
-        return NOT_STATED
+def _label(value: Any) -> str:
+    if pd.isna(value) or value == "":
+        return "not stated"
     return f"{value:.0f}" if isinstance(value, float) else str(value)
 
 
-def sources_table(frame: pd.DataFrame, names: Mapping[str, str]) -> Table:
+def sources_table(frame: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     """A row for every source in the order of the rows, and one of all."""
     rows = []
-    groups = {names.get(str(source), str(source)): group for source, group in frame.groupby("source", sort=False)}
-    for name, group in (groups | {"all": frame}).items():
+    for name, group in [*frame.groupby("source", sort=False), ("all", frame)]:
         peaks = (group["memory_ratio"].dropna().astype(float) - 1.0).abs()
         peak = "" if peaks.empty or name == "all" else f"{peaks.median():.0%}"
-        rows.append([name, f"{len(group):,}", *_errors(group), _fits(group), peak])
-    return "Sources", ["source", "rows", *OF_ERRORS, "fits or not", "peak error"], rows
+        shown = {"source": names.get(str(name), str(name)), "rows": f"{len(group):,}"}
+        rows.append(shown | _errors(group) | {"fits or not": _fits(group), "peak error": peak})
+    return pd.DataFrame(rows)
 
 
-def _errors(group: pd.DataFrame) -> list[str]:
+def _errors(group: pd.DataFrame) -> dict[str, str]:
     """Runs that have both times, and of them ``OF_ERRORS``."""
     timed = group[group["ratio"].notna()]
     if timed.empty:
-        return ["0", *[""] * (len(OF_ERRORS) - 1)]
+        return dict.fromkeys(OF_ERRORS, "") | {"timed": "0"}
     ratios = timed["ratio"].astype(float)
     sizes = (ratios - 1.0).abs()
     width = (timed["greatest_predicted_s"] / timed["least_predicted_s"] - 1.0).astype(float).median()
     shown = f"{ratios.median():.3f}", f"{sizes.median():.1%}", f"{(sizes <= NEAR).mean():.0%}", f"{width:.0%}"
-    return [f"{len(timed):,}", *shown]
+    return dict(zip(OF_ERRORS, (f"{len(timed):,}", *shown), strict=True))
 
 
 def _fits(group: pd.DataFrame) -> str:
@@ -161,28 +110,78 @@ def _fits(group: pd.DataFrame) -> str:
     return f"{right} of {len(decided)}" + (f", {is_open.sum()} open" if is_open.any() else "")
 
 
-def _orders(frame: pd.DataFrame) -> Iterator[list[str]]:
+def _orders(frame: pd.DataFrame) -> Iterator[dict[str, str]]:
     """Kendall's tau over the layouts of each job that a source timed in several, one set of kernels at a time.
 
     ``spread``: how much slower the slowest is than the fastest; the last column, the one that is predicted to be.
     """
-    timed = frame[frame["ratio"].notna()].copy()
+    timed = frame[frame["ratio"].notna()]
     for _, runs in timed.groupby([*JOB, *KERNELS], sort=False, dropna=False):
         if len(runs) < FEWEST_LAYOUTS:
             continue
         published = runs["published_s"].astype(float)
         predicted = published * runs["middle_ratio"].astype(float)
-        fastest = published.min()
-        lost = published.iloc[int(predicted.argmin())] / fastest - 1.0
-        numbers = f"{published.max() / fastest - 1.0:.0%}", f"{kendalltau(published, predicted).statistic:.2f}"
-        yield [_job_name(runs.iloc[0]), str(len(runs)), *numbers, f"{lost:.1%}"]
+        row = runs.iloc[0]
+        parts = [row["model"], f"{row['seq_len']:.0f} tokens", f"{row['gpus']:.0f} GPUs", row["attention_kernel"]]
+        if row["sequence_parallel"] is not None:
+            parts.append(f"sequence parallelism {'on' if row['sequence_parallel'] else 'off'}")
+        yield {
+            "job": ", ".join(filter(None, parts)),
+            "layouts": str(len(runs)),
+            "spread": f"{published.max() / published.min() - 1.0:.0%}",
+            "Kendall's tau": f"{published.corr(predicted, method='kendall'):.2f}",
+            "lost by predicted best": f"{published.iloc[int(predicted.argmin())] / published.min() - 1.0:.1%}",
+        }
 
 
-def _job_name(row: pd.Series) -> str:
-    parts = [row["model"], f"{row['seq_len']:.0f} tokens", f"{row['gpus']:.0f} GPUs", row["attention_kernel"]]
-    if row["sequence_parallel"] is not None:
-        parts.append(f"sequence parallelism {'on' if row['sequence_parallel'] else 'off'}")
-    return ", ".join(filter(None, parts))
+def constants_table(study: Calibration) -> Table:
+    """Constants by device: what is expected before a fit, why, and what is fitted (deviations of the log)."""
+    problem = study.fit.problem
+    spread = np.sqrt(np.diag(study.fit.covariance)).reshape(study.fit.at.shape)
+    rows = []
+    for index, constant in enumerate(problem.constants):
+        row = {
+            "constant": f"{constant.place}.{constant.field}",
+            "expected": f"{constant.usual:g} ({constant.spread:.0%})",
+        }
+        for number, device in enumerate(problem.devices):
+            fitted = constant.value(float(study.fit.factors(device)[index]))
+            row[device] = f"{fitted:.2g} ({spread[number, index]:.0%})"
+        rows.append(row | {"expected because": constant.why})
+    title = f"Fitted constants (standard deviation); error of a source left out: {100 * study.fit.error:.1f}%"
+    return title, pd.DataFrame(rows)
+
+
+def kernels_table(ledger: Ledger) -> Table:
+    """Constants fitted to each device's kernels, and errors of the committed constants."""
+    rows = []
+    for (device, kind), of_kind in groupby(ledger.kernels, key=attrgetter("device", "kind")):
+        group = [*of_kind]
+        constants = OF_KERNELS[kind]
+        changes = partial(with_constants, constants)
+        fit = fit_points([kernel_point(row, changes) for row in group], constants, iterations=4)
+        fitted = zip(constants, np.exp(fit.at[0]).tolist(), strict=True)
+        errors = [abs(row.predicted_s() / row.published_s - 1.0) for row in group]
+        row = {"kernels": f"{device}, {kind}", "number": str(len(errors)), "median error": f"{median(errors):.0%}"}
+        row |= {"largest error": f"{max(errors):.0%}"}
+        rows.append(row | {"fitted": ", ".join(f"{one.field} {one.value(factor):.2g}" for one, factor in fitted)})
+    return "Kernels", pd.DataFrame(rows)
+
+
+def forwards_table(ledger: Ledger) -> Table:
+    """Published ranges and predicted times of forwards."""
+    rows = []
+    for forward in ledger.forwards:
+        predicted_ms = forward.predicted_ms()
+        rows.append(
+            {
+                "forward": f"{forward.workload}, {forward.model}, {forward.module}",
+                "published (ms)": f"{forward.least_ms:.0f} to {forward.most_ms:.0f}",
+                "predicted (ms)": f"{predicted_ms:.0f}",
+                "inside": "yes" if forward.least_ms <= predicted_ms <= forward.most_ms else "no",
+            }
+        )
+    return "Forwards on the A40", pd.DataFrame(rows)
 
 
 def model_error(frame: pd.DataFrame) -> str:
@@ -194,49 +193,9 @@ def model_error(frame: pd.DataFrame) -> str:
     return f"model error: median {100 * sizes.median():.1f}%, {(sizes <= NEAR).mean():.0%} within 10%, over {count}"
 
 
-def errors_from_ends(frame: pd.DataFrame) -> str:
-    """Say how wide predicted ranges are, and how large errors are from their nearest ends."""
-    count, _, error, near, width = _errors(frame)
-    if count == "0":
-        return ""
-    width = f"Rows that leave settings open have ranges (median width over all rows {width})."
-    return f"{width} From the nearest end: median {error}, {near} within 10%, as below.\n"
-
-
 # The page, and its model error alone, for pages that show no table.
 NAME = "calibration.md"
 ERROR = "tables/model_error.md"
-INTRODUCTION = """# Calibration
-
-How well the cost model predicts training that others measured (`entrain-bench figures calibration`). The ledger
-(`experiments/ledger`) holds all rows of the published tables. The cost model predicts each row that states enough. If a
-row leaves a setting open, the prediction is a range, and its error counts from the nearest end. `entrain-bench ledger`
-prints these tables for the committed constants, or for your own measurements (`ledger=mine.csv fit=true`).
-
-Constants are fitted by source: least squares of log times, where all rows of a source share an offset, so that a source
-of 400 rows counts hardly more than one of 20. A row whose range holds its published time permits all constants that
-keep it there. Single products are fitted together with the runs.
-Nothing is fitted to a result of a strategy. **The errors below are those of sources left out**: each source is
-predicted with constants fitted to the other sources.
-"""
-MISSING = """## What is missing
-
-- **Settings that sources do not state** (networks, microbatches, versions of kernels) widen the predicted ranges.
-- **Trainers of the past.** One setting (`kernels`, fused or eager) stands for RMSNorms, biases and dropout of single
-  operators. Until 2026-11 the suite priced each of them, gates, attention and Adam of single operators, and Apex: 1,184
-  times with a median error of 5.8%, each source left out of the fit. The committed constants were fitted then; a fit to
-  these rows (above) differs. Those of the A40 and the H200 rest on BERT runs (Lambda). The A40 is predicted 1.5
-  times as slow as published: its rate is the greatest that keeps the ranges of its forwards.
-- **Unfused optimizers.** InternEvo's Adam keeps temporary values, which are not priced: its peaks are 44% off.
-- **Order of layouts.** Equal jobs of the A100 study differ by 0.6% (standard deviation). At 30B on 256 GPUs the unknown
-  network decides.
-- **Host.** Every kernel takes the same time to issue; garbage collection and data loading are not priced.
-- **Multimodal training.** No row has an encoder, apart from the forwards on the A40.
-
-The ledger does not fix every constant. `experiments/posterior.csv` holds 50 sets of factors per device that agreed with
-the rows when the constants were fitted (2026-11). The key `constants` applies a set. `entrain-bench ledger
-posterior=FILE` draws from the rows that are left.
-"""
 
 
 def calibration_output() -> Output:
@@ -247,45 +206,30 @@ def calibration_output() -> Output:
 
 def write_calibration(study: Study) -> str:
     """Write ``calibration.md`` and its model error; returns what is wrong in the error that figures state."""
-    book = load_book()
     composer = Composer()
-    ledger = committed_ledger(book, composer)
-    fitted = fit_ledger(ledger)
-    left_out = make_frame(fitted.left_out(ledger))
-    line = model_error(left_out)
-    write_atomically(study.results.root / NAME, make_page(ledger, fitted, left_out, book, composer).encode())
+    book = load_book()
+    make = case_maker(composer)
+    entries = (entry for path in book.tables for entry in make_entries(read_rows(path), book, make))
+    page, line = make_page(complete_ledger(entries, composer))
+    write_atomically(study.results.root / NAME, page.encode())
     write_atomically(study.results.root / ERROR, f"{line[0].upper()}{line[1:]}.\n".encode())
     return "" if line == MODEL_ERROR else f"figures/_style.py: MODEL_ERROR must be {line!r}"
 
 
-def committed_ledger(book: Book, composer: Composer) -> Ledger:
-    """All committed rows with their cases, the ranges of forwards, and single products."""
-    cases = Cases(composer)
-    entries = (entry for path in book.tables for entry in make_entries(read_rows(path), book, cases))
-    return complete_ledger(entries, composer)
-
-
-def make_page(ledger: Ledger, fitted: Calibration, left_out: pd.DataFrame, book: Book, composer: Composer) -> str:
-    """The text of the document; ``left_out`` is the frame of outcomes of sources left out of the fit."""
+def make_page(ledger: Ledger) -> tuple[str, str]:
+    """Fit the constants; return the text of the document, and the model error."""
+    fitted = fit_ledger(ledger)
+    left_out = pd.DataFrame(fitted.left_out(ledger))
+    predict = predictor()
+    names = {name: source.name for name, source in load_book().sources.items()}
+    committed = sources_table(pd.DataFrame(entry.line(predict) for entry in ledger.entries), names)
     line = model_error(left_out)
-    names = {name: source.name for name, source in book.sources.items()}
-    _, heading, rows = sources_table(make_frame(predict_entries(ledger.entries)), names)
-    return "\n".join(
-        [
-            INTRODUCTION,
-            f"**{line[0].upper()}{line[1:]}**, from the middle of what is predicted.",
-            errors_from_ends(left_out),
-            *(_section(table) for table in make_tables(left_out, names)),
-            _section(("Sources with the committed constants", heading, rows)),
-            _section(constants_table(fitted)),
-            _section(expectations_table(fitted.constants)),
-            _section(forwards_table(ledger.forwards)),
-            _section(fitted_kernels_table(composer)),
-            MISSING,
-        ]
+    tables = (
+        *make_tables(left_out, names),
+        ("Sources with the committed constants", committed),
+        constants_table(fitted),
+        forwards_table(ledger),
+        kernels_table(ledger),
     )
-
-
-def _section(table: Table) -> str:
-    title, heading, rows = table
-    return f"## {title}\n\n" + markdown_table(heading, rows, right=heading[1:])
+    stated = {"model_error": f"{line[0].upper()}{line[1:]}", "nearest": _errors(left_out)}
+    return load_template("calibration.md.j2").render(tables=tables, **stated) + "\n", line

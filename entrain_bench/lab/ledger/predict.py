@@ -6,19 +6,21 @@ that what each further round of a pipeline takes follows from the difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from math import sqrt
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from entrain_bench.balancing.interleaved import interleaved_program
+from entrain_bench.balancing.planning import spread_blocks
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import UserError
-from entrain_bench.base.remembered import remembered
 from entrain_bench.config.compose import Composer
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.lab.ledger.jobs import EAGER, OK, OOM, Book, LedgerJob, LedgerRow, Machine, jobs_for
+from entrain_bench.lab.ledger.jobs import EAGER, OK, OOM, Book, LedgerJob, LedgerRow, jobs_for
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.columns import covered_per_stage, recompute_chunks
@@ -32,7 +34,6 @@ from entrain_bench.specs.module_layers import Role, build_layers
 from entrain_bench.specs.shapes import shapes_from_lists
 from entrain_bench.specs.tokens import TokenRules
 
-GIB = 2**30
 # Rounds of a pipeline after which all further ones take the same time, and microbatches that are few in any case.
 ROUNDS = 4
 # Bytes that blocks of PyTorch's operators move besides, forward and backward, and keep: of a hidden state with two
@@ -42,20 +43,22 @@ EAGER_RMSNORM = 64, 152, 8
 EAGER_LAYERNORM = 42, 44, 0
 EAGER_SCORE = 13, 9, 2
 EAGER_KERNELS = 10
-# Cases that are kept while constants change.
-MAX_CASES = 4096
 # How text becomes tokens; rows state tokens.
 TEXT = TokenRules(1, 1, 1, 1, 1.0, 1.0, 1, 1.0, 1.0)
 # Whether a run fits, if that depends on what its row leaves open.
 OPEN = "open"
+# Columns of the prediction of a row; None if there is none.
+PREDICTED = (
+    *("predicted_s", "ratio", "middle_ratio", "predicted_gib", "memory_ratio"),
+    *("predicted_outcome", "status", "reason", "least_predicted_s", "greatest_predicted_s"),
+)
 
 type Change = Callable[[ClusterSpec], ClusterSpec]
-# Title, headings and rows.
-type Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
+# Least and greatest possible value of a quantity; equal if a row leaves nothing open.
+type Interval = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(NamedTuple):
     """Seconds of an iteration, highest memory of a GPU in GiB, and whether that is within the budget."""
 
     seconds: float
@@ -63,7 +66,7 @@ class Prediction:
     fits: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Case:
     """A job's programs and what they run on.
 
@@ -82,48 +85,33 @@ class Case:
         """The prediction, on the cluster as it is or changed."""
         cluster = change(self.cluster) if change else self.cluster
         truth = CostTruth(self.model, cluster, self.job.framework)
-        seconds = [_iteration_s(truth, program) for program in self.programs]
+        seconds = [float(place_program(program, truth.charge(program))[1].max()) for program in self.programs]
         total = seconds[0] + self.rounds * (seconds[-1] - seconds[0])
         peak = float(truth.memory.peak_bytes(self.programs[0]).max())
-        return Prediction(total, peak / GIB, peak <= self.memory_fraction * cluster.device.memory_bytes)
+        return Prediction(total, peak / 2**30, peak <= self.memory_fraction * cluster.device.memory_bytes)
 
 
-def _iteration_s(truth: CostTruth, program: Program) -> float:
-    _, end, _ = place_program(program, truth.charge(program))
-    return float(end.max())
+def case_maker(composer: Composer) -> Callable[[LedgerJob], Case]:
+    """A function that makes the case of a job, once of equal ones; it raises ``UserError`` for what is refused."""
+    compose = cache(lambda name: composer.run((f"cluster={name}",)))
 
-
-class Cases:
-    """Cases by their job, each made once; clusters are composed once a choice."""
-
-    def __init__(self, composer: Composer) -> None:
-        self._composer = composer
-        self._clusters: dict[str, tuple[ClusterSpec, float]] = {}
-        self._cases: dict[LedgerJob, Case] = {}
-
-    def case(self, job: LedgerJob) -> Case:
-        """The programs of a job; ``UserError`` for one that the suite refuses."""
-        return remembered(self._cases, job, lambda: self._make(job), MAX_CASES)
-
-    def _make(self, job: LedgerJob) -> Case:
-        name = job.machine.cluster
-        if name not in self._clusters:
-            run = self._composer.run((f"cluster={name}",))
-            self._clusters[name] = ClusterSpec.from_config(run.cluster), run.memory_fraction
-        cluster, fraction = self._clusters[name]
-        config = job.config
-        layers = build_layers(config)
+    @cache
+    def make(job: LedgerJob) -> Case:
+        run = compose(job.cluster)
+        layers = build_layers(job.config)
         if job.framework.kernels == EAGER:
             layers = tuple(eager_block(layer, job) if layer.attention else layer for layer in layers)
-        model = ModelSpec("ledger", (ModuleSpec("llm", Role.LLM, config, layers),), TEXT)
+        model = ModelSpec("ledger", (ModuleSpec("llm", Role.LLM, job.config, layers),), TEXT)
         model = with_options(model, job.framework)
-        layout = make_layout(job)
         count = job.num_microbatches
         least = ROUNDS * job.pp + count % job.pp
         counts = (count,) if count <= least + job.pp else (least, least + job.pp)
-        programs = tuple(_program(model, layout, job, number) for number in counts)
+        programs = tuple(_program(model, job, number) for number in counts)
+        cluster = make_cluster(ClusterSpec.from_config(run.cluster), job.gpus, dict(job.bandwidth))
         rounds = (count - least) // job.pp if len(counts) > 1 else 0
-        return Case(model, make_cluster(job.machine, cluster, job.gpus), job, programs, rounds, fraction)
+        return Case(model, cluster, job, programs, rounds, run.memory_fraction)
+
+    return make
 
 
 def eager_block(block: Layer, job: LedgerJob) -> Layer:
@@ -146,36 +134,31 @@ def eager_block(block: Layer, job: LedgerJob) -> Layer:
     )
 
 
-def make_cluster(machine: Machine, cluster: ClusterSpec, gpus: int) -> ClusterSpec:
-    """As many GPUs in nodes of a machine, whose choice of cluster is given.
+def make_cluster(cluster: ClusterSpec, gpus: int, bandwidth: dict[str, float]) -> ClusterSpec:
+    """As many GPUs in nodes of a cluster, with other bytes per second of the tiers in ``bandwidth``.
 
     Fewer GPUs than a node has are one node, and tiers that join no more than the tier before are left out.
     """
     per_node = min(cluster.gpus_per_node, gpus)
-    inside = cluster.tiers[:-1]
-    sizes = [min(tier.num_ranks, per_node) for tier in inside[:-1]] + [per_node] * bool(inside) + [gpus]
-    tiers = [
-        replace(
-            tier,
-            num_ranks=size,
-            bandwidth_bytes_per_s=machine.bandwidth.get(tier.name, tier.bandwidth_bytes_per_s),
-        )
-        for tier, size in zip(cluster.tiers, sizes, strict=True)
-    ]
-    joined = next(index for index, tier in enumerate(tiers) if tier.num_ranks >= gpus)
-    return replace(cluster, num_nodes=-(-gpus // per_node), gpus_per_node=per_node, tiers=tuple(tiers[: joined + 1]))
+    tiers = []
+    for tier in cluster.tiers:
+        inside = tier is not cluster.tiers[-1]
+        size = per_node if inside and tier is cluster.tiers[-2] else min(tier.num_ranks, per_node) if inside else gpus
+        rate = bandwidth.get(tier.name, tier.bandwidth_bytes_per_s)
+        tiers.append(replace(tier, num_ranks=size, bandwidth_bytes_per_s=rate))
+        if size >= gpus:
+            break
+    return replace(cluster, num_nodes=-(-gpus // per_node), gpus_per_node=per_node, tiers=tuple(tiers))
 
 
 def make_layout(job: LedgerJob) -> Layout:
     """Ranks as Megatron-LM numbers them: TP innermost, then CP, DP, PP; virtual stages go round."""
-    width = job.tp * job.cp
-    first = (np.arange(job.pp)[None, :] * job.dp + np.arange(job.dp)[:, None]) * width
-    ranks = np.tile(first[:, :, None] + np.arange(width), (1, job.vpp, 1))
-    blocks = job.config.num_layers
-    layers = layers_of_stages(blocks, job.pp * job.vpp)
-    whole = job.recompute >= blocks
-    placed = ModuleLayout("llm", job.tp, job.cp, layers, ranks, recompute=whole, sharded=job.sharded)
-    return Layout((placed,), job.num_microbatches)
+    ranks = np.arange(job.gpus).reshape(job.pp, job.dp, job.tp * job.cp).transpose(1, 0, 2)
+    layers = layers_of_stages(job.config.num_layers, job.pp * job.vpp)
+    whole = job.recompute >= job.config.num_layers
+    placed = np.ascontiguousarray(np.tile(ranks, (1, job.vpp, 1)))
+    module = ModuleLayout("llm", job.tp, job.cp, layers, placed, recompute=whole, sharded=job.sharded)
+    return Layout((module,), job.num_microbatches)
 
 
 def layers_of_stages(blocks: int, stages: int) -> tuple[int, ...]:
@@ -186,14 +169,14 @@ def layers_of_stages(blocks: int, stages: int) -> tuple[int, ...]:
     """
     if stages > 1 and blocks % stages and (blocks + 2) % stages == 0:
         return ((blocks + 2) // stages,) * stages
-    layers = blocks // stages + (np.arange(stages) < blocks % stages)
-    layers[0] += 1
-    layers[-1] += 1
-    return tuple(layers.tolist())
+    layers = spread_blocks(blocks + 2, stages)
+    assert layers is not None
+    return layers
 
 
-def _program(model: ModelSpec, layout: Layout, job: LedgerJob, count: int) -> Program:
+def _program(model: ModelSpec, job: LedgerJob, count: int) -> Program:
     """The program of one replica; the others, which do the same, have no actions but steps."""
+    layout = make_layout(job)
     shapes = shapes_from_lists((), [(job.sequence_tokens, [])] * (count * job.microbatch_size))
     microbatch = np.arange(len(shapes)) // job.microbatch_size
     assignment = Assignment((ModuleAssignment(np.zeros_like(microbatch), microbatch),))
@@ -208,35 +191,12 @@ def _program(model: ModelSpec, layout: Layout, job: LedgerJob, count: int) -> Pr
     return recompute_chunks(program, [np.tile(np.minimum(most, job.recompute), (len(program.chunks[0]), 1))])
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Least and greatest possible value of a quantity; equal if a row leaves nothing open."""
+class Outcome(NamedTuple):
+    """The prediction of a row: of an iteration, of a GPU's highest memory, and whether it fits (``OPEN`` if open)."""
 
-    low: float
-    high: float
-
-    def nearest(self, value: float) -> float:
-        """The value of the range that is nearest to one."""
-        return min(max(value, self.low), self.high)
-
-    @property
-    def middle(self) -> float:
-        """The geometric mean of both ends."""
-        return sqrt(self.low * self.high)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The prediction of a row, of an iteration and of a GPU's highest memory, or the reason why there is none.
-
-    ``fits`` is ``ok``, ``oom``, or ``open`` if that depends on what the row leaves open.
-    """
-
-    row: LedgerRow
-    reason: str = ""
-    seconds: Range | None = None
-    gib: Range | None = None
-    fits: str = ""
+    seconds: Interval
+    gib: Interval
+    fits: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,41 +212,61 @@ class Entry:
 
         Of a run that fitted, cases that do not fit are no candidates, unless none fits.
         """
-        if self.reason:
-            return Outcome(self.row, self.reason)
         candidates = [predict(case) for case in self.cases]
         fitting = [prediction for prediction in candidates if prediction.fits]
         fits = OK if len(fitting) == len(candidates) else OPEN if fitting else OOM
         if self.row.outcome == OK and fitting:
             candidates = fitting
             fits = OK
-        seconds = [prediction.seconds for prediction in candidates]
-        gib = [prediction.gib for prediction in candidates]
-        return Outcome(self.row, "", Range(min(seconds), max(seconds)), Range(min(gib), max(gib)), fits)
+        seconds, gib, _ = zip(*candidates, strict=True)
+        return Outcome((min(seconds), max(seconds)), (min(gib), max(gib)), fits)
+
+    def line(self, predict: Callable[[Case], Prediction]) -> dict[str, Any]:
+        """Return all fields of the row and its prediction; ``row`` is the line of its file.
+
+        ``predicted_s`` and ``predicted_gib`` are the values in the predicted range that are nearest to the published
+        ones; where nothing is published, the middle of the range. ``ratio`` and ``memory_ratio`` are predicted over
+        published values, and ``middle_ratio`` is that of the middle of the range.
+        """
+        row = self.row
+        published_s = row.published_s
+        peak_gib = row.peak_memory_gib
+        line: dict[str, Any] = row._asdict() | {"row": row.line, "published_gib": peak_gib}
+        if not self.cases:
+            unknown = {"predicted_outcome": "", "status": "left out", "reason": self.reason}
+            return line | dict.fromkeys(PREDICTED) | unknown
+        seconds, gib, fits = self.outcome(predict)
+        predicted_s = nearest(seconds, published_s)
+        predicted_gib = nearest(gib, peak_gib)
+        return line | {
+            "predicted_s": predicted_s,
+            "ratio": predicted_s / published_s if published_s else None,
+            "middle_ratio": nearest(seconds) / published_s if published_s else None,
+            "predicted_gib": predicted_gib,
+            "memory_ratio": predicted_gib / peak_gib if peak_gib and row.outcome == OK else None,
+            "predicted_outcome": fits,
+            "status": "predicted",
+            "reason": "",
+            "least_predicted_s": seconds[0],
+            "greatest_predicted_s": seconds[1],
+        }
 
 
-def make_entries(rows: Iterable[LedgerRow], book: Book, cases: Cases) -> Iterator[Entry]:
+def nearest(ends: Interval, value: float | None = None) -> float:
+    """The value of a range that is nearest to one; without one, the geometric mean of both ends."""
+    low, high = ends
+    return min(max(value, low), high) if value else sqrt(low * high)
+
+
+def make_entries(rows: Iterable[LedgerRow], book: Book, make: Callable[[LedgerJob], Case]) -> Iterator[Entry]:
     """Every row with its cases."""
     for row in rows:
         try:
-            yield Entry(row, tuple(cases.case(job) for job in jobs_for(row, book)))
+            yield Entry(row, tuple(map(make, jobs_for(row, book))))
         except UserError as error:
             yield Entry(row, reason=str(error))
 
 
-def remember_predictions(change: Change | None) -> Callable[[Case], Prediction]:
+def predictor(change: Change | None = None) -> Callable[[Case], Prediction]:
     """A function that predicts each case once, on unchanged or changed clusters: many rows are the same job."""
-    known: dict[int, Prediction] = {}
-
-    def predict(case: Case) -> Prediction:
-        if id(case) not in known:
-            known[id(case)] = case.predict(change)
-        return known[id(case)]
-
-    return predict
-
-
-def predict_entries(entries: Iterable[Entry], change: Change | None = None) -> list[Outcome]:
-    """Return the outcome of every row on unchanged or changed clusters; equal jobs are predicted once."""
-    predict = remember_predictions(change)
-    return [entry.outcome(predict) for entry in entries]
+    return cache(lambda case: case.predict(change))

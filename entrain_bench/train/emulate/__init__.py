@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.costs.truth import CostTruth, Prices
 from entrain_bench.program import Program
 from entrain_bench.program.timeline import Timeline
@@ -58,28 +57,18 @@ def pass_keys(program: Program) -> dict[int, Key]:
 
 @dataclass(frozen=True, slots=True)
 class LaneOrder:
-    """The passes of a lane, the idle seconds before each, and the ranks that run them together."""
+    """The passes of a lane, and the first of its ranks."""
 
     actions: IntArray
-    waits_s: FloatArray
     first_rank: int
-    num_ranks: int
 
 
-def lane_orders(program: Program, timeline: Timeline | None = None) -> list[LaneOrder]:
-    """The passes of every lane that has any, with the waits of a timeline of the program, or none."""
-    orders = []
-    firsts = program.layout.lane_first_rank.tolist()
+def lane_orders(program: Program) -> list[LaneOrder]:
+    """The passes of every lane that has any."""
     lanes = np.split(program.lane_actions, program.lane_offsets[1:-1])
-    for actions, first, width in zip(lanes, firsts, program.layout.lane_width.tolist(), strict=True):
-        passes = actions[program.is_pass[actions]]
-        waits_s = np.zeros(len(passes))
-        if timeline is not None and len(passes):
-            before_s = np.append(0.0, timeline.end_s[passes[:-1]])
-            waits_s = np.maximum(timeline.start_s[passes] - before_s, 0.0)
-        if len(passes):
-            orders.append(LaneOrder(passes, waits_s, first, width))
-    return orders
+    passes = (actions[program.is_pass[actions]] for actions in lanes)
+    orders = map(LaneOrder, passes, program.layout.lane_first_rank.tolist())
+    return [order for order in orders if len(order.actions)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +102,7 @@ class Emulator:
 
     def price(self, program: Program) -> Prices:
         """The cost truth's prices with measured computation, and optimizer steps measured where a stage has run."""
-        self.measure(program, lane_orders(program))
+        self.measure(program)
         prices = self.truth.price(program)
         seconds = np.zeros(program.num_actions)
         for action, key in pass_keys(program).items():
@@ -124,12 +113,12 @@ class Emulator:
         steps = replace(prices.steps, optimizer_s=prices.steps.optimizer_s - modelled_s + measured_s)
         return replace(prices, duration_s=seconds + prices.comm_s, steps=steps)
 
-    def measure(self, program: Program, lanes: Sequence[LaneOrder]) -> None:
-        """Run those of the lanes that have something new; a core that was idle takes longer for its next pass."""
+    def measure(self, program: Program) -> None:
+        """Run those of the lanes that have something new."""
         keys = pass_keys(program)
         stages = step_keys(program)
         runs = defaultdict[Key, list[float]](list)
-        for order in lanes:
+        for order in lane_orders(program):
             wanted = [keys[action] for action in order.actions.tolist()]
             if all(key in self.measured_s or key in runs for key in wanted):
                 continue
@@ -137,7 +126,7 @@ class Emulator:
                 # Imported where needed: torch takes seconds, and checking settings does without.
                 from entrain_bench.train.emulate.bench import measure_rank
 
-                seconds, steps_s = measure_rank(self, program, order)
+                seconds, steps_s = measure_rank(self, program, order.first_rank)
             for stage, step_s in steps_s.items():
                 self.measured_s.setdefault(stages[stage], step_s)
             for key, column in zip(wanted, seconds.T, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from time import sleep, thread_time
+from time import thread_time
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import ExecutionError, OutOfMemoryError, UserError
 from entrain_bench.program import Program
 from entrain_bench.train.device import find_device, rank_of_many
-from entrain_bench.train.emulate import Emulator, LaneOrder
+from entrain_bench.train.emulate import Emulator
 from entrain_bench.train.measuring import Clock
 from entrain_bench.train.messages.rank_plan import Message, Step, order_of_actions
 from entrain_bench.train.messages.transfers import Transfers
@@ -40,10 +40,8 @@ class Absent(Transfers):
         )
 
 
-def measure_rank(
-    emulator: Emulator, program: Program, order: LaneOrder
-) -> tuple[FloatArray, dict[tuple[int, int], float]]:
-    """Time the passes of a lane's first rank, with idle seconds before each, and its optimizer steps.
+def measure_rank(emulator: Emulator, program: Program, rank: int) -> tuple[FloatArray, dict[tuple[int, int], float]]:
+    """Time the passes of a rank, and its optimizer steps.
 
     Returns seconds of each pass ``[repetitions, passes]``, and of the step of each stage by module and stage.
     ``UserError`` if the device is not there, ``OutOfMemoryError`` names what does not fit.
@@ -61,10 +59,10 @@ def measure_rank(
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with rank_of_many(num_ranks, order.first_rank):
+        with rank_of_many(num_ranks, rank):
             with _fitting("the weights"):
                 runtime = build_runtime(program.layout, settings, device, 0, dist.new_group())
-            seconds = _time_passes(emulator, runtime, program, order)
+            seconds = _time_passes(emulator, runtime, program)
             with _fitting("an optimizer step"):
                 return seconds, _time_optimizers(emulator, runtime)
     finally:
@@ -79,7 +77,7 @@ def _fitting(what: str) -> Iterator[None]:
         raise OutOfMemoryError(f"memory: the device ran out of memory in {what} (harness=emulate)") from error
 
 
-def _time_passes(emulator: Emulator, runtime: Runtime, program: Program, order: LaneOrder) -> FloatArray:
+def _time_passes(emulator: Emulator, runtime: Runtime, program: Program) -> FloatArray:
     work = runtime.prepare(program, order_of_actions(program))
     inputs = list(work.inputs)
     # Gradients are summed and weights gathered by ranks that are not there.
@@ -91,9 +89,7 @@ def _time_passes(emulator: Emulator, runtime: Runtime, program: Program, order: 
             trained.zero_grad()
         transfers = Absent(work.plan, runtime.groups.channels, runtime.dtype, runtime.device, emulator.truth.framework)
         iteration = Iteration(runtime, replace(work, inputs=iter(inputs)), transfers)
-        for step, wait_s in zip(passes, order.waits_s.tolist(), strict=True):
-            if wait_s:
-                sleep(wait_s)
+        for step in passes:
             with _fitting(str(program.view(step.action))):
                 iteration.execute(step, clock)
     return clock.seconds().reshape(-1, len(passes))[emulator.num_warm_ups :]

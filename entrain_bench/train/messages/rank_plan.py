@@ -41,7 +41,7 @@ class Place:
     position: int
 
 
-def copies_of(placed: ModuleLayout) -> list[IntArray]:
+def copy_ranks(placed: ModuleLayout) -> list[IntArray]:
     """Ranks of the replicas, or of the groups of each width ``[replicas or groups, pp, tp * cp]``, TP innermost."""
     if not placed.widths:
         return [placed.ranks]
@@ -54,7 +54,7 @@ def places_of(layout: Layout, rank: int) -> list[Place]:
     places = []
     for index, placed in enumerate(layout.modules):
         first = 0
-        for ranks in copies_of(placed):
+        for ranks in copy_ranks(placed):
             for copy, stage, position in np.argwhere(ranks == rank).tolist():
                 places.append(Place(index, first + copy, stage, position))
             first += len(ranks)
@@ -66,7 +66,7 @@ def block_of(layout: Layout, module: int, replica: int, stage: int) -> list[int]
     placed = layout.modules[module]
     degree = int(placed.degree_of_copy[replica])
     first = int(placed.num_groups[:degree].sum())
-    block: list[int] = copies_of(placed)[degree][replica - first, stage].tolist()
+    block: list[int] = copy_ranks(placed)[degree][replica - first, stage].tolist()
     return block
 
 
@@ -86,7 +86,7 @@ def sending_ranks(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> list[in
     return [rank if rank in from_ranks else from_ranks[i % len(from_ranks)] for i, rank in enumerate(to_ranks)]
 
 
-def edges_of(program: Program) -> tuple[IntArray, IntArray]:
+def data_edges(program: Program) -> tuple[IntArray, IntArray]:
     """Source and target of all dependencies of chunks that carry data ``[edges]``."""
     target = rows_of(program.dep_offsets)
     carries = (program.dep_bytes > 0) & (program.chunk[target] >= 0)
@@ -95,16 +95,16 @@ def edges_of(program: Program) -> tuple[IntArray, IntArray]:
 
 def channels_of(program: Program) -> tuple[Channel, ...]:
     """The channels that a program needs, of all ranks."""
-    edges = edges_of(program)
+    edges = data_edges(program)
     columns = [column[actions] for actions in edges for column in (program.module, program.replica, program.stage)]
     _, first = np.unique(np.stack(columns), axis=1, return_index=True)
     channels = set[Channel]()
     for source, target in zip(*(actions[first].tolist() for actions in edges), strict=True):
-        channels.update(_channels_of_edge(program, source, target))
+        channels.update(_edge_channels(program, source, target))
     return tuple(sorted(channel for channel in channels if channel[0] != channel[1]))
 
 
-def _channels_of_edge(program: Program, source: int, target: int) -> list[Channel]:
+def _edge_channels(program: Program, source: int, target: int) -> list[Channel]:
     """Sender and receiver of each message of a dependency; they may be one rank."""
     columns = (program.module, program.replica, program.stage)
     ends = (map(int, (column[action] for column in columns)) for action in (source, target))
@@ -248,7 +248,7 @@ def rank_messages(
     """All messages from and to a rank, which runs the actions."""
     mine = np.zeros(program.num_actions, bool)
     mine[actions] = True
-    for source, target in zip(*(ends.tolist() for ends in edges_of(program)), strict=True):
+    for source, target in zip(*(ends.tolist() for ends in data_edges(program)), strict=True):
         if not mine[source] and not mine[target]:
             continue
         module = int(program.module[source])
@@ -259,7 +259,7 @@ def rank_messages(
             rows = _common_rows(program, source, target)
             width = program.model.llm.config.hidden_size
         num_rows, *named = rows
-        for channel in _channels_of_edge(program, source, target):
+        for channel in _edge_channels(program, source, target):
             if rank in channel:
                 yield Message(source, target, *channel, num_rows, width, *named)
 
@@ -276,17 +276,20 @@ def _local_tokens(program: Program, action: int, framework: FrameworkOptions) ->
 
 def _common_rows(program: Program, source: int, target: int) -> tuple[int, Rows, Rows]:
     """Rows of the items that both chunks have in common: how many, and where in either tensor, in the same order."""
-    ends = [_item_of_rows(program, action) for action in (source, target)]
-    common = np.intersect1d(*ends)
-    rows = []
-    for items in ends:
-        places = np.flatnonzero(np.isin(items, common))
-        rows.append(_named(places[np.argsort(items[places], kind="stable")], len(items)))
-        count = len(places)
-    return count, *rows
+    source_items = _row_items(program, source)
+    target_items = _row_items(program, target)
+    source_places = _places_by_item(source_items, target_items)
+    target_places = _places_by_item(target_items, source_items)
+    return len(source_places), _named(source_places, len(source_items)), _named(target_places, len(target_items))
 
 
-def _item_of_rows(program: Program, action: int) -> IntArray:
+def _places_by_item(items: IntArray, others: IntArray) -> IntArray:
+    """Places of items that are among others, by item."""
+    places = np.flatnonzero(np.isin(items, others))
+    return places[np.argsort(items[places], kind="stable")]
+
+
+def _row_items(program: Program, action: int) -> IntArray:
     """Item of every projected token at the module boundary of a chunk ``[tokens]``."""
     shapes = program.shapes
     module = int(program.module[action])
@@ -317,7 +320,7 @@ def with_empty_steps(program: Program, steps: Iterable[Step]) -> Iterator[Step]:
             for missed in takewhile(turn.__ne__, rest):
                 action = action_of[missed]
                 place = Place(int(program.module[action]), -1, 0, 0)
-                yield Step(action, place, Pass(program.kind[action]), int(program.chunk[action]), is_empty=True)
+                yield Step(action, place, Pass(int(program.kind[action])), int(program.chunk[action]), is_empty=True)
         yield step
 
 

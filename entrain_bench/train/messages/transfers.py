@@ -1,10 +1,7 @@
 """Messages between ranks: channels, receives posted in one order of all, sends that overlap with compute or block.
 
-NCCL runs the sends and receives of a rank in one group one after the other, each until its peer takes part. A receive
-posted early would hold up everything behind it. So a rank has at most one channel in a group.
-
-A message stands behind the action that sends it in ``order_of_actions``. Every rank hands its device what it
-takes part in, in that order, so the first unfinished message always has both ends ready, even with one hardware queue.
+A rank has at most one channel in a group, because NCCL runs a group's messages one after the other. Every rank hands
+its device what it takes part in, in ``order_of_actions``; a message stands behind the action that sends it.
 """
 
 from __future__ import annotations

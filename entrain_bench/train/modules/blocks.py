@@ -173,7 +173,7 @@ def _by_length(query: Tensor, key: Tensor, value: Tensor, segments: Segments, ca
     for index, lengths in enumerate(zip(segments.query_lengths, segments.key_lengths, strict=True)):
         alike[lengths].append(index)
     sizes = (segments.query_lengths, segments.key_lengths, segments.key_lengths)
-    parts = [rows.split(list(lengths)) for rows, lengths in zip((query, key, value), sizes, strict=True)]
+    parts = [torch.split(rows, list(lengths)) for rows, lengths in zip((query, key, value), sizes, strict=True)]
     outputs: dict[int, Tensor] = {}
     for members in alike.values():
         q, k, v = (torch.stack([rows[i] for i in members]).transpose(1, 2) for rows in parts)

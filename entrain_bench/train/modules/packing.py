@@ -360,10 +360,7 @@ def arrangement_of(module: ModuleSpec, pack: Pack) -> Arrangement | None:
 def in_stage_order(module: ModuleSpec, pack: Pack, features: Tensor) -> Tensor:
     """Features ``[sum(lengths), input_width]`` in the order in which a module's first stage takes them; on the CPU."""
     arrangement = arrangement_of(module, pack)
-    if arrangement is None or not arrangement.windows:
-        return features
-    ordered = torch.empty_like(features, pin_memory=features.is_pinned())
-    return torch.index_select(features, 0, arrangement.order, out=ordered)
+    return features[arrangement.order] if arrangement and arrangement.windows else features
 
 
 def check_windows(module: ModuleSpec) -> None:

@@ -47,12 +47,6 @@ USUAL_RANKS = (2, 4)
 PRODUCT_ROWS = {"cpu": 1024, "cuda": 8192}
 COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 CONSTANT_PATIENCE = Patience(20, 2.0)
-UNITS = {
-    "peak_bf16_flops": "FLOP/s",
-    "memory_bytes": "bytes",
-    "memory_bandwidth_bytes_per_s": "bytes/s",
-    "host_bandwidth_bytes_per_s": "bytes/s",
-}
 
 
 @dataclass(slots=True)
@@ -84,9 +78,9 @@ class ProfileRecorder:
         known = read_profile(path, f"output={path}") if path.exists() else None
         if known and (difference := subject.difference(known.subject)):
             raise UserError(f"output={path}: holds a profile with {difference}. Choose another file, or remove it")
-        profile = known or DeviceProfile(subject, measure_constants(dtype, device), _today())
-        constants = _with_stated(profile.constants, settings)
-        return cls(model, settings, path, replace(profile, constants=constants, finished=False), device)
+        today = datetime.now(UTC).date().isoformat()
+        profile = known or DeviceProfile(subject, measure_constants(dtype, device, today), today)
+        return cls(model, settings, path, replace(profile, finished=False), device)
 
     def packs(self) -> list[tuple[Target, tuple[int, ...]]]:
         """All packs to time, of every kind of layer at every pair of degrees, the smallest first."""
@@ -183,7 +177,7 @@ def default_path(model: ModelSpec, device: torch.device, dtype: torch.dtype) -> 
     return Path("results") / "profiles" / f"{re.sub('[^A-Za-z0-9_.]+', '-', words)}.json"
 
 
-def measure_constants(dtype: torch.dtype, device: torch.device) -> Constants:
+def measure_constants(dtype: torch.dtype, device: torch.device, today: str) -> Constants:
     """Constants of a device as measured, each with its source."""
     is_gpu = device.type == "cuda"
     rows = PRODUCT_ROWS[device.type]
@@ -196,14 +190,18 @@ def measure_constants(dtype: torch.dtype, device: torch.device) -> Constants:
         memory_bytes = int(torch.cuda.get_device_properties(device).total_memory)
     else:
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    ways = (f"best {rows} x {rows} x {rows} product in {dtype_name(dtype)}", "all there is", "copy", "copy to the host")
-    sources = zip(UNITS.items(), ways, strict=True)
+    ways = {
+        "peak_bf16_flops": f"FLOP/s; best {rows} x {rows} x {rows} product in {dtype_name(dtype)}",
+        "memory_bytes": "bytes; all there is",
+        "memory_bandwidth_bytes_per_s": "bytes/s; copy, read and written",
+        "host_bandwidth_bytes_per_s": "bytes/s; copy to the host",
+    }
     return Constants(
         peak_bf16_flops=2 * rows**3 / _shortest_s(lambda: torch.mm(left, right), device),
         memory_bytes=memory_bytes,
         memory_bandwidth_bytes_per_s=2 * size / _shortest_s(lambda: beside.copy_(source), device),
         host_bandwidth_bytes_per_s=size / _shortest_s(lambda: host.copy_(source, non_blocking=True), device),
-        sources={name: f"{unit}; {way}, entrain-bench profile; {_today()}; measured" for (name, unit), way in sources},
+        sources={name: f"{way}, entrain-bench profile; {today}; measured" for name, way in ways.items()},
     )
 
 
@@ -213,15 +211,3 @@ def _shortest_s(call: Callable[[], object], device: torch.device) -> float:
             call()
 
     return float(sample(turn, device, CONSTANT_PATIENCE).min())
-
-
-def _with_stated(constants: Constants, settings: ProfileSettings) -> Constants:
-    """The constants, but for those that the user states."""
-    given = {name: getattr(settings, name, None) for name in UNITS}
-    stated = {name: value for name, value in given.items() if value is not None}
-    sources = {name: f"{UNITS[name]}; the user; {_today()}; stated" for name in stated}
-    return replace(constants, **stated, sources={**constants.sources, **sources})
-
-
-def _today() -> str:
-    return datetime.now(UTC).date().isoformat()

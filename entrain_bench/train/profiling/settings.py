@@ -42,9 +42,6 @@ class ProfileSettings:
     threads: int = own(1, "CPU threads of the process; ranks have as many in training")
     repetitions: int = own(20, "repetitions of a point")
     point_s: float = own(10.0, "most seconds of a point; a pack that takes half of that once is left out")
-    peak_bf16_flops: float | None = own(None, "FLOP/s that mfu is a share of; null: the best large product measured")
-    memory_bytes: int | None = own(None, "memory of a rank; null: all that the device has")
-    host_bandwidth_bytes_per_s: float | None = own(None, "between device and host, each way; null: measured")
     output: str | None = own(
         None,
         "JSON file, resumed if unfinished; null: results/profiles/<model>-<device>-<dtype>.json",
@@ -64,9 +61,7 @@ class ProfileSettings:
         require(1 in self.cp, "cp", [*self.cp], "degrees of which one is 1")
         for name in ("threads", "repetitions"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("point_s", "peak_bf16_flops", "memory_bytes", "host_bandwidth_bytes_per_s"):
-            value = getattr(self, name)
-            require(value is None or value > 0, name, value, "positive")
+        require(self.point_s > 0, "point_s", self.point_s, "positive")
 
     def degrees(self, model: ModelSpec) -> list[tuple[int, int]]:
         """Pairs of TP and CP degrees to profile; ``UserError`` for a TP degree that does not divide the model."""

@@ -22,8 +22,9 @@ from entrain_bench.specs.module_layers import build_layers
 from entrain_bench.train.device import rank_of_many, to_device
 from entrain_bench.train.launching import on_ranks
 from entrain_bench.train.measuring import Clock
-from entrain_bench.train.modules import Pack, StageGroups, build_stage, input_width
-from entrain_bench.train.modules.packing import merge_tokens, shares_of
+from entrain_bench.train.modules.ends import input_width
+from entrain_bench.train.modules.packing import Pack, StageGroups, merge_tokens, shares_of
+from entrain_bench.train.modules.stage import build_stage
 from entrain_bench.train.running.stages import OptimizerSettings, TrainedStage, train_stage
 
 # Calls before the first that counts, unless they take longer than a share of a point's time.
@@ -179,9 +180,9 @@ class Bench:
             return []
         points = []
         for depth, parts in zip(stages, np.split(rows, len(stages), axis=1), strict=True):
-            forward_s, backward_s, *remade_s = map(quantiles, parts.T)
+            times = [*map(quantiles, parts.T), ()]
             key = (target.module.name, target.kind, depth, target.tp, lengths)
-            points.append(StagePoint(*key, forward_s, backward_s, *(remade_s or [()]), len(rows), target.cp))
+            points.append(StagePoint(*key, times[FORWARD], times[BACKWARD], times[REMADE], len(rows), target.cp))
         return points
 
 
@@ -258,26 +259,21 @@ def measure_step(target: Target, depth: int, bench: Bench, patience: Patience) -
 
 
 def measure_collectives(
-    device: str,
-    num_ranks: int,
-    message_bytes: tuple[int, ...],
-    patience: Patience,
-    operations: Sequence[str] = COLLECTIVES,
-    cores: Sequence[int] = (),
+    device: str, num_ranks: int, message_bytes: tuple[int, ...], patience: Patience
 ) -> list[CollectivePoint]:
-    """Time every operation at every size on ranks of this machine, pinned to ``cores``."""
-    args = (device, message_bytes, patience, tuple(operations))
-    points: list[CollectivePoint] = on_ranks(_points, num_ranks, *args, device=device, cores=cores)[0]
+    """Time every operation at every size on ranks of this machine."""
+    args = (device, message_bytes, patience)
+    points: list[CollectivePoint] = on_ranks(_points, num_ranks, *args, device=device)[0]
     return points
 
 
 def _points(
-    device: str, message_bytes: tuple[int, ...], patience: Patience, operations: Sequence[str], group: dist.ProcessGroup
+    device: str, message_bytes: tuple[int, ...], patience: Patience, group: dist.ProcessGroup
 ) -> list[CollectivePoint]:
     place = torch.device(device, group.rank()) if device == "cuda" else torch.device("cpu")
     size = group.size()
     points = []
-    for operation, num_bytes in product(operations, message_bytes):
+    for operation, num_bytes in product(COLLECTIVES, message_bytes):
         # Every rank holds a share of equal size.
         part = torch.zeros(max(1, num_bytes // (ELEMENT_BYTES * size)), device=place)
         whole = torch.zeros(len(part) * size, device=place)

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.base.files import write_atomically
-from entrain_bench.train.modules import NamedParameter, named_parameters
+from entrain_bench.train.modules.stage import NamedParameter, named_parameters
 from entrain_bench.train.running.stages import Part, ShardedStage, TrainedStage, local_part
 
 META = "meta.json"

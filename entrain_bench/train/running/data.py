@@ -29,8 +29,8 @@ from entrain_bench.specs.workload import SOUND_HZ, Moved, Readable, Samples, Wor
 from entrain_bench.train.device import to_device
 from entrain_bench.train.features import FRAMES_OF_TOKEN, HOP, KERNEL, PatchRules, write_patches, write_windows
 from entrain_bench.train.messages.control import portable
-from entrain_bench.train.modules import Pack, in_stage_order, input_width
-from entrain_bench.train.modules.packing import Picture, multimodal_positions
+from entrain_bench.train.modules.ends import input_width
+from entrain_bench.train.modules.packing import Pack, Picture, in_stage_order, multimodal_positions
 from entrain_bench.train.settings import FILES, MADE_UP, TrainSettings
 
 
@@ -52,11 +52,10 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class SampleData:
-    """Data of one iteration's samples. If ``pinned``, features are in memory that a GPU can copy from by itself."""
+    """Data of one iteration's samples."""
 
     shapes: SampleShapes
     content: Content
-    pinned: bool = False
 
     @property
     def num_loss_tokens(self) -> int:
@@ -74,7 +73,7 @@ class SampleData:
         if not module.is_encoder or stage:
             return Inputs(pack)
         size = int(self.shapes.item_encoder_tokens[members].sum()), input_width(module)
-        features = torch.empty(size, dtype=torch.float32, pin_memory=self.pinned)
+        features = torch.empty(size, dtype=torch.float32)
         self.content.features(module, self.shapes, members, features.numpy())
         return Inputs(pack, in_stage_order(module, self.encoder_pack(members), features))
 
@@ -249,24 +248,18 @@ WORKERS_PER_RANK = 2
 type Request = tuple[Any, ...]
 
 
-class InlineLoader:
-    """Makes inputs when they are taken; ``pins``: in memory that a GPU can copy from by itself."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.pins = device.type == "cuda"
-
-    def load(self, data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
-        """Yield the inputs of chunks in order."""
-        return (data.inputs(*request) for request in requests)
+def load_inline(data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
+    """Yield the inputs of chunks in order, made when they are taken."""
+    return (data.inputs(*request) for request in requests)
 
 
 class ThreadLoader:
     """Makes inputs in one thread, at most ``ahead`` of the consumer."""
 
     def __init__(self, device: torch.device, ahead: int = LOAD_AHEAD) -> None:
-        self.pins = device.type == "cuda"
+        self._pins = device.type == "cuda"
         # A thread computes on the first GPU until it chooses; pinning memory would leave a context there.
-        choose = partial(torch.cuda.set_device, device) if self.pins else None
+        choose = partial(torch.cuda.set_device, device) if self._pins else None
         self._thread = ThreadPoolExecutor(1, "load", choose)
         self._ahead = ahead
         self._asked = deque[Callable[[], Inputs]]()
@@ -276,9 +269,13 @@ class ThreadLoader:
     def load(self, data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
         """Yield the inputs of chunks in order; they are made as soon as earlier calls leave room."""
         with self._turn:
-            self._asked += [partial(data.inputs, *request) for request in requests]
+            self._asked += [partial(self._make, data, request) for request in requests]
             self._begin()
         return (self._take() for _ in requests)
+
+    def _make(self, data: SampleData, request: Request) -> Inputs:
+        inputs = data.inputs(*request)
+        return inputs.pin_memory() if self._pins else inputs
 
     def _take(self) -> Inputs:
         made = self._begun[0].result()
@@ -309,24 +306,24 @@ class _Chunks(Dataset[Inputs | Exception]):
             return portable(error, "a worker")
 
 
-class WorkerLoader:
-    """Has the workers of torch's ``DataLoader`` make inputs, in turn; where ranks compute on a GPU, it pins them."""
+def load_by_workers(
+    device: torch.device, num_workers: int, data: SampleData, requests: Sequence[Request]
+) -> Iterator[Inputs]:
+    """Yield the inputs of chunks in order, which workers of torch's ``DataLoader`` begin now; pinned for a GPU.
 
-    pins = False
-
-    def __init__(self, device: torch.device, num_workers: int) -> None:
-        # Forked: workers hold nothing but what their rank has loaded, and compute on no device.
-        self._options: dict[str, Any] = {
-            "num_workers": num_workers,
-            "prefetch_factor": max(1, LOAD_AHEAD // num_workers),
-            "pin_memory": device.type == "cuda",
-            "worker_init_fn": _end_worker_with_rank,
-            "multiprocessing_context": "fork",
-        }
-
-    def load(self, data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
-        """Yield the inputs of chunks in order, which workers begin now; raise what making them raised."""
-        return map(_made, iter(DataLoader(_Chunks(data, requests), batch_size=None, **self._options)))
+    Raises what making them raised.
+    """
+    loader = DataLoader(
+        _Chunks(data, requests),
+        batch_size=None,
+        num_workers=num_workers,
+        prefetch_factor=max(1, LOAD_AHEAD // num_workers),
+        pin_memory=device.type == "cuda",
+        worker_init_fn=_end_worker_with_rank,
+        # Workers hold nothing but what their rank has loaded, and compute on no device.
+        multiprocessing_context="fork",
+    )
+    return map(_made, iter(loader))
 
 
 def _made(made: Inputs | Exception) -> Inputs:
@@ -339,17 +336,17 @@ def _end_worker_with_rank(_: int) -> None:
     end_with_parent()
 
 
-# Where inputs come from, in order; those of earlier calls of ``load`` must be taken first.
-type Loader = InlineLoader | ThreadLoader | WorkerLoader
+# Makes inputs of chunks, in order; those of earlier calls must be taken first.
+type Loader = Callable[[SampleData, Sequence[Request]], Iterator[Inputs]]
 
 
 def make_loader(settings: TrainSettings, device: torch.device) -> Loader:
     """Return the loader that ``harness.preprocessing`` names."""
     if settings.preprocessing == "inline":
-        return InlineLoader(device)
+        return load_inline
     if settings.preprocessing == "thread":
-        return ThreadLoader(device)
-    return WorkerLoader(device, num_workers(settings))
+        return ThreadLoader(device).load
+    return partial(load_by_workers, device, num_workers(settings))
 
 
 def num_workers(settings: TrainSettings) -> int:

@@ -29,12 +29,13 @@ from entrain_bench.train.measuring import Clock, Seen, see
 from entrain_bench.train.messages.rank_plan import (
     RankPlan,
     Step,
-    copies_of,
+    copy_ranks,
     plan_rank,
 )
 from entrain_bench.train.messages.transfers import Channels, Transfers, cut_rows, gather_rows
-from entrain_bench.train.modules import StageGroups, build_stage
+from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.split import WeightPass
+from entrain_bench.train.modules.stage import build_stage
 from entrain_bench.train.running.data import Content, Inputs, Loader, MadeUp, Request, SampleData, make_loader
 from entrain_bench.train.running.stages import (
     OptimizerSettings,
@@ -110,7 +111,7 @@ def make_groups(model: ModelSpec, framework: FrameworkOptions, layout: Layout, m
             if tp and cp and dp_cp:
                 split = framework.of(spec).sequence_parallel
                 stages[index, stage] = StageGroups(tp, cp, dp_cp, split, framework.cp_split)
-            for degree, (width, copies) in enumerate(zip(placed.widths, copies_of(placed), strict=False)):
+            for degree, (width, copies) in enumerate(zip(placed.widths, copy_ranks(placed), strict=False)):
                 rows = copies[:, stage].reshape(-1, width[0])
                 tp = maker.find(rows)
                 cp = maker.find(rows.reshape(-1, width[1], width[0]).swapaxes(1, 2).reshape(-1, width[1]))
@@ -155,10 +156,10 @@ class Runtime:
     def prepare(self, program: Program, order: IntArray | None = None) -> Work:
         """This rank's work for a program, ``order`` as of ``plan_rank``; works run in the order of preparation."""
         plan = plan_rank(program, dist.get_rank(), self.settings.framework, order)
-        data = SampleData(program.shapes, self.content, pinned=self.loader.pins)
+        data = SampleData(program.shapes, self.content)
         forwards = (step for step in plan.steps if step.kind is Pass.FORWARD and not step.is_empty)
         requests = [_forward_request(program, step) for step in forwards]
-        inputs = self.loader.load(data, requests)
+        inputs = self.loader(data, requests)
         return Work(program, plan, data.num_loss_tokens, inputs)
 
     def run(self, work: Work, clock: Clock) -> Seen:
@@ -392,8 +393,8 @@ def build_runtime(
         else:
             is_last = number == placed.pp - 1
             tied = groups.tied.get(index) if is_last or not number else None
-            first = stages.get((index, 0)) if is_last and number else None
-            first_copy = first.stage.tied_embedding() if first else None
+            first_stage = stages.get((index, 0)) if is_last and number else None
+            first_copy = first_stage.stage.tied_embedding() if first_stage else None
             stages[index, number] = train_stage(stage, holders, groups.alone, adam, widths, tied, first_copy)
     content = content or MadeUp(seed, model.llm.config.vocab_size)
     loader = make_loader(settings, device)

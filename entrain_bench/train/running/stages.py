@@ -28,9 +28,10 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn import Parameter
 
 from entrain_bench.specs.framework import BF16, FP32, FrameworkOptions
-from entrain_bench.train.modules import Pack, Stage, StageGroups, input_width, merge_tokens
+from entrain_bench.train.modules.ends import input_width
+from entrain_bench.train.modules.packing import Pack, StageGroups, merge_tokens
 from entrain_bench.train.modules.split import WeightPass
-from entrain_bench.train.modules.stage import SlicedStage, slice_stages
+from entrain_bench.train.modules.stage import SlicedStage, Stage, slice_stages
 
 # What megatron-core notes at parameters; sharded ones are other objects.
 NOTES = ("partition_dim", "partition_stride", "sequence_parallel", "tensor_model_parallel")

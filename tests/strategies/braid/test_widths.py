@@ -17,7 +17,6 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench_strategies.braid.packs import (
-    LIMITS,
     WIDE,
     Deal,
     dealt,
@@ -208,15 +207,3 @@ def test_memory_short_samples_recompute_before_they_exceed_it() -> None:
     assert np.array_equal(seconds[~short], ample_s[~short])
     assert np.all(bytes_ <= need)
     assert np.all(bytes_[~short] == need[~short])
-
-
-def test_the_same_batch_has_the_same_deal_whatever_the_scale_of_time() -> None:
-    """No decision hangs on the last digit."""
-    seconds = even([8.0, 5.0, 5.0, 2.0, 2.0, 1.0])
-    for share in LIMITS:
-        limit = decisive(share * seconds[0].sum() / 4)
-        one = dealt(seconds, np.zeros_like(seconds), WIDTHS, 4, 1.0, float(limit))
-        noisy = seconds * (1 + 1e-15 * np.arange(6))
-        other = dealt(noisy, np.zeros_like(seconds), WIDTHS, 4, 1.0, float(limit))
-        assert one.first.tolist() == other.first.tolist()
-        assert one.width.tolist() == other.width.tolist()

@@ -225,21 +225,6 @@ def test_any_two_dps_run_and_place_every_sample_once(encoder_dp: int, llm_dp: in
     assert timeline is not None
 
 
-@pytest.mark.wide
-def test_a_shuffle_runs_the_same_buckets_in_another_order() -> None:
-    shapes = random_samples(np.random.default_rng(4), 64)
-    profile, layout = profile_of(tiny_job(MODEL, global_batch=64), shapes), layout_of(2, 2, 8)
-
-    def buckets(shuffle: int | None) -> list[list[int]]:
-        llm = DflopAssigner(shuffle=shuffle).assign(shapes, layout, profile).modules[1]
-        return [np.flatnonzero((llm.microbatch * 2 + llm.replica) == one).tolist() for one in range(16)]
-
-    filled, first, again, other = buckets(None), buckets(1), buckets(1), buckets(2)
-    assert sorted(filled) == sorted(first) == sorted(other)
-    assert first == again
-    assert filled != first != other
-
-
 @pytest.mark.parametrize(("encoder_dp", "llm_dp"), [(2, 2), (3, 2), (1, 4)])
 def test_an_even_split_gives_every_replica_as_many_items(encoder_dp: int, llm_dp: int) -> None:
     shapes = random_samples(np.random.default_rng(1), 48)
@@ -445,14 +430,3 @@ def test_the_walk_accepts_what_the_loops_accept(
         assert plans
         # A given memory drops some plans, and changes nothing about the others.
         assert len(ranked) == len(enumerate_degrees(profile.job, any_dp=True))
-
-
-def test_an_llm_dp_that_does_not_divide_the_batch_is_walked_and_runs() -> None:
-    profile = limited_profile(1e12, 8, 50, LayoutRequest(dp=5, tp=1))
-    assert 5 in enumerate_degrees(profile.job, any_dp=True)[:, 5]
-    free = limited_profile(1e12, 8, 50, LayoutRequest())
-    assert {3, 7} <= {*enumerate_degrees(free.job, any_dp=True)[:, 5].tolist()}
-    assert not {3, 7} & {*enumerate_degrees(free.job)[:, 5].tolist()}
-    planner = DflopPlanner(microbatches="released", profile_samples=64)
-    layout = Strategy("dflop", planner, DflopAssigner(), OneForwardOneBackward()).plan(free)
-    assert layout.num_ranks == 8

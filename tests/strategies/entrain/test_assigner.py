@@ -194,13 +194,13 @@ def test_bottleneck_matching_is_the_best_of_all_matchings(size: int, data: st.Da
     values = st.integers(0, 9).map(float)
     pair = np.array(data.draw(st.lists(st.lists(values, min_size=size, max_size=size), min_size=size, max_size=size)))
     alone = np.array(data.draw(st.lists(values, min_size=size, max_size=size)))
-    matching = bottleneck_matching(pair, alone)
+    bottleneck, partner, defers = bottleneck_matching(pair, alone)
     best = min(max(min(alone[i], pair[i, partners[i]]) for i in range(size)) for partners in permutations(range(size)))
-    assert matching.bottleneck == best
-    assert sorted(matching.partner.tolist()) == list(range(size))
+    assert bottleneck == best
+    assert sorted(partner.tolist()) == list(range(size))
     for i in range(size):
-        left = pair[i, matching.partner[i]] if matching.defers[i] else alone[i]
-        assert left <= matching.bottleneck
+        left = pair[i, partner[i]] if defers[i] else alone[i]
+        assert left <= bottleneck
 
 
 # d to f. Deferral

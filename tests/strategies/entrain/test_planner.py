@@ -167,12 +167,6 @@ def test_a_forced_split_is_taken_and_must_leave_the_llm_a_stage() -> None:
         plan_with(EntrainPlanner(profile_samples=4, encoder_stages=8), profile)
 
 
-def test_an_allocation_beyond_the_layers_falls_back_to_the_nearest_feasible_one() -> None:
-    # The digest: "rounded to the nearest feasible integers". 2 + 6 stages are feasible at pp = 8, 1 + 7 are not.
-    layout = plan_with(EntrainPlanner(profile_samples=4), profile_for((3000, [400]), pp=8, tp=1))
-    assert [module.pp for module in layout.modules] == [2, 6]
-
-
 # Memory
 
 

@@ -11,7 +11,8 @@ import torch
 
 from entrain_bench.program import Program
 from entrain_bench.train.messages.rank_plan import Message, RankPlan, plan_rank
-from entrain_bench.train.modules import Pack, split
+from entrain_bench.train.modules import split
+from entrain_bench.train.modules.packing import Pack
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.running.data import SampleData
 from entrain_bench.train.running.stages import TrainedStage

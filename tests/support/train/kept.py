@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.train.modules import Pack, StageGroups, input_width, merge_tokens
+from entrain_bench.train.modules.ends import input_width
+from entrain_bench.train.modules.packing import Pack, StageGroups, merge_tokens
 from support.builders import TOKENS
 from support.train.modules import module_config
 

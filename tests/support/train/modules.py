@@ -18,16 +18,9 @@ from torch.autograd.graph import get_gradient_edge
 from entrain_bench.config.compose import compose
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.device import prepare_platform
-from entrain_bench.train.modules import (
-    NamedParameter,
-    Pack,
-    Stage,
-    StageGroups,
-    build_stage,
-    in_stage_order,
-    input_width,
-    named_parameters,
-)
+from entrain_bench.train.modules.ends import input_width
+from entrain_bench.train.modules.packing import Pack, StageGroups, in_stage_order
+from entrain_bench.train.modules.stage import NamedParameter, Stage, build_stage, named_parameters
 from support.builders import TOKENS
 
 CPU = torch.device("cpu")

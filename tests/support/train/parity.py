@@ -25,8 +25,10 @@ from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.measuring import Clock, total_loss
 from entrain_bench.train.messages.control import gather_values, planning_group
-from entrain_bench.train.modules import NamedParameter, StageGroups, build_stage, named_parameters, split
+from entrain_bench.train.modules import split
 from entrain_bench.train.modules import stage as stage_module
+from entrain_bench.train.modules.packing import StageGroups
+from entrain_bench.train.modules.stage import NamedParameter, build_stage, named_parameters
 from entrain_bench.train.running import runtime as runtime_module
 from entrain_bench.train.running.data import SampleData, content_of
 from entrain_bench.train.running.loop import WorkFeed, plan

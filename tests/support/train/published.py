@@ -18,8 +18,8 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTra
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, in_stage_order, named_parameters
-from entrain_bench.train.modules.packing import Picture, multimodal_positions
+from entrain_bench.train.modules.packing import Pack, Picture, StageGroups, in_stage_order, multimodal_positions
+from entrain_bench.train.modules.stage import Stage, build_stage, named_parameters
 from entrain_bench.train.weights import Checkpoint, check_tensors, hub_name, load_weights, published_parts
 from support.builders import TOKENS
 from support.train.modules import Grads, module_config, normal, run_stages
@@ -292,8 +292,8 @@ def module_errors(case: str, folder: Path, groups: StageGroups) -> dict[str, flo
     gradient, wanted = published.run()
     layers = range(len(published.spec.module(published.module).layers))
     stage = filled(published.spec, published.module, layers, groups, stored(published, folder))
-    found = run_stages([stage], published.first, published.pack, gradient)
-    return errors(unpacked(published.spec, stage, found), wanted)
+    gradients = run_stages([stage], published.first, published.pack, gradient)
+    return errors(unpacked(published.spec, stage, gradients), wanted)
 
 
 def stored(published: Published, folder: Path) -> Checkpoint:

@@ -20,7 +20,8 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare, run_experiment
 from entrain_bench.simulate import Simulator
 from entrain_bench.train.emulate import Emulator, bench, lane_orders, pass_keys, step_keys
-from entrain_bench.train.modules import Pack, Stage, StageGroups
+from entrain_bench.train.modules.packing import Pack, StageGroups
+from entrain_bench.train.modules.stage import Stage
 from support.train.runs import program_of
 from support.train.widths import HALVED, SLICED
 from support.wide import wide_unless
@@ -130,35 +131,13 @@ def test_weight_passes_are_measured_apart(schedule: str) -> None:
     assert not emulator.measured_s.keys() & {*pass_keys(unsplit).values()}
 
 
-def test_lanes_keep_the_order_and_the_waits_of_a_timeline() -> None:
+def test_lanes_keep_the_order_of_a_timeline() -> None:
     emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=2", "layout.pp=2")
     timeline = Simulator(emulator.truth, 1e12).execute(program)
-    orders = lane_orders(program, timeline)
+    orders = lane_orders(program)
     passes = np.flatnonzero(program.kind <= Pass.BACKWARD)
     assert set(np.concatenate([order.actions for order in orders]).tolist()) == set(passes.tolist())
-    for order in orders:
-        starts = timeline.start_s[order.actions]
-        assert np.all(np.diff(starts) >= 0)
-        # Every start is what came before it: all passes, and all waits.
-        took_s = (timeline.end_s - timeline.start_s)[order.actions]
-        np.testing.assert_allclose(starts, np.cumsum(order.waits_s + took_s) - took_s)
-    assert max(order.waits_s.max() for order in orders) > 0
-    assert all(not order.waits_s.any() for order in lane_orders(program))
-
-
-@pytest.mark.wide
-def test_ranks_wait_before_passes_and_are_not_charged_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    emulator, program = emulated("strategy=megatron", "layout.tp=1", "layout.dp=2", "layout.pp=2")
-    timeline = Simulator(emulator.truth, 1e12).execute(program)
-    slept: list[float] = []
-    monkeypatch.setattr(bench, "sleep", slept.append)
-    emulator.price(program)
-    assert not slept
-    dataclasses.replace(emulator, measured_s={}).measure(program, lane_orders(program, timeline))
-    # One lane of each kind is run, once.
-    waits = [order.waits_s[order.waits_s > 0].tolist() for order in lane_orders(program, timeline)]
-    assert slept
-    assert set(slept) <= {wait for own in waits for wait in own}
+    assert all(np.all(np.diff(timeline.start_s[order.actions]) >= 0) for order in orders)
 
 
 @pytest.mark.wide

@@ -91,7 +91,8 @@ def troubled(what: str, *overrides: str) -> RunConfig:
     ],
 )
 def test_a_rank_in_trouble_ends_all(temporary: Path, what: str, message: str) -> None:
-    with pytest.raises(ExecutionError, match=message):
+    # Below its line an error may have a traceback.
+    with pytest.raises(ExecutionError, match=f"(?m){message}"):
         run_experiment(troubled(what, "harness.planning_timeout_s=3"))
     assert nothing_left(temporary)
 
@@ -104,7 +105,7 @@ def test_ranks_start_from_a_joblib_worker(temporary: Path) -> None:
     before = get_start_method(allow_none=True)
     set_start_method("loky", force=True)
     try:
-        with pytest.raises(ExecutionError, match=r"^rank 0: KeyError: 'x'$"):
+        with pytest.raises(ExecutionError, match=r"(?m)^rank 0: KeyError: 'x'$"):
             run_experiment(troubled("raise"))
         assert get_start_method() == "loky"
     finally:
@@ -266,12 +267,9 @@ def summed(number: int, fails: bool, group: dist.ProcessGroup) -> dict[str, Any]
         raise UserError("a=1: must be 2")
     total = torch.tensor([number + group.rank()])
     dist.all_reduce(total, group=group)
-    return {"total": int(total), "rank": group.rank(), "cores": sorted(os.sched_getaffinity(0))}
+    return {"total": int(total), "rank": group.rank()}
 
 
-def test_every_rank_returns_its_result_and_is_pinned() -> None:
+def test_every_rank_returns_its_result() -> None:
     start_server()
-    own = sorted(os.sched_getaffinity(0))
-    cores = [own[-1], own[0]]
-    found = on_ranks(summed, 2, 10, False, cores=cores)
-    assert found == [{"total": 21, "rank": rank, "cores": [core]} for rank, core in enumerate(cores)]
+    assert on_ranks(summed, 2, 10, False) == [{"total": 21, "rank": rank} for rank in (0, 1)]

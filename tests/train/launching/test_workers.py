@@ -62,7 +62,7 @@ def test_a_killed_worker_or_rank_ends_the_run(temporary: Path, worker: bool, mes
         done.set()
 
     threading.Thread(target=kill, daemon=True).start()
-    with pytest.raises(ExecutionError, match=message):
+    with pytest.raises(ExecutionError, match=f"(?m){message}"):
         run_experiment(config)
     assert done.is_set()
     assert nothing_left(temporary)
@@ -115,12 +115,12 @@ def test_a_signal_to_the_command_leaves_no_worker(tmp_path: Path, number: signal
 
 def listeners(processes: set[int]) -> set[tuple[int, str]]:
     """Processes that listen for TCP connections, and at which address."""
-    found = set()
+    listening = set()
     for process in processes:
         with suppress(psutil.Error):
             sockets = psutil.Process(process).net_connections("tcp")
-            found |= {(process, socket.laddr.ip) for socket in sockets if socket.status == psutil.CONN_LISTEN}
-    return found
+            listening |= {(process, socket.laddr.ip) for socket in sockets if socket.status == psutil.CONN_LISTEN}
+    return listening
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from entrain_bench.costs.memory import Memory
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import FULL, SELECTIVE
 from entrain_bench.train.device import prepare_platform
-from entrain_bench.train.modules import StageGroups, build_stage
+from entrain_bench.train.modules.packing import StageGroups
+from entrain_bench.train.modules.stage import build_stage
 from support.builders import placed
 from support.train.allocations import num_bytes, peak_bytes, saved_bytes
 from support.train.kept import LENGTHS, input_of, one_of_each_kind, wide_model

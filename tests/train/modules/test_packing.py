@@ -17,7 +17,7 @@ from entrain_bench.costs.profiled.layers import held_segments, num_segments
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import Items, shapes_of
-from entrain_bench.train.modules import NamedParameter, blocks
+from entrain_bench.train.modules import blocks
 from entrain_bench.train.modules.blocks import AttentionKernel, packed_attention
 from entrain_bench.train.modules.packing import (
     Segments,
@@ -27,6 +27,7 @@ from entrain_bench.train.modules.packing import (
     make_segments,
     segments_of,
 )
+from entrain_bench.train.modules.stage import NamedParameter
 from entrain_bench.train.running.data import MadeUp, SampleData
 from support.builders import TOKENS
 from support.train.modules import module_config, normal

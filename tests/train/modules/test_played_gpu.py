@@ -17,9 +17,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.device import prepare_platform
-from entrain_bench.train.modules import Pack, Stage, StageGroups, blocks, ends, input_width, packing, stage
+from entrain_bench.train.modules import blocks, ends, packing, stage
 from entrain_bench.train.modules.blocks import AttentionKernel
-from entrain_bench.train.modules.packing import rotary_angles
+from entrain_bench.train.modules.ends import input_width
+from entrain_bench.train.modules.packing import Pack, StageGroups, rotary_angles
+from entrain_bench.train.modules.stage import Stage
 from entrain_bench.train.running.data import Inputs
 from support.builders import TOKENS
 from support.train.modules import module_config, pass_through

@@ -15,10 +15,11 @@ from torch.autograd.graph import get_gradient_edge
 
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.specs.model import FULL, SELECTIVE, ModelSpec
-from entrain_bench.train.modules import Pack, Stage, StageGroups, build_stage, initialise, named_parameters
 from entrain_bench.train.modules import stage as stage_module
 from entrain_bench.train.modules.blocks import AttentionKernel, kernel_for
+from entrain_bench.train.modules.packing import Pack, StageGroups
 from entrain_bench.train.modules.split import WeightPass
+from entrain_bench.train.modules.stage import Stage, build_stage, initialise, named_parameters
 from support.builders import TOKENS
 from support.train.allocations import num_bytes, saved_bytes
 from support.train.kept import LENGTHS, input_of, one_of_each_kind, wide_model

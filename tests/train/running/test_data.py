@@ -24,17 +24,16 @@ from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.train.features import PatchRules, write_patches, write_windows
 from entrain_bench.train.measuring import Clock
 from entrain_bench.train.messages.rank_plan import plan_rank
-from entrain_bench.train.modules import Pack, in_stage_order
+from entrain_bench.train.modules.packing import Pack, in_stage_order
 from entrain_bench.train.running import runtime as runtime_module
 from entrain_bench.train.running.data import (
-    InlineLoader,
     Inputs,
     MadeUp,
     SampleData,
     ThreadLoader,
-    WorkerLoader,
     check_input,
     content_of,
+    load_by_workers,
 )
 from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.stages import TrainedStage
@@ -104,15 +103,6 @@ def test_the_thread_pins_memory_for_the_gpu_of_its_rank() -> None:
     choose.assert_called_once_with(device)
 
 
-def test_inline_inputs_are_made_when_they_are_taken() -> None:
-    data: Any = Numbered()
-    inputs = InlineLoader(CPU).load(data, [(5,), (6,)])
-    assert data.begun == []
-    assert next(inputs).pack.lengths == (5,)
-    assert data.begun == [5]
-    assert [one.pack.lengths for one in inputs] == [(6,)]
-
-
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_workers_make_what_ranks_would(num_workers: int) -> None:
     (cell,) = compose_cells([*SETTING, *DISJOINT])
@@ -125,12 +115,11 @@ def test_workers_make_what_ranks_would(num_workers: int) -> None:
         for module, members in ((model.encoders[0], items), (model.llm, np.arange(6)))
         for stage in (0, 1)
     ]
-    loader = WorkerLoader(CPU, num_workers)
     # Inputs come in the order in which they are asked for.
     for asked in (requests, requests[::-1]):
-        made = list(loader.load(data, asked))
+        made = list(load_by_workers(CPU, num_workers, data, asked))
         assert [repr(inputs) for inputs in made] == [repr(data.inputs(*request)) for request in asked]
-    inputs = loader.load(data, [requests[0], (model.llm, 0, np.array([99])), requests[1]])
+    inputs = load_by_workers(CPU, num_workers, data, [requests[0], (model.llm, 0, np.array([99])), requests[1]])
     assert repr(next(inputs)) == repr(data.inputs(*requests[0]))
     with pytest.raises(ExecutionError, match=r"^a worker: IndexError: "):
         next(inputs)
@@ -149,7 +138,7 @@ def test_a_rank_is_given_the_data_of_its_forwards_and_told_what_they_recompute()
     seen = set()
     told = set()
     for rank in range(4):
-        runtime = Runtime({}, Mock(), Mock(), torch.float32, CPU, MadeUp(0, 1024), ThreadLoader(CPU))
+        runtime = Runtime({}, Mock(), Mock(), torch.float32, CPU, MadeUp(0, 1024), ThreadLoader(CPU).load)
         with patch.object(runtime_module.dist, "get_rank", lambda rank=rank: rank):
             work = runtime.prepare(program)
         forwards = [step for step in plan_rank(program, rank).steps if step.kind is Pass.FORWARD]

@@ -26,7 +26,7 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.measuring import OF_THE_CLUSTER, Clock
 from entrain_bench.train.messages.control import PlanningGroup, planning_group
-from entrain_bench.train.modules import Stage
+from entrain_bench.train.modules.stage import Stage
 from entrain_bench.train.running import loop
 from entrain_bench.train.running.data import Inputs, SampleData
 from entrain_bench.train.running.loop import WorkFeed

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.train.modules import Stage, StageGroups, named_parameters
 from entrain_bench.train.modules import stage as stage_module
+from entrain_bench.train.modules.packing import StageGroups
+from entrain_bench.train.modules.stage import Stage, named_parameters
 from entrain_bench.train.weights import Checkpoint, check_tensors, load_weights, save_weights
 from support.builders import TOKENS
 from support.train.modules import module_config, small_model, stage_of

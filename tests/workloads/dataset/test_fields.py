@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.trace import TraceKeys, compose_trace
+from entrain_bench.commands.trace import TraceKeys, compose_trace
 from entrain_bench_workloads.dataset.formats import HubSource, ParquetSource, RecordSource
 from entrain_bench_workloads.dataset.scan import ScanReport
 from entrain_bench_workloads.dataset.source import (

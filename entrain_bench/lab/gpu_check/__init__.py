@@ -1,1 +1,0 @@
-"""Does training work on this machine's GPUs, how fast, how near are predictions: one report (``make gpu-check``)."""
