@@ -7,7 +7,7 @@ SUMMARIES = {
     "figures": ("[NAME ...] [KEY=VALUE ...]", "execute missing runs, draw figures, write pages"),
     "ledger": ("[KEY=VALUE ...]", "predict published training runs, or your own, and print the errors"),
     "profile": ("model=NAME [KEY=VALUE ...]", "measure layer and communication times of this device"),
-    "recommend": ("[KEY=VALUE ...]", "recommend a strategy for a job: plan, time, reasons"),
+    "recommend": ("[KEY=VALUE ...]", "recommend a strategy for a job: plan, time, reasons, robustness"),
     "reference": ("[KEY=VALUE ...]", "update the committed results, and list every change"),
     "report": ("[KEY=VALUE ...]", "write a report on a folder of runs: which strategy to use, and why"),
     "trace": ("source=NAME [KEY=VALUE ...]", "scan a dataset and write a shape trace"),

@@ -1,1 +1,1 @@
-"""The recommended strategy for a job: a race over seeds, and the winner's plan judged at fresh seeds."""
+"""The recommended strategy for a job: a race over seeds, the winner's plan, and how robust the answer is."""

@@ -1,4 +1,4 @@
-"""The recommendation for a job: the fastest strategy, its frozen plan, and where time goes.
+"""The recommendation for a job: the fastest strategy, its frozen plan, where time goes, and how robust the answer is.
 
 The race chooses a strategy, and the choice favors lucky seeds. So its plan is then judged on fresh seeds, which decide
 nothing: the stated time is their mean. Records of these runs are in a folder of their own, so a report on the results
@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from itertools import product
 from time import perf_counter
 from typing import Any
@@ -38,11 +39,12 @@ from entrain_bench.answers.statistics import LEVEL, Interval, mean_interval, not
 from entrain_bench.answers.text import NOTHING, TIME_WORDS, decimals, ends, listing, load_template, percent, seconds
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.errors import UserError
+from entrain_bench.base.files import write_atomically
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.overrides import parse
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.layout import Layout
-from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan
+from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan, plan_overrides, plan_text
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import plan_key
 from entrain_bench.records.records import Record, Results, labels_of
@@ -205,13 +207,23 @@ def race(
 
 # Keys that the tuner chooses unless the user gives them.
 KNOBS = tuple(text.removesuffix("=null") for text in FREE if text.endswith("=null"))
-# Strategies behind the fastest that are looked at, too.
+# Assumptions of strategies and of the cost model that can be wrong: a label, and the override.
+ASSUMPTIONS = {
+    "estimates off by up to 30%, for each sample differently": "belief_error=0.3",
+    "estimates off by up to 30%, equally for equal lengths": "belief_bias=0.3",
+    "network at half its bandwidth": "speed.network=0.5",
+    "network at twice its bandwidth": "speed.network=2",
+}
+# Strategies behind the fastest whose time and robustness are examined.
 NUM_RIVALS = 2
 # Seeds that judge the plan; the stated interval is for the mean over so many further seeds.
 NUM_FRESH = 12
 FURTHER = 5
-# Folder of the judging runs' records, in the results folder.
+# The number of these that run under changed assumptions.
+NUM_CHANGED = 3
+# Folder of the judging runs' records, in the results folder; in it, one of the plans that assumptions are changed for.
 JUDGED = "judged"
+FROZEN = "frozen"
 # Posterior draws of the hardware constants that the fastest and its rivals run under, each at a fresh seed.
 NUM_DRAWS = 6
 CHOSEN = ("model", "workload", "cluster")
@@ -248,8 +260,8 @@ def recommend(
     """Return the answer of a race; None if no strategy has a result.
 
     Runs the fastest at fresh seeds. If it fails at one of them, that run joins ``raced``, and the next strategy is the
-    fastest. Then, if it ``has_time``, runs the fastest and its rivals under posterior draws. ``given`` has overrides by
-    key, ``usual`` choices and values of the other keys.
+    fastest. Then runs the fastest and its rivals under changed assumptions, except about keys that are ``given``, and
+    if it ``has_time``, under posterior draws. ``usual`` has choices and values of the keys that are not given.
     """
     judge = replace(runner, results=Results(runner.results.root / JUDGED), watch=lambda _: None, timelines=False)
     seeds = runner.seeds(NUM_FRESH, after=ROUNDS[-1])
@@ -263,22 +275,24 @@ def recommend(
     behind = {name: one.behind for name in comparison.ranked if (one := comparison.standings[name]).behind}
     rivals = {name: ratio for name, ratio in behind.items() if name not in lacking and ratio}
     names = [best, *rivals][: 1 + NUM_RIVALS]
+    expected = {best: time} | {name: raced_time for name in rivals if (raced_time := comparison.standings[name].time)}
+    plans = {name: frozen_plan(runner, name, expected[name], usual) for name in names}
     within = read_plan().within
     close = [name for name in names[1:] if rivals[name].mean <= within]
     raced_seeds = sorted(raced.times[best])
     shared = [seed for seed in raced_seeds if all(seed in raced.times[name] for name in names)]
+    effects = _effects(judge, plans, dict([*fresh.items()][:NUM_CHANGED]), given)
     drawn = _drawn(judge, [best, *close], given) if has_time() else {}
     spent = {name: spent_s(runner.records([name], shared)) for name in names}
     records = judge.records([best], seeds)
     placed = {runner.strategy(name) for name in comparison.ranked if name not in lacking}
     config = runner.config(best, runner.first_seed)
-    plan = frozen_plan(runner, best, time, usual)
     values = {
         "config": config,
         "labels": labels_of(config),
         "job": prepare(config).job,
-        "layout": plan.layout,
-        "mean_size": _mean_size(config, plan.layout),
+        "layout": plans[best].layout,
+        "mean_size": _mean_size(config, plans[best].layout),
         "best": best,
         "overrides": [*runner.variants[best]],
         "time": time,
@@ -288,6 +302,7 @@ def recommend(
         "compared": [best, *(name for name in drawn if name != best)],
         "raced_seeds": raced_seeds,
         "fresh_seeds": seeds,
+        "changed_seeds": seeds[:NUM_CHANGED],
         "num_further": FURTHER,
         "margin": MARGIN,
         "out_of_time": raced.out_of_time,
@@ -299,11 +314,13 @@ def recommend(
             name: math.fsum(one.metrics[name] for one in records) / len(records)
             for name in ("cluster_bound_s", "lower_bound_s")
         },
+        "effects": effects,
+        "rivals": names[1:],
         "commands": commands_of(records, judge.results.root),
         "as_good": ties(comparison),
         "reason": reason(spent),
     }
-    return Recommendation(best, plan, comparison, spent, values)
+    return Recommendation(best, plans[best], comparison, spent, values)
 
 
 def _judged(
@@ -360,6 +377,44 @@ def frozen_plan(runner: StrategyRace, name: str, time: Interval, usual: Mapping[
     options = tuple(text for text in runner.variants[name][1:] if not text.startswith(OF_THE_PLANNER))
     expected = Expected(time.mean, time.low, time.high, time.num_values)
     return TrainingPlan(runner.strategy(name), options, planned, layout, expected)
+
+
+def assumption_effect(label: str, best: str, usual: Times, changed: Mapping[str, Times]) -> dict[str, Any]:
+    """Return the effect of a changed assumption on the fastest strategy and its rivals.
+
+    ``change`` is the fastest's time over its usual one (None without a result), ``speedups`` those over it of all that
+    are then faster; if it has no result, over its usual time, of all that have one.
+    """
+    change = _ratio(changed[best], usual)
+    reference = changed[best] if change else usual
+    ratios = {name: _ratio(times, reference) for name, times in changed.items() if name != best}
+    speedups = {name: 1 / ratio.mean for name, ratio in ratios.items() if ratio and (not change or ratio.mean < 1)}
+    return {"label": label, "change": change, "speedups": speedups, "has_rivals": bool(ratios)}
+
+
+def _ratio(times: Times, others: Times) -> Interval | None:
+    """Over the seeds at which both have a result, if those are all."""
+    ratio = shared_ratio(with_result(times), with_result(others))
+    return ratio if ratio and ratio.num_values == len(times) else None
+
+
+def _effects(
+    judge: StrategyRace, plans: Mapping[str, TrainingPlan], usual: Times, given: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Return effects of changed assumptions on frozen plans, the fastest's first, whose ``usual`` times are given."""
+    variants = {}
+    for name, plan in plans.items():
+        text = plan_text(plan).encode()
+        path = judge.results.root / FROZEN / f"{sha256(text).hexdigest()[:16]}.yaml"
+        write_atomically(path, text)
+        variants[name] = plan_overrides(plan, path)
+    frozen = replace(judge, variants=variants, overrides=())
+    changes = {label: change for label, change in ASSUMPTIONS.items() if change.partition("=")[0] not in given}
+    frozen.fetch((name, seed, (change,)) for seed in usual for change in changes.values() for name in plans)
+    return [
+        assumption_effect(label, next(iter(plans)), usual, frozen.times([*plans], [*usual], [change]))
+        for label, change in changes.items()
+    ]
 
 
 def _drawn(judge: StrategyRace, names: Sequence[str], given: Mapping[str, str]) -> dict[str, Chance]:

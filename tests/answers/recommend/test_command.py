@@ -69,6 +69,7 @@ def test_an_answer_its_plan_and_that_it_is_kept(
         "ideal work  ",
         "% of " + best.group(1) + "'s GPU time is ideal work; the largest part of the rest is ",
         "Lower bound for any layout and schedule",
+        "Robustness",
         "judged on seeds 9 to 20",
     ):
         assert part in out
@@ -96,6 +97,15 @@ def test_an_answer_its_plan_and_that_it_is_kept(
     fresh = [record.metrics["iteration_time_s"] for cell in cells if (record := judged.read(cell.key))]
     assert len(fresh) == 12
     assert plan.expected.iteration_time_s == pytest.approx(math.fsum(fresh) / 12, rel=1e-12)
+
+    # Under each changed assumption the two frozen plans run, at the first three fresh seeds.
+    changed = [
+        (one.config["belief_error"], one.config["belief_bias"], one.config["speed"]["network"], one.config["seed"])
+        for one in judged.records()
+        if one.config["strategy"]["planner"].get("path")
+    ]
+    assumptions = [(0.3, 0.0, 1.0), (0.0, 0.3, 1.0), (0.0, 0.0, 0.5), (0.0, 0.0, 2.0)]
+    assert sorted(changed) == sorted((*one, seed) for one in assumptions for seed in (9, 10, 11) for _ in range(2))
 
     def none(_: object, tasks: Iterable[Cell], *__: object) -> Iterator[tuple[Cell, Done]]:
         assert [*tasks] == [], "nothing is left to run"
@@ -136,7 +146,10 @@ def test_within_a_framework_only_what_it_runs_is_considered(tmp_path: Path, caps
     (tmp_path / "own" / "strategy").mkdir(parents=True)
     (tmp_path / "own" / "strategy" / "mine.yaml").write_text(MINE)
     mine = ["--config-dir=own", "strategy=megatron,entrain,mine", "layout.recompute=[]", where]
-    out, _ = said(capsys, *TINY, "within=megatron", *mine)
+    out, _ = said(capsys, *TINY, "within=megatron", "speed.network=2", *mine)
+    # What is given is no assumption.
+    assert "estimates off by up to 30%" in out
+    assert "bandwidth:" not in out
     assert re.search("^Run strategy=megatron strategy.planner.placement=first_stage", out, re.MULTILINE)
     assert re.search(r"Not considered: [^;]*entrain\s+and\s+\d+\s+more;", out)
     assert "entrain" not in out.partition("\n\n")[2].replace("entrain-bench", "")

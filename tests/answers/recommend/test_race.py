@@ -11,6 +11,7 @@ import pytest
 from entrain_bench.answers.comparison import Times, Verdict
 from entrain_bench.answers.recommend.recommendation import (
     ROUNDS,
+    assumption_effect,
     going_on,
     no_result_lines,
     reason,
@@ -146,6 +147,24 @@ def test_where_time_goes() -> None:
     assert " ".join(words("reason", reason(found))) == (
         "60% of fast's GPU time is ideal work; the largest part of the rest is unequal microbatches and order (30%)."
     )
+
+
+def test_what_changed_assumptions_do() -> None:
+    found = assumption_effect(
+        "x", "a", {0: 1.0, 1: 2.0}, {"a": {0: 1.1, 1: 2.2}, "b": {0: 1.0, 1: 2.0}, "c": {0: None, 1: 3.0}}
+    )
+    assert round(found["change"].mean, 9) == 1.1
+    assert found["speedups"] == pytest.approx({"b": 1.1})
+    # Who has no result is overtaken by whoever has one.
+    lost = assumption_effect("x", "a", {0: 1.0}, {"a": {0: None}, "b": {0: 1.5}, "c": {0: None}})
+    assert (lost["change"], [*lost["speedups"]]) == (None, ["b"])
+    stays = assumption_effect("x", "a", {0: 1.0}, {"a": {0: 2.0}, "b": {0: 2.5}})
+    said = [" ".join(words("effect", {"best": "a"}, effect)) for effect in (found, lost, stays)]
+    assert said == [
+        "x: a takes 1.10x its time; faster is then b (1.10x)",
+        "x: a has no result; b has",
+        "x: a takes 2.00x its time and stays the fastest",
+    ]
 
 
 def test_no_result_is_said_with_the_most_frequent_reason_first() -> None:
