@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from entrain_bench.balancing.interface import Assigner
 from entrain_bench.balancing.planning import place_chain
 from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.config.compose import compose
@@ -88,11 +89,11 @@ class BatchPlan:
     num_microbatches: int
     name: str
 
-    def deal(self, samples: np.ndarray) -> Dealt:
+    def deal(self, assigner: Assigner, samples: np.ndarray) -> Dealt:
         """Microbatches of all ranks, as positions among these samples; ``UserError`` for what is no assignment."""
         job = self.setting.job
         batch = self.shapes.take(samples)
-        assignment = self.setting.strategy.assigner.assign(batch, self.layout, self.setting.profile.under(self.layout))
+        assignment = assigner.assign(batch, self.layout, self.setting.profile.under(self.layout))
         check_assignment(assignment, job.model, self.layout, batch)
         llm = job.model.llm_index
         return deal(assignment.modules[llm], self.layout.modules[llm].dp, self.counts, self.num_microbatches)

@@ -38,7 +38,7 @@ from entrain_bench.records.metrics import RunResult
 from entrain_bench.run.parallel import end_with_parent, uninterrupted
 from entrain_bench.train.device import device_of
 from entrain_bench.train.messages.control import named_wait, portable, process_group
-from entrain_bench.train.settings import ON_LOOPBACK, TrainSettings
+from entrain_bench.train.settings import CONNECTIONS, MOST_CONNECTIONS, ON_LOOPBACK, TrainSettings
 
 LOCALHOST = "127.0.0.1"
 # Seconds that ranks wait for one another in ``on_ranks``.
@@ -176,6 +176,7 @@ def environment_of_ranks(device: str) -> Iterator[None]:
     wanted["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(default)
     before = dict(os.environ)
     os.environ.update(wanted)
+    os.environ.setdefault(CONNECTIONS, MOST_CONNECTIONS)
     try:
         yield
     finally:

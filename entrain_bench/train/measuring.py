@@ -1,4 +1,4 @@
-"""Measurements of ranks: times of actions, all merged to a timeline, a loss and metrics."""
+"""Measurements of ranks: times of actions, clocks compared, and all merged to a timeline, a loss and metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
-from time import perf_counter, time
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.train.device import dtype_name
 from entrain_bench.train.messages.rank_plan import lane_of_rank, places_of
 
+# The round trip of least delay counts; a loaded host may delay some.
+ROUND_TRIPS = 4
 # An event of CUDA, or seconds of the host.
 Mark = Any
 # Metrics that depend on constants of the cluster's GPUs.
@@ -39,7 +41,7 @@ SKIP = "To skip such updates and continue, set harness.on_non_finite=skip"
 
 @dataclass(slots=True)
 class Clock:
-    """Start and end of a rank's actions in seconds from ``began_s``, the system time."""
+    """Start and end of a rank's actions in seconds from ``began_s``, a time of rank 0's clock."""
 
     device: torch.device
     timer: Callable[[], float] = perf_counter
@@ -49,15 +51,16 @@ class Clock:
 
     def start_together(self, control: dist.ProcessGroup) -> None:
         """Take as zero a moment at which no rank's device has anything to do; collective over all ranks."""
+        offset_s = clock_offset(control, self.timer)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         dist.barrier(group=control)
+        self.began_s = self.timer() + offset_s
         self.start()
 
     def start(self) -> None:
         """Take this moment as zero."""
         self._ran.clear()
-        self.began_s = time()
         self._zero = self._mark()
 
     @contextmanager
@@ -90,11 +93,36 @@ class Clock:
         return mark - self._zero if self.device.type != "cuda" else float(self._zero.elapsed_time(mark)) / 1e3
 
 
+def clock_offset(control: dist.ProcessGroup, timer: Callable[[], float]) -> float:
+    """Seconds to add to this rank's clock for rank 0's, as NTP does (RFC 5905, section 8); collective."""
+    told_s = torch.zeros(1, dtype=torch.float64)
+    if control.rank() == 0:
+        for rank in range(1, control.size()):
+            for _ in range(ROUND_TRIPS):
+                dist.recv(told_s, rank, group=control)
+                dist.send(told_s.fill_(timer()), rank, group=control)
+        return 0.0
+    trips = []
+    for _ in range(ROUND_TRIPS):
+        asked_s = timer()
+        dist.send(told_s, 0, group=control)
+        dist.recv(told_s, 0, group=control)
+        answered_s = timer()
+        trips.append((answered_s - asked_s, float(told_s) - (asked_s + answered_s) / 2))
+    return min(trips)[1]
+
+
+def on_one_clock(rows: Sequence[FloatArray], began_s: Sequence[float]) -> list[FloatArray]:
+    """Action, start and end by rank ``[ranks][actions, 3]``, in seconds since the first rank began (``began_s``)."""
+    first_s = min(began_s)
+    return [times + (s - first_s) * np.array([0.0, 1.0, 1.0]) for times, s in zip(rows, began_s, strict=True)]
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """Measurements of one rank in an iteration."""
 
-    # action, start and end of each pass ``[actions, 3]``, in seconds since ``began_s``
+    # action, start and end of each pass ``[actions, 3]``, in seconds since ``began_s`` on rank 0's clock
     rows: FloatArray
     began_s: float
     losses: list[tuple[int, float]]  # action and loss of each LLM chunk, divided by the batch's predicted tokens
@@ -187,8 +215,7 @@ def metrics_of(
     """Return the metrics of an iteration, without those ``left_out``, and its timeline."""
     grad_norm = everyone[0].grad_norm
     stalls_s = [seen.input_stall_s for seen in everyone]
-    first_s = min(seen.began_s for seen in everyone)
-    rows = [seen.rows + (seen.began_s - first_s) * np.array([0.0, 1.0, 1.0]) for seen in everyone]
+    rows = on_one_clock([seen.rows for seen in everyone], [seen.began_s for seen in everyone])
     timeline = merge_timeline(program, rows, [seen.peak_bytes for seen in everyone])
     row = {name: value for name, value in measure(timeline, truth, host_time).items() if name not in left_out}
     row |= {

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import cos, pi
 from typing import Annotated
 
 from entrain_bench.base.errors import IncompatibleError, UserError, require
@@ -17,10 +18,14 @@ from entrain_bench.specs.parse import Count, OneOf, Rate, at_least
 NotNegative = Annotated[float, at_least(0)]
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")  # by torch's names
+DECAYS = ("constant", "linear", "cosine")
 NON_FINITE = ("stop", "skip")
 PREPROCESSING = ("inline", "thread", "processes")
 # What samples hold: numbers made up of the seed, or what the workload's files hold.
 MADE_UP, FILES = DATA = ("made_up", "files")
+# Work queues from host to device, and as many as CUDA has.
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+MOST_CONNECTIONS = "32"
 # Where ranks listen that are all on one machine, whatever interface others of the user's jobs are given.
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
@@ -39,6 +44,10 @@ class TrainSettings:
     data_root: str | None = None
     data_tokenizer: str | None = None
     learning_rate: NotNegative = 1e-3
+    min_learning_rate: float = 0.0
+    warmup_iterations: Annotated[int, at_least(0)] = 0
+    learning_rate_decay: Annotated[str, OneOf(DECAYS)] = "constant"
+    decay_iterations: int = 0
     betas: tuple[float, ...] = (0.9, 0.999)
     weight_decay: NotNegative = 0.0
     epsilon: Rate = 1e-8
@@ -60,6 +69,13 @@ class TrainSettings:
         processes = self.preprocessing_processes
         fits = processes is None or self.preprocessing == "processes"
         require(fits, "harness.preprocessing_processes", processes, "null unless harness.preprocessing=processes")
+        least = self.min_learning_rate
+        peak = self.learning_rate
+        warmup = self.warmup_iterations
+        require(0 <= least <= peak, "harness.min_learning_rate", least, f"from 0 to learning_rate={peak}")
+        fits = self.decay_iterations == 0 or self.decay_iterations > warmup
+        allowed = f"0 (the run's), or above warmup_iterations={warmup}"
+        require(fits, "harness.decay_iterations", self.decay_iterations, allowed)
         fits = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(fits, "harness.betas", [*self.betas], "two numbers from 0 to below 1")
         refuse_generators(self.truth.model, "harness=train")
@@ -68,6 +84,20 @@ class TrainSettings:
             raise UserError(
                 f"harness.num_ranks={self.num_ranks}: must be {cluster.num_ranks}, the ranks of cluster={cluster.name}"
             )
+
+    def rate_at(self, iteration: int, num_iterations: int) -> float:
+        """The learning rate of an iteration from 0: linear warm-up, then decay (cosine: arXiv:1608.03983, eq. 5)."""
+        peak = self.learning_rate
+        warmup = self.warmup_iterations
+        if iteration < warmup:
+            return peak * (iteration + 1) / warmup
+        if self.learning_rate_decay == "constant":
+            return peak
+        top = max(warmup - 1, 0)
+        last = (self.decay_iterations or num_iterations) - 1
+        done = min(1.0, (iteration - top) / max(1, last - top))
+        left = 1.0 - done if self.learning_rate_decay == "linear" else (1.0 + cos(pi * done)) / 2
+        return self.min_learning_rate + (peak - self.min_learning_rate) * left
 
 
 def refuse_generators(model: ModelSpec, who: str) -> None:

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.metrics import RunResult
-from entrain_bench.train.settings import ON_LOOPBACK, TrainSettings
+from entrain_bench.train.settings import CONNECTIONS, MOST_CONNECTIONS, ON_LOOPBACK, TrainSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class DistributedTrainer(TrainSettings):
 
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             return start_ranks(config, self, progress)
+        # CUDA reads it when it starts.
+        os.environ.setdefault(CONNECTIONS, MOST_CONNECTIONS)
         if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
             os.environ.update(ON_LOOPBACK)
         if (world := int(os.environ["WORLD_SIZE"])) != self.num_ranks:

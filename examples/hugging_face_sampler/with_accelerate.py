@@ -9,24 +9,7 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader, Dataset
 
 from entrain_bench import BalancedBatchSampler
-from entrain_bench.sampler import own_loader
-
-
-class Progress:
-    """The next iteration of the sampler's epoch, as the loop counts it, because loaders run ahead of training."""
-
-    def __init__(self, sampler: BalancedBatchSampler) -> None:
-        self.sampler = sampler
-        self.iteration = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the next iteration begins."""
-        return self.sampler.state_dict(self.iteration)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the sampler, and the loop, resume there."""
-        self.sampler.load_state_dict(state)
-        self.iteration = state["iteration"]
+from entrain_bench.sampler import Progress, own_loader
 
 
 def train(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
+from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -13,9 +16,28 @@ from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.device import MODULES, device_of, prepare_platform
+from entrain_bench.train.launching import environment_of_ranks
+from entrain_bench.train.settings import CONNECTIONS, TrainSettings
 from entrain_bench.train.trainer import DistributedTrainer
 from support.train.ranks import run_ranks
 from support.train.runs import config_from_json, configuration
+
+
+def rates(decay: str, **changes: Any) -> list[float]:
+    truth = Mock(model=Mock(generators=()), cluster=Mock(num_ranks=4))
+    given = {"learning_rate": 8.0, "min_learning_rate": 2.0, "warmup_iterations": 2} | changes
+    settings = TrainSettings(truth, 1.0, learning_rate_decay=decay, **given)
+    return [settings.rate_at(iteration, 6) for iteration in range(8)]
+
+
+def test_rates_by_hand() -> None:
+    assert rates("constant") == [4, 8, 8, 8, 8, 8, 8, 8]
+    assert rates("linear") == pytest.approx([4, 8, 6.5, 5, 3.5, 2, 2, 2])
+    # Half a cosine from iteration 1 to 5: 5 + 3 cos(pi k / 4).
+    assert rates("cosine") == pytest.approx([4, 8, 5 + 3 * 0.5**0.5, 5, 5 - 3 * 0.5**0.5, 2, 2, 2])
+    assert rates("linear", warmup_iterations=0) == pytest.approx([8, 6.8, 5.6, 4.4, 3.2, 2, 2, 2])
+    assert rates("cosine", warmup_iterations=0, decay_iterations=1) == [8, 2, 2, 2, 2, 2, 2, 2]
+
 
 # Overrides of which the first is named, with the value that the message has.
 REFUSED = {
@@ -26,6 +48,10 @@ REFUSED = {
         "harness.data=cloud",
         "harness.data_path=/x",
         "harness.learning_rate=-1.0",
+        "harness.min_learning_rate=1",
+        "harness.warmup_iterations=-1",
+        "harness.learning_rate_decay=sine",
+        "harness.decay_iterations=5 harness.warmup_iterations=5",
         "harness.betas=[0.9]",
         "harness.betas=[0.9,1]",
         "harness.epsilon=0.0",
@@ -74,12 +100,21 @@ def test_a_gpu_for_every_rank_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
     assert device_of(trainer("auto")) == torch.device("cuda", 1)
 
 
-def test_torchrun_must_start_as_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    monkeypatch.setenv("WORLD_SIZE", "3")
+def test_torchrun_must_start_as_many_ranks() -> None:
     config = config_from_json(configuration("model=tiny"))
-    with pytest.raises(UserError, match=r"harness.num_ranks=4: must be 3, the ranks that torchrun started"):
+    with (
+        patch.dict(os.environ, {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "3"}),
+        pytest.raises(UserError, match=r"harness.num_ranks=4: must be 3, the ranks that torchrun started"),
+    ):
         trainer("cpu").train(config, lambda _: None)
+
+
+@pytest.mark.parametrize(("given", "number"), [({}, "32"), ({CONNECTIONS: "1"}, "1")])
+def test_ranks_have_all_queues_unless_the_user_sets_a_number(given: dict[str, str], number: str) -> None:
+    with patch.dict(os.environ, given, clear=True):
+        with environment_of_ranks("cuda"):
+            assert os.environ[CONNECTIONS] == number
+        assert os.environ.get(CONNECTIONS) == given.get(CONNECTIONS)
 
 
 class _OtherAdam(torch.optim.SGD):

@@ -32,6 +32,7 @@ from .source import (
     RawSample,
     Reason,
     Row,
+    Section,
     Shard,
     Source,
     data_files,
@@ -260,7 +261,7 @@ class TarSource(FileSource):
     @lru_cache(maxsize=1024)
     def index(file: Shard) -> Index:
         """Return where samples start, in bytes, up to any damage; ``BadSampleError`` for a compressed file."""
-        if not file.place.endswith(".tar"):
+        if not _is_plain(file):
             what = f"{file.label} is compressed; samples can be read from plain .tar files"
             raise BadSampleError(Reason.FILE, what)
         starts = list[int]()
@@ -273,7 +274,7 @@ class TarSource(FileSource):
         return self.files()
 
     def rows(self, shard: Shard, limits: Limits) -> Iterator[Row | BadSampleError]:
-        """Read samples as rows: texts, and media by what they hold."""
+        """Read samples as rows: texts, and media by what they hold; media of plain files are places in them."""
         for _, members in _grouped(shard, shard.part[0] if shard.part else 0):
             error: BadSampleError | None = None
             row: dict[str, list[Any]] = {"text": [], "images": [], "audio": [], "video": []}
@@ -284,9 +285,12 @@ class TarSource(FileSource):
                     suffix = _check_member(info, suffixes)
                     kind = kind_of(suffix)
                     is_json = bool(self.json_fields) and suffix.split(".")[-1] == "json"
-                    is_read = bool(kind or is_json or suffix in self.text)
+                    is_place = bool(kind) and _is_plain(shard)
+                    is_read = not is_place and bool(kind or is_json or suffix in self.text)
                     num_bytes += _MEMBER_BYTES + info.size * is_read
                     BUDGET.ask(num_bytes, "its members", over_budget)
+                    if kind and is_place:
+                        row[kind].append(Section(Path(shard.place), info.offset_data, info.size))
                     if not is_read:
                         continue
                     limits.check("file_bytes", info.size, f"{info.name}: {info.size} bytes")
@@ -323,7 +327,7 @@ def _members(file: Shard, start: int) -> Iterator[tuple[tarfile.TarFile, tarfile
     try:
         with Path(file.place).open("rb") as opened:
             opened.seek(start)
-            with tarfile.open(fileobj=opened) as archive:
+            with tarfile.open(fileobj=opened, mode="r:" if _is_plain(file) else "r:*") as archive:
                 while info := archive.next():
                     # tarfile would keep all members.
                     archive.members.clear()  # type: ignore[attr-defined]
@@ -367,6 +371,10 @@ def _key_and_suffix(name: str) -> tuple[str, str]:
     if _META.match(name):
         return name, ""
     return f"{folder}{slash}{stem}", suffix.lower() if dot and stem else ""
+
+
+def _is_plain(file: Shard) -> bool:
+    return file.place.endswith(".tar")
 
 
 @dataclass(frozen=True, kw_only=True)

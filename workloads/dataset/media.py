@@ -7,11 +7,13 @@ import io
 import logging
 import math
 import os
+import tarfile
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from itertools import chain, islice, pairwise
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from entrain_bench.specs.workload import SOUND_HZ, Pixels, Sound
 
 from ..budget import BUDGET
 from ..tokens import MAX_ASPECT_RATIO
-from .source import BadSampleError, Content, Known, Limits, Medium, Reason, one_line, over_budget
+from .source import BadSampleError, Content, Known, Limits, Medium, Reason, Section, one_line, over_budget
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
 # EXIF's tag of the orientation, and its values for images that lie on their side.
@@ -184,11 +186,19 @@ def _checked_seconds(seconds: float, limits: Limits) -> float:
 @contextmanager
 def opened(medium: Content, limits: Limits, whole: bool = True) -> Iterator[IO[bytes]]:
     """Open a medium's bytes as a file; of at most ``limits.file_bytes`` if its reader may read it ``whole``."""
-    try:
-        file: IO[bytes] = io.BytesIO(medium) if isinstance(medium, bytes) else medium.open("rb")
-    except OSError as error:
-        raise BadSampleError(Reason.MISSING, f"{medium.name}: {error.strerror}") from error  # type: ignore[union-attr]
-    with file:
+    with ExitStack() as stack:
+        try:
+            if isinstance(medium, Section):
+                archive = stack.enter_context(tarfile.open(medium.path, "r:"))
+                member = tarfile.TarInfo()
+                member.offset_data = medium.offset
+                member.size = medium.size
+                file: IO[bytes] = archive.extractfile(member)  # type: ignore[assignment]
+            else:
+                file = io.BytesIO(medium) if isinstance(medium, bytes) else medium.open("rb")
+                stack.enter_context(file)
+        except OSError as error:
+            raise BadSampleError(Reason.MISSING, f"{Path(error.filename).name}: {error.strerror}") from error
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         if whole or isinstance(medium, bytes):

@@ -51,7 +51,7 @@ ENDINGS: Mapping[str, Collection[str]] = {
 TURN_KEYS = ("user", "assistant", "value", "content", "text", "question", "answer")
 _PLACEHOLDER = re.compile("<(?:image|video|audio)>\n?")
 _DEPTH = 8
-# Fields are found by the first rows of a shard, or where a row may lack fields, of each of some.
+# Fields are found by the first rows of the first readable shard, or where a row may lack fields, of each of some.
 _HEAD_ROWS = 128
 _HEAD_SHARDS = 8
 # That a field has any value.
@@ -101,8 +101,17 @@ class Known:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A member of a plain tar file; offset and size of its content in bytes."""
+
+    path: Path
+    offset: int
+    size: int
+
+
 # An image, sound or video: its bytes, or where they are.
-type Content = bytes | Path
+type Content = bytes | Path | Section
 type Medium = Content | Known
 type Row = Mapping[str, Any]
 
@@ -200,7 +209,9 @@ class Source(ABC):
         """Return the fields of first rows: what their values hold (``kind_of``, ``VALUE``), with an example's name."""
         whole = replace(self, text=AUTO)
         fields = dict[str, dict[str, str]]()
-        for shard in self.shards()[: _HEAD_SHARDS if self.SPARSE else 1]:
+        for shard in self.shards()[:_HEAD_SHARDS]:
+            if fields and not self.SPARSE:
+                break
             # The scan reports what cannot be read.
             with suppress(Exception), BUDGET.held():
                 for row in islice(whole.rows(shard, Limits()), _HEAD_ROWS):
@@ -304,7 +315,7 @@ def _file_name(value: Any) -> str:
 
 
 def _medium(value: Any, name: str | None, folder: str, content: bool) -> Medium:
-    if isinstance(value, bytes):
+    if isinstance(value, bytes | Section):
         return value
     if isinstance(value, str):
         return inside(folder, value)

@@ -73,6 +73,9 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
         feed = WorkFeed(programs, planning, runtime.prepare)
         for iteration in range(len(history), config.iterations):
             work, host_time, exposed_s = feed.take(iteration, last=iteration + 1 == config.iterations)
+            for stage in runtime.stages.values():
+                for group in stage.optimizer.param_groups:
+                    group["lr"] = settings.rate_at(iteration, config.iterations)
             seen = runtime.run(work, clock)
             if settings.on_non_finite == "stop" and not isfinite(seen.grad_norm):
                 # On all ranks.

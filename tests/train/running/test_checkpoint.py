@@ -17,7 +17,8 @@ from entrain_bench.train.running.checkpoint import Checkpoints
 from support.train.ranks import run_ranks
 from support.train.runs import DISJOINT, ONE_RANK, configuration, train_here
 
-FOUR_ITERATIONS = (*DISJOINT, "iterations=4", "distributed_optimizer=true", "harness.epsilon=1e-8")
+SCHEDULE = ("harness.warmup_iterations=2", "harness.learning_rate_decay=cosine", "harness.decay_iterations=5")
+FOUR_ITERATIONS = (*DISJOINT, "iterations=4", "distributed_optimizer=true", "harness.epsilon=1e-8", *SCHEDULE)
 
 
 def _in_halves(_: int, config: str, folder: Path) -> None:

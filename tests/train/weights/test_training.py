@@ -28,7 +28,7 @@ from support.train.ranks import run_ranks
 from support.train.runs import ONE_RANK, batch, config_from_json, configuration, features_of, train_here
 
 STEPS = 3
-SETTINGS = ("model=tiny", f"iterations={STEPS}")
+SETTINGS = ("model=tiny", f"iterations={STEPS}", "harness.warmup_iterations=2", "harness.learning_rate_decay=linear")
 LAYOUTS = {
     "tp2_pp2": ("strategy=megatron", "layout.tp=2", "layout.pp=2", "layout.dp=1", "layout.recompute=[llm]"),
     "dp2_pp2": ("strategy=megatron", "layout.tp=1", "layout.pp=2", "layout.dp=2", "distributed_optimizer=true"),
@@ -127,9 +127,7 @@ def reference(config: str, published: TinyPublished) -> list[float]:
     setting = prepare(config_from_json(config))
     settings, vision = setting.executor, setting.job.model.module("vision")
     parameters = [*published.vision.parameters(), *published.llm.parameters()]
-    adam = torch.optim.AdamW(
-        parameters, lr=settings.learning_rate, eps=settings.epsilon, weight_decay=0.0, betas=settings.betas
-    )
+    adam = torch.optim.AdamW(parameters, lr=0.0, eps=settings.epsilon, weight_decay=0.0, betas=settings.betas)
     losses = []
     for iteration in range(STEPS):
         data = SampleData(batch(setting, iteration), MadeUp(0, 1024))
@@ -137,6 +135,7 @@ def reference(config: str, published: TinyPublished) -> list[float]:
         loss = published.loss(data, vision)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, settings.clip_grad)
+        adam.param_groups[0]["lr"] = settings.rate_at(iteration, STEPS)
         adam.step()
         losses.append(float(loss.detach()))
     return losses

@@ -14,8 +14,8 @@ from entrain_bench.base.errors import UserError
 from entrain_bench_workloads.dataset import formats
 from entrain_bench_workloads.dataset.formats import HubSource, ParquetSource, RecordSource, TarSource
 from entrain_bench_workloads.dataset.scan import measure
-from entrain_bench_workloads.dataset.source import BadSampleError, Limits, RawSample, Source, recognised
-from support.datasets import image_bytes, samples_of, wav_bytes, write_finevision, write_tar
+from entrain_bench_workloads.dataset.source import BadSampleError, Limits, RawSample, Section, Source, recognised
+from support.datasets import image_bytes, samples_of, video_bytes, wav_bytes, write_finevision, write_tar
 
 LIMITS = Limits()
 
@@ -108,6 +108,19 @@ def test_compressed_shards_say_the_same(tmp_path: Path, mode: str) -> None:
         ([20], 1),
         ([30], 2),
     ]
+
+
+def test_media_of_plain_archives_are_places_that_only_readers_of_whole_files_limit(tmp_path: Path) -> None:
+    image = image_bytes(120, 90, "WEBP")
+    members = [("a.webp", image), ("a.wav", wav_bytes(2.0)), ("a.mp4", video_bytes(64, 48, 5))]
+    write_tar(tmp_path / "a.tar", members)
+    write_tar(tmp_path / "a.tgz", members, "w:gz")
+    ((sample, sizes),) = measured(TarSource(path=str(tmp_path / "a.tar")))
+    assert sample.images == [Section(tmp_path / "a.tar", 512, len(image))]
+    assert [sizes] == [size for _, size in measured(TarSource(path=str(tmp_path / "a.tgz")))]
+    assert measure(sample, Limits(file_bytes=len(image))) == sizes
+    with pytest.raises(BadSampleError, match=f"beyond a limit: {len(image)} bytes, limits.file_bytes=100"):
+        measure(sample, Limits(file_bytes=100))
 
 
 def pair(number: int) -> Sequence[tuple[str, bytes]]:
