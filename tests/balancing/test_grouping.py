@@ -162,3 +162,20 @@ def test_a_requested_tp_binds_all_groups_of_the_llm_and_cp_and_dp_their_position
         tps = {tp for tp, _ in llm.widths}
         assert tps == ({job.request.tp} if job.request.tp else tps)
         assert {cp for tp, cp in llm.widths if tp == llm.tp} >= {1, 2, 4}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    "asked", [("layout.dp=null",), ("layout.cp=null", "layout.dp=2"), ("layout.tp=1", "layout.cp=4", "layout.dp=4")]
+)
+@pytest.mark.parametrize("strategy", ["hybrid_cp", "flexsp", "fsdp"])
+def test_one_rule_for_all_who_choose_widths(strategy: str, asked: tuple[str, ...]) -> None:
+    widths = ("strategy.planner.widths=true", "layout.recompute=[vision,audio,llm]") if strategy == "fsdp" else ()
+    made = prepare(
+        compose_cells([*AUDIO_VIDEO, f"strategy={strategy}", "microbatch_size=1", *asked, *widths])[0].config
+    )
+    request, llm = made.job.request, made.strategy.plan(made.profile).modules[made.job.model.llm_index]
+    assert llm.widths or strategy == "fsdp"
+    assert {tp for tp, _ in llm.degrees} == {request.tp}
+    assert llm.pp == (request.pp or llm.pp)
+    assert llm.plane.shape[1] // llm.tp % ((request.dp or 1) * (request.cp or 1)) == 0

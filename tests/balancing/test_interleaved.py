@@ -256,6 +256,16 @@ def test_zb_v_has_no_bubble_but_where_ranks_start(ranks: int, more: int, dp: int
     assert uneven == 2 * (3 * unit + longer) * microbatches + (ranks - 1) * (unit + longer)
 
 
+def test_weight_passes_wait_for_as_many_backwards_as_stages_are_before() -> None:
+    program = h1_program(3, 4, encoder_stages=1)
+    assert passes(program, 0) == [
+        *("vision F0", "vision F1", "vision F2", "vision B0", "vision W0", "vision F3", "vision B1", "vision W1"),
+        *("vision B2", "vision W2", "vision B3", "vision W3"),
+    ]
+    last = [text.removeprefix("llm ") for text in passes(program, 2)]
+    assert last == ["F0", "B0", "F1", "B1", "F2", "B2", "W0", "F3", "B3", "W1", "W2", "W3"]
+
+
 def test_weight_passes_wait_as_long_as_memory_allows() -> None:
     scheduler = ZeroBubbleH1()
     model = tiny_model(encoder=0, llm=8)

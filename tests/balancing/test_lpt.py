@@ -115,6 +115,15 @@ def test_it_is_the_method_as_stated(weight: list[int], num_parts: int) -> None:
 
 
 @settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=7), st.integers(2, 3))
+def test_it_is_near_the_best_of_all_partitions(weight: list[int], num_parts: int) -> None:
+    best = least(weight, num_parts)
+    found = max(sums(weight, largest_differencing(np.array(weight), num_parts), num_parts))
+    # Michiels et al. (2007): at most 4/3 - 1/(3 k) times the best.
+    assert best <= found <= best * (4 / 3 - 1 / (3 * num_parts)) + 1e-9
+
+
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=40), st.integers(1, 8), st.booleans())
 def test_every_item_has_a_part_and_counts_are_equal_where_asked(
     weight: list[int], num_parts: int, equal_count: bool

@@ -1,5 +1,6 @@
 """Building blocks of planners: brute force for partitions and shares, and placement worked by hand."""
 
+import warnings
 from collections.abc import Iterator
 from itertools import combinations, pairwise, product
 
@@ -22,12 +23,15 @@ from entrain_bench.balancing.planning import (
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import UserError
 from entrain_bench.program.assignment import same_microbatches
+from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.job import Degrees, Job, LayoutRequest
 from support.builders import (
     no_delay,
+    placed,
     random_samples,
+    samples,
     tiny_cluster,
     tiny_job,
     tiny_model,
@@ -100,6 +104,12 @@ def test_gpus_become_stages_in_favour_of_the_llm(gpus: tuple[int, ...], width: i
     assert gpus_to_stages(gpus, width) == stages
 
 
+def test_modules_without_any_work_share_evenly_and_quietly() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert proportional_allocation(4, np.zeros(2)) == (2, 2)
+
+
 @pytest.mark.parametrize(("total", "most"), [(1, None), (6, [3, 2])])
 def test_stages_that_cannot_be_shared_are_refused(total: int, most: list[int] | None) -> None:
     with pytest.raises(UserError, match=f"cannot split {total} stages among modules"):
@@ -117,6 +127,14 @@ def test_place_chain_puts_tp_innermost_and_replicas_outermost() -> None:
     assert layout.num_microbatches == 32 // (2 * 2)
     assert layout.num_lanes == 8
     assert set(layout.lane_width) == {2}
+
+
+def test_place_chain_puts_encoders_on_the_first_llm_stage() -> None:
+    job = tiny_job(MODEL, tiny_cluster(1, 4))
+    layout = place_chain(job, Degrees(1, 1, 2, 2), [(4,), (3, 3)], (False, False), leading=False)
+    vision, llm = layout.modules
+    assert vision.ranks.tolist() == [[[0]], [[2]]]
+    assert llm.ranks.tolist() == [[[0], [1]], [[2], [3]]]
 
 
 def brute_force_degrees(job: Job) -> set[tuple[int, int, int, int]]:
@@ -196,3 +214,19 @@ def test_any_two_degrees_of_data_parallelism_form_a_chain(
     check_program(program)
     _, end, _ = place_actions(program, np.ones(program.num_actions), no_delay(program))
     assert np.all(np.isfinite(end))
+
+
+def test_an_encoder_replica_that_feeds_two_llm_replicas_serves_both_each_microbatch() -> None:
+    layout = Layout((placed(PAIR.modules[0], [[[0]]]), placed(PAIR.modules[1], [[[1]], [[2]]])), 2)
+    shapes = samples(*[(10, [40])] * 4)
+    replica, microbatch = np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
+    assignment = same_microbatches(PAIR, shapes, replica, microbatch, microbatch, np.zeros(4, np.int64))
+    program = chain_program(PAIR, shapes, layout, assignment, stages_behind(layout))
+    assert len(program.chunks[0]) == 2
+    start, end, _ = place_actions(program, np.ones(program.num_actions), no_delay(program))
+    encoder, llm = program.forward_actions(0), program.forward_actions(1)
+    # rank 0: F0 F1 .  B0 B1 ;  rank 1 and 2: . F0 B0 F1 B1
+    assert start[encoder].ravel().tolist() == [0, 1]
+    assert start[llm].ravel().tolist() == [1, 3, 1, 3]
+    assert start[program.backward_actions(0)].ravel().tolist() == [3, 5]
+    assert end.max() == 8.0, "two unit steps follow the last backward"

@@ -6,10 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.estimates import LayerProfile, smoothed_over_lengths
+from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.costs.edges import held_s
 from entrain_bench.costs.layer_times import PassTimes
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.simulate import Simulator
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import shapes_from_lists
@@ -125,6 +128,19 @@ def test_errors_are_uniform_unbiased_and_independent() -> None:
     assert abs(np.corrcoef(vision, errors("vision", seed=1))[0, 1]) < 0.1
 
 
+def test_draws_are_new_each_time_and_repeat_with_the_seed() -> None:
+    shapes = random_samples(np.random.default_rng(1), 200)
+
+    def ids(profile: Profile) -> list[int]:
+        return [int(sample) for sample in profile.samples.draw(50).sample_ids]
+
+    one, same, other = (profile_of(JOB, shapes, seed=seed) for seed in (3, 3, 4))
+    first = ids(one)
+    assert first == ids(same)
+    assert first != ids(one)
+    assert first != ids(other)
+
+
 def test_the_bias_depends_on_length_alone_and_turns_around_over_two_octaves() -> None:
     text = samples((64, []), (64, []), (256, []), (1024, []))
     exact, wrong = (profile_of(JOB, text, belief_bias=bias).estimates.samples(text, 1, 1)[1] for bias in (0.0, 0.2))
@@ -175,6 +191,18 @@ def test_estimates_of_a_batch_are_kept_and_cannot_be_changed() -> None:
     assert profile.estimates.units(LLM, other, 1, 1).tolist() == first[[1, 0, 2, 3]].tolist()
     with pytest.raises(ValueError, match="read-only"):
         first[0] = 1.0
+
+
+def test_a_trial_is_the_simulation_of_a_program() -> None:
+    model = tiny_model(encoder=2, llm=4)
+    job = tiny_job(model, tiny_cluster(1, 8))
+    profile = profile_of(job, samples((10, [40])))
+    layout = chain_layout(model, 1, 2, 4)
+    shapes, assignment = uniform_batch(model, 4)
+    program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
+    truth = CostTruth(model, job.cluster)
+    expected = Simulator(truth, job.memory_budget_bytes).execute(program).iteration_time_s
+    assert profile.trial_s(program) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("p2p", ["blocking", "overlapped"])

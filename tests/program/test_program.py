@@ -290,6 +290,14 @@ def test_a_dropped_member_is_found(module: int) -> None:
         check_program(broken)
 
 
+def test_a_member_replaced_by_another_is_found() -> None:
+    program = small_program()
+    members = program.chunks[1].members.copy()
+    members[0] = members[1]
+    with pytest.raises(UserError, match=r"is processed (0|2) times by llm"):
+        check_program(with_chunks(program, 1, replace(program.chunks[1], members=members)))
+
+
 def test_an_item_of_another_modality_is_found() -> None:
     shapes = shapes_from_lists(["image", "audio"], [(5, [("image", 8, 2), ("audio", 8, 2)])])
     layout = Layout(tuple(placed(module, [[[rank]]]) for rank, module in enumerate(AV_MODEL.modules)), 1)

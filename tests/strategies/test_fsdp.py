@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -20,7 +20,8 @@ from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.fsdp import sharded_degrees, sharded_job
-from entrain_bench_strategies.orchmllm import cut_padded
+from entrain_bench_strategies.orchmllm import cut_padded, place_batches
+from support.builders import as_ints
 
 SMALL = (
     "model=tiny",
@@ -157,3 +158,25 @@ def test_padded_batches_are_the_best_cuts(lengths: list[int], count: int) -> Non
     cuts = (cut for most in range(count) for cut in combinations(range(1, len(rising)), most))
     best = min(dearest(rising, np.searchsorted(np.array(cut), np.arange(len(rising)), side="right")) for cut in cuts)
     assert dearest(rising, batch) == pytest.approx(best, rel=1e-9)
+
+
+def stays(replica: np.ndarray, home: np.ndarray, tokens: np.ndarray, node: np.ndarray) -> tuple[int, int]:
+    """Tokens that stay on their node, and on their replica."""
+    return int(tokens[node[replica] == node[home]].sum()), int(tokens[replica == home].sum())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_batches_are_placed_as_well_as_any_permutation_places_them(data: st.DataObject) -> None:
+    node = as_ints(data.draw(st.sampled_from([[0, 0, 1, 1], [0, 0, 0, 0], [0, 1, 2, 3], [0, 1, 1, 2]])))
+    count = data.draw(st.integers(1, 8))
+    draws = st.lists(st.integers(0, 3), min_size=count, max_size=count)
+    batch, home = as_ints(data.draw(draws)), as_ints(data.draw(draws))
+    tokens = as_ints(data.draw(st.lists(st.integers(0, 9), min_size=count, max_size=count)))
+    row = np.zeros(count, np.int64)
+    replica = place_batches(row, batch, home, tokens, node)
+    for one in np.unique(batch):
+        assert len(np.unique(replica[batch == one])) == 1
+    assert len(np.unique(replica)) == len(np.unique(batch))
+    best = max(stays(np.array(order)[batch], home, tokens, node) for order in permutations(range(4)))
+    assert stays(replica, home, tokens, node) == best

@@ -103,6 +103,13 @@ def test_requests_bind_the_llm() -> None:
             list_pairs(replace(job, request=request), colocated=True)
 
 
+def test_estimates_by_hand() -> None:
+    encoder, llm = np.array([2.0]), np.array([3.0, 5.0])
+    assert estimate_s(encoder, llm, 4, colocated=True) == 2 + 8 + 3 * 5
+    assert estimate_s(encoder, llm[:1], 4, colocated=True) == 4 * (2 + 3)
+    assert estimate_s(np.array([7.0]), llm, 4, colocated=False) == 15 + 3 * 7
+
+
 # Estimates and plans
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,6 +40,16 @@ def test_lpt_by_hand_and_the_local_worker_within_the_slack() -> None:
     assert spread_of([1003, 1000, 400], 2, local=1).tolist() == [1, 0, 1]
     assert spread_of([1003, 1000, 200], 2, local=1).tolist() == [1, 0, 0]
     assert spread_of([1003, 1000, 400], 2, local=1, slack=0).tolist() == [1, 0, 0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=7), st.integers(2, 3))
+def test_the_heaviest_worker_is_within_grahams_bound(cost: list[int], workers: int) -> None:
+    places = product(range(workers), repeat=len(cost))
+    best = min(int(sums(cost, np.array(place), workers).max()) for place in places)
+    got = int(sums(cost, spread_of(cost, workers, slack=0), workers).max())
+    # 4/3 - 1/(3 m), Graham 1969, in integers.
+    assert 3 * workers * got <= (4 * workers - 1) * best
 
 
 @settings(max_examples=60, deadline=None)

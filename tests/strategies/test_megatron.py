@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from entrain_bench.balancing.interface import MakeProgram, Strategy
 from entrain_bench.balancing.interleaved import Interleaved
-from entrain_bench.balancing.planning import average_layer_s, spread_blocks, stage_sums
+from entrain_bench.balancing.planning import average_layer_s, partition_layers, spread_blocks, stage_sums
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.errors import OutOfMemoryError, UserError
 from entrain_bench.program import Program
@@ -20,6 +22,7 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.megatron import ArrivalOrder, LayerCosts, MegatronPlanner, RigidPlanner
 from support.builders import GIB, PlainPrograms, plan_with, profile_of, samples, tiny_cluster, tiny_job, tiny_model
+from support.disttrain import generating
 
 MODEL = tiny_model(encoder=3, llm=4)
 ROW = (300, [1000, 200])
@@ -85,6 +88,32 @@ def test_the_best_estimate_is_of_every_split_and_placement(
     steps = profile.programs.step_s(layout)
     assert seconds <= best_stages(profile, degrees, placement) * (1 + 1e-9) + steps
     assert [vision.recompute, llm.recompute] == [False, False]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(3, 9))
+def test_of_every_number_of_encoder_stages_the_fastest_split_of_the_rest(seed: int, pp: int) -> None:
+    """Against every number of generator stages, each module split as ``partition_layers`` does."""
+    model = generating(encoder=2, llm=3, generator=2)
+    rng = np.random.default_rng(seed)
+    costs = [rng.integers(0, 9, len(module.layers)).astype(float) for module in model.modules]
+    found = [
+        [*map(len, layers)]
+        for layers, leading in MegatronPlanner("leading_stages")._splits(model, pp, 1, LayerCosts(model, tuple(costs)))
+        if leading
+    ]
+    slowest = {
+        counts: max(
+            stage_sums(cost, partition_layers(cost, stages)).max() for cost, stages in zip(costs, counts, strict=True)
+        )
+        for counts in product(*(range(1, len(cost) + 1) for cost in costs))
+        if sum(counts) == pp
+    }
+    expected = []
+    for ahead in sorted({counts[0] for counts in slowest}):
+        behind = sorted((counts for counts in slowest if counts[0] == ahead), key=lambda counts: counts[2])
+        expected.append([*min(behind, key=lambda counts: slowest[counts])])
+    assert found == expected
 
 
 def test_trials_decide_among_schedules_each_with_as_many() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -99,6 +99,22 @@ def timed(actions: ListedActions, order: Sequence[int]) -> float:
             user = actions.user_actions[row]
             ready[user] = max(ready[user], begin + actions.duration_s[action] + actions.user_delay_s[row])
     return float(end)
+
+
+def orders(actions: ListedActions) -> Iterator[list[int]]:
+    missing = actions.num_waits.copy()
+
+    def longer(begun: list[int]) -> Iterator[list[int]]:
+        if len(begun) == len(missing):
+            yield begun
+        for action in range(len(missing)):
+            if missing[action] == 0 and action not in begun:
+                users = actions.user_actions[actions.user_offsets[action] : actions.user_offsets[action + 1]]
+                missing[users] -= 1
+                yield from longer([*begun, action])
+                missing[users] += 1
+
+    yield from longer([])
 
 
 def most_held(actions: ListedActions, order: Sequence[int]) -> int:

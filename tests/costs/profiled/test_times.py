@@ -1,5 +1,6 @@
 """Layer times between the points of a profile, and clusters made of one."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from entrain_bench.costs.profiled.file import CollectivePoint, DeviceProfile
 from entrain_bench.costs.profiled.times import ProfiledTimes, cluster_with_times, fitted_link
 from entrain_bench.costs.roofline import Roofline
 from entrain_bench.run.cells import compose_cells
+from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
@@ -253,3 +255,11 @@ def test_a_fitted_link_gives_back_what_the_formulas_say() -> None:
     )
     link = fitted_link(points, "x")
     assert link == pytest.approx({"bandwidth_bytes_per_s": 3e9, "latency_s": 2e-5}, rel=1e-3)
+
+
+def test_links_that_were_not_measured_are_named(tmp_path: Path) -> None:
+    profile = replace(profile_of_formula(MODEL, tokens=(1,)), collectives=())
+    override = written(tmp_path / "x.json", profile)
+    given = ("model=tiny", "cluster=tiny", "cluster/device=profiled", "cluster/node=profiled", override)
+    with pytest.raises(UserError, match=r"tiers.profiled: communication was not measured. Run .* profile ranks="):
+        prepare(compose_cells(given)[0].config)

@@ -17,6 +17,7 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.simulate import Simulator
 from entrain_bench_strategies.braid.packs import (
+    LIMITS,
     WIDE,
     Deal,
     dealt,
@@ -84,6 +85,18 @@ def test_no_further_exchange_with_the_busiest_rank_would_help(seed: int) -> None
         # Nothing in return is a move.
         less = mine - np.append(took[0][deal.first == rank], 0.0)
         assert np.maximum(load.max() - less, load[rank] + less).min() >= load.max() * (1 - 1e-8)
+
+
+def test_the_same_batch_has_the_same_deal_whatever_the_scale_of_time() -> None:
+    """No decision hangs on the last digit."""
+    seconds = even([8.0, 5.0, 5.0, 2.0, 2.0, 1.0])
+    for share in LIMITS:
+        limit = decisive(share * seconds[0].sum() / 4)
+        one = dealt(seconds, np.zeros_like(seconds), WIDTHS, 4, 1.0, float(limit))
+        noisy = seconds * (1 + 1e-15 * np.arange(6))
+        other = dealt(noisy, np.zeros_like(seconds), WIDTHS, 4, 1.0, float(limit))
+        assert one.first.tolist() == other.first.tolist()
+        assert one.width.tolist() == other.width.tolist()
 
 
 @pytest.mark.parametrize("workload", ["synthetic_av", "mathvision"])

@@ -44,6 +44,8 @@ from entrain_bench_strategies.dflop.assigner import (
 )
 from entrain_bench_strategies.dflop.planner import DflopDegrees, enumerate_degrees
 from support.builders import (
+    AV_MODEL,
+    av_samples,
     placed,
     profile_of,
     random_samples,
@@ -225,6 +227,20 @@ def test_any_two_dps_run_and_place_every_sample_once(encoder_dp: int, llm_dp: in
     assert timeline is not None
 
 
+def test_a_shuffle_runs_the_same_buckets_in_another_order() -> None:
+    shapes = random_samples(np.random.default_rng(4), 64)
+    profile, layout = profile_of(tiny_job(MODEL, global_batch=64), shapes), layout_of(2, 2, 8)
+
+    def buckets(shuffle: int | None) -> list[list[int]]:
+        llm = DflopAssigner(shuffle=shuffle).assign(shapes, layout, profile).modules[1]
+        return [np.flatnonzero((llm.microbatch * 2 + llm.replica) == one).tolist() for one in range(16)]
+
+    filled, first, again, other = buckets(None), buckets(1), buckets(1), buckets(2)
+    assert sorted(filled) == sorted(first) == sorted(other)
+    assert first == again
+    assert filled != first != other
+
+
 @pytest.mark.parametrize(("encoder_dp", "llm_dp"), [(2, 2), (3, 2), (1, 4)])
 def test_an_even_split_gives_every_replica_as_many_items(encoder_dp: int, llm_dp: int) -> None:
     shapes = random_samples(np.random.default_rng(1), 48)
@@ -235,6 +251,19 @@ def test_an_even_split_gives_every_replica_as_many_items(encoder_dp: int, llm_dp
     counts = np.zeros((4, encoder_dp), np.int64)
     np.add.at(counts, (encoder.microbatch, encoder.replica), 1)
     assert np.ptp(counts, axis=1).max() <= 1
+
+
+def test_buckets_are_the_llms_whatever_the_encoders_dp() -> None:
+    vision, audio, llm = AV_MODEL.modules
+    encoders = np.arange(4).reshape(4, 1, 1)
+    layout = Layout((placed(vision, encoders), placed(audio, encoders), placed(llm, [[[4]], [[5]]])), 3)
+    shapes = av_samples(np.random.default_rng(0), 24)
+    *own, buckets = DflopAssigner().assign(shapes, layout, profile_of(tiny_job(AV_MODEL), shapes)).modules
+    assert {*zip(buckets.replica.tolist(), buckets.microbatch.tolist(), strict=True)} == {*product(range(2), range(3))}
+    for module, labels in zip((vision, audio), own, strict=True):
+        assert {*labels.replica.tolist()} == {*range(4)}
+        owner = shapes.item_sample[module.units(shapes)]
+        assert labels.microbatch.tolist() == buckets.microbatch[owner].tolist()
 
 
 @settings(max_examples=15, deadline=None)

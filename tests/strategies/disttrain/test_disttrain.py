@@ -83,6 +83,17 @@ def test_intra_reordering_evens_the_encoder_work_out(intra: str, carry: bool) ->
     assert spread[1] < 0.5 * spread[0]
 
 
+def test_more_encoder_replicas_than_the_llms_are_balanced_one_by_one() -> None:
+    shapes = random_samples(np.random.default_rng(8), 64, longest=4000)
+    layout, profile = disjoint(4, 2, 16), profile_of(tiny_job(MODEL, global_batch=64), shapes)
+    spread = []
+    for scope in ("none", "global_batch"):
+        labels = DistTrainAssigner(scope).assign(shapes, layout, profile).modules[0]
+        work = np.bincount(labels.replica, weights=profile.estimates.units(MODEL.modules[0], shapes, 1, 1), minlength=4)
+        spread.append(np.ptp(work))
+    assert spread[1] < 0.2 * spread[0]
+
+
 @pytest.mark.parametrize(
     ("encoder_dp", "llm_dp", "expected"),
     [

@@ -16,8 +16,10 @@ from entrain_bench.balancing.lpt import fill_groups
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError
+from entrain_bench.config.compose import compose
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.timeline import Timeline
+from entrain_bench.run.experiment import prepare
 from entrain_bench_strategies.dflop import DflopAssigner
 from entrain_bench_strategies.dip import DipAssigner
 from entrain_bench_strategies.entrain import (
@@ -293,3 +295,16 @@ def test_a_base_still_learns_and_drafts(monkeypatch: pytest.MonkeyPatch) -> None
     plain = DeferringAssigner(ArrivalOrder())
     assert plain.observe(*nothing) is plain
     assert plain.draft() is plain
+
+
+@pytest.mark.parametrize(("workload", "least", "most"), [("synthchartnet_like", 28, 32), ("opencqa_ocr", 12, 25)])
+def test_k_eff_is_near_k_on_the_capped_trace_only(workload: str, least: int, most: int) -> None:
+    setting = prepare(compose("strategy=entrain", f"workload={workload}"))
+    found = []
+    for iteration in range(4):
+        shapes = setting.source.batch(iteration, 512, seed=0)
+        encoder_s, llm_s = setting.profile.estimates.samples(shapes, 2, 1)
+        replica = fill_groups(np.argsort(-encoder_s, kind="stable"), llm_s, np.zeros(4), False)
+        found += effective_microbatches(encoder_s[np.argsort(replica, kind="stable").reshape(4, -1)], 32).tolist()
+    # Figure 15 of arXiv:2605.27918 shows about 30 microbatches of K = 32.
+    assert least <= float(np.mean(found)) <= most

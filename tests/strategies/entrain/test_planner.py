@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
@@ -13,26 +13,32 @@ from hypothesis import strategies as st
 from entrain_bench.balancing.planning import (
     allocate_gpus,
     allocate_stages,
+    partition_layers,
+    place_chain,
     stable_samples,
 )
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import (
     backward_microbatch,
+    chain_chunks,
     chain_program,
     eager_warmup,
+    held_tokens,
     stages_behind,
 )
-from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
 from entrain_bench.base.errors import UserError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.job import PLANNING_SHARE, Degrees, Job, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench_strategies.entrain import EntrainPlanner, EntrainScheduler
+from entrain_bench_strategies.entrain import EntrainAssigner, EntrainPlanner, EntrainScheduler
 from support.builders import (
+    GIB,
     chain_layout,
     plan_with,
     profile_of,
@@ -167,7 +173,45 @@ def test_a_forced_split_is_taken_and_must_leave_the_llm_a_stage() -> None:
         plan_with(EntrainPlanner(profile_samples=4, encoder_stages=8), profile)
 
 
+def test_an_allocation_beyond_the_layers_falls_back_to_the_nearest_feasible_one() -> None:
+    # The digest: "rounded to the nearest feasible integers". 2 + 6 stages are feasible at pp = 8, 1 + 7 are not.
+    layout = plan_with(EntrainPlanner(profile_samples=4), profile_for((3000, [400]), pp=8, tp=1))
+    assert [module.pp for module in layout.modules] == [2, 6]
+
+
 # Memory
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("row", [(4000, [8000]), (1500, [16000])])
+def test_under_any_budget_the_plan_is_the_fastest_candidate_that_fits(row: tuple[int, list[int]]) -> None:
+    candidates = []
+    roomy = profile_for(row, tp=1, cp=1)
+    batch = roomy.samples.draw(roomy.job.global_batch)
+    for degrees in [d for d in roomy.job.degrees() if d.pp > 1]:
+        stages = allocate_stages(roomy, samples(row), degrees)
+        costs = [np.array(mean_layer_s(roomy, samples(row), name, degrees)) for name in ("vision", "llm")]
+        for recompute in product([False, True], repeat=2):
+            layers = [partition_layers(cost, count) for cost, count in zip(costs, stages, strict=True)]
+            layout = place_chain(roomy.job, degrees, layers, recompute, leading=True)
+            chain: list[float] = []
+            for cost, split, again in zip(costs, layers, recompute, strict=True):
+                bounds = np.cumsum((0, *split))
+                # A backward takes two forwards; recomputation adds a third.
+                chain += [cost[lo:hi].sum() * (4 / 3 if again else 1.0) for lo, hi in pairwise(bounds)]
+            seconds = sum(chain) + (layout.num_microbatches - 1) * max(chain)
+            assignment = EntrainAssigner().assign(batch, layout, roomy)
+            program = EntrainScheduler(eager="none").schedule(batch, layout, assignment, roomy)
+            need = float(Memory(MODEL).peak_bytes(program).max())
+            candidates.append((seconds, need, layout.describe()))
+    chosen = set()
+    for budget in sorted({1.001 * need / PLANNING_SHARE for _, need, _ in candidates}):
+        job = tiny_job(MODEL, request=LayoutRequest(tp=1, cp=1), budget_bytes=budget)
+        plan = plan_with(EntrainPlanner(profile_samples=4), profile_of(job, samples(row))).describe()
+        fastest = min((c for c in candidates if c[1] <= PLANNING_SHARE * budget), key=lambda c: c[0])
+        assert plan == fastest[2], f"budget {budget / GIB:.3f} GiB"
+        chosen.add(str(plan))
+    assert len(chosen) > 2
 
 
 seeds = st.integers(0, 2**32 - 1)
@@ -257,6 +301,38 @@ def test_the_chosen_warmup_fits_and_one_more_forward_does_not(
             besides = moving[lanes].max() + (chosen + 2) * given[lanes].max() + MEMORY.action_bytes(other)[1].max()
             assert MEMORY.peak_bytes(other)[lanes].max() + besides > budget * (1 - 1e-12)
         ahead = chosen - 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, st.integers(1, 3), st.integers(1, 8), st.booleans())
+def test_held_tokens_equal_a_replay_of_the_lane(seed: int, dp: int, count: int, split: bool) -> None:
+    rng = np.random.default_rng(seed)
+    shapes, assignment = random_deferral(rng, dp, count)
+    layout = chain_layout(MODEL, 1, 1, count, dp)
+    chunks = chain_chunks(MODEL, shapes, layout, assignment, split)
+    freed = backward_microbatch(MODEL, shapes, assignment, chunks)
+    for index, (module, rows) in enumerate(zip(MODEL.modules, chunks, strict=True)):
+        tokens = sum_rows(rows.offsets, module.lengths(shapes, rows.members))
+        held = held_tokens(rows, tokens, dp, count, freed[index])
+        for warmup in range(count):
+            ahead = [np.array([warmup]), np.array([warmup])]
+            program = chain_program(MODEL, shapes, layout, assignment, ahead, split)
+            assert held[warmup] == pytest.approx(most_tokens(program, index)), f"warm-up {warmup}"
+
+
+def most_tokens(program: Program, index: int) -> float:
+    """Most tokens that any lane of a one-stage module holds at once."""
+    module = program.model.modules[index]
+    most = 0.0
+    for lane in range(program.layout.num_lanes):
+        held = 0.0
+        for view in program.lane(lane):
+            if view.module != module.name or not view.members:
+                continue
+            tokens = float(module.lengths(program.shapes, np.array(view.members)).sum())
+            held += tokens if view.kind == 0 else -tokens
+            most = max(most, held)
+    return most
 
 
 # Schedules of random assignments
