@@ -53,7 +53,7 @@ BAD_INPUT = [
     ("global_batch=30", "multiple"),
     ("layout.pp=100", "the layers of model=tiny"),
     ("belief_error=1.5", "[0, 1)"),
-    ("speed.gemm=1e-300", "speed.gemm=1e-300: must be above 0: from 1e-06 to 1e+06"),
+    ("speed.gemm=1e-300", "speed.gemm=1e-300: must be a number that is 0 or from 1e-30 to 1e+30 in size"),
     ("cluster.device.kernel_launch_s=1e308", "launch_s=1e+308: must be a number that is 0 or from 1e-30 to 1e+30"),
     (f"model.modules.llm.num_heads={10**400}", "(401 characters): must be at least 1, at most 16777216"),
     (
@@ -61,7 +61,7 @@ BAD_INPUT = [
         "(401 characters): must be a number that is 0 or from 1e-30 to 1e+30",
     ),
     ("model.tokens.text_chars_per_token=1e-20", "text_chars_per_token=1e-20: must be positive, from 9.3e-10 to 10737"),
-    ("workload=uniform_mix workload.sequence_tokens=1e18", "must be at least 1, at most 1073741824"),
+    ("workload=uniform_mix workload.sequence_tokens=1e18", "must be from 1 to 1073741824"),
     ("constants=51", "constants=51: must be in 0..50"),
     (
         "recompute_granularity=selectiv",

@@ -320,8 +320,8 @@ class UnitEstimates:
     _seed: int
     _belief_error: float = 0.0
     _belief_bias: float = 0.0
-    smooth: bool = False  # whether units of about the same length err alike
-    correction: Corrector = field(default_factory=Corrector)
+    _smooth: bool = False  # whether units of about the same length err alike
+    _correction: Corrector = field(default_factory=Corrector)
     _cache: BatchCache = field(default_factory=BatchCache)
 
     def units(self, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int) -> FloatArray:
@@ -344,11 +344,11 @@ class UnitEstimates:
             ids = shapes.sample_ids[module.owners(shapes, units)]
             factor = sample_error(module.name, ids, self._seed, self._belief_error)
             factor = factor * length_bias(module.name, lengths, self._seed, self._belief_bias)
-            if self.smooth and len(factor):
+            if self._smooth and len(factor):
                 factor = smoothed_over_lengths(factor, lengths)
-            if self.correction.ratios:
+            if self._correction.ratios:
                 index = [other.name for other in self._model.modules].index(module.name)
-                factor = factor * self.correction.penalties(shape_classes(lengths, index))
+                factor = factor * self._correction.penalties(shape_classes(lengths, index))
             return factor
 
         return self.remember(shapes, ("error", module.name), made)
@@ -359,7 +359,7 @@ class UnitEstimates:
         if cache.shapes is not shapes:
             cache.shapes = shapes
             cache.values = {}
-        key = (self.smooth, *key)
+        key = (self._smooth, *key)
         if key not in cache.values:
             freeze(estimate := make())
             cache.values[key] = estimate

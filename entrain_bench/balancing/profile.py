@@ -165,13 +165,13 @@ class Profile:
 
     def smoothed(self) -> Self:
         """Return the profile whose estimates have the mean error of units of about the same length."""
-        return replace(self, estimates=replace(self.estimates, smooth=True))
+        return replace(self, estimates=replace(self.estimates, _smooth=True))
 
     def corrected(self, correction: Corrector) -> Self:
         """Return the profile whose estimates have the penalties that executed iterations have taught."""
         if not correction.active or not correction.ratios:
             return self
-        return replace(self, estimates=replace(self.estimates, correction=correction, _cache=BatchCache()))
+        return replace(self, estimates=replace(self.estimates, _correction=correction, _cache=BatchCache()))
 
 
 def create_profile(

@@ -117,5 +117,7 @@ class FrameworkOptions:
 def with_options(model: ModelSpec, framework: FrameworkOptions) -> ModelSpec:
     """The model with the head that the framework runs, what it recomputes, and what it freezes."""
     if framework.cross_entropy != UNFUSED:
-        model = model.with_head(language_head(model.llm.config, framework.cross_entropy))
+        head = language_head(model.llm.config, framework.cross_entropy)
+        now = model.llm.layers[-1]
+        model = model.with_head(head if now.learns else head.frozen(passes_gradients=now.backward_share > 0))
     return model.with_recomputation(framework.recompute_granularity).with_frozen(framework.freeze)

@@ -288,8 +288,8 @@ def _exchanged(group_of, seconds, start, rounds):  # type: ignore[no-untyped-def
                 members[source] = members[source][members[source] != moved]
                 members[target] = np.append(np.array([moved]), members[target])
                 group_of[moved] = target
-                load[source] -= seconds[sample]
-                load[target] += seconds[sample]
+                load[source] -= seconds[moved]
+                load[target] += seconds[moved]
     return group_of, load.max()
 
 

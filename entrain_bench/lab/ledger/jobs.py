@@ -81,7 +81,7 @@ def read_rows(path: Path) -> list[LedgerRow]:
     try:
         table = pd.read_csv(path, dtype=str, index_col=False, keep_default_na=False)
     except (OSError, ValueError) as error:
-        raise UserError(f"ledger={path}: must be a CSV file that can be read ({error})") from None
+        raise UserError(f"ledger={path}: must be a CSV file that can be read ({type(error).__name__})") from None
     for name in table.columns:
         if name not in COLUMNS:
             raise unknown_choice(f"{path.name}:1: column", name, COLUMNS)
