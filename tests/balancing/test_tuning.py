@@ -58,7 +58,8 @@ def requested(**values: int | None) -> Job:
     return job if size is None else job.with_microbatch_size(size)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.wide) for seed in (1, 2, 3))])
+@pytest.mark.wide
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_hardly_any_fixed_job_is_faster_than_what_is_tuned(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = profile_for(FREE, 96, seed)
     found = mean_s(STRATEGY.plan(profile), profile)

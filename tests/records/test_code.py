@@ -202,6 +202,7 @@ def test_bad_code_is_named(tmp_path: Path) -> None:
         code_version(frozenset({"nope.Mine"}))
 
 
+@pytest.mark.wide
 def test_versions_of_libraries_that_a_run_imports_are_in_its_key(
     cells: dict[str, Cell], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_metric_of_a_folder_is_a_column_of_its_runs_and_no_part_of_their_key(m
     assert run_command(["verify", f"results_dir={tmp_path / 'added'}", "--config-dir", str(mine)]) == 0
 
 
+@pytest.mark.wide
 def test_runs_without_a_new_metric_run_again_and_keep_their_timelines(mine: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     sweep = ["--multirun", "seed=0,1", "workload=coco", "iterations=1"]
@@ -87,6 +88,7 @@ def test_runs_without_a_new_metric_run_again_and_keep_their_timelines(mine: Path
     assert run_command(["verify", f"results_dir={results}", "--config-dir", str(mine)]) == 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -39,6 +39,7 @@ def kept(root: Path) -> set[tuple[str, str, int]]:
     return {(each["strategy"], each["workload"], each["seed"]) for each in labels}
 
 
+@pytest.mark.wide
 def test_a_sweep_keeps_the_timelines_of_one_job_and_those_that_its_output_reads(tmp_path: Path) -> None:
     assert len(made(tmp_path / "unread", reads=False)) == 8
     assert kept(tmp_path / "unread") == {(strategy, "chartqa", 0) for strategy in ("megatron", "entrain")}
@@ -47,6 +48,7 @@ def test_a_sweep_keeps_the_timelines_of_one_job_and_those_that_its_output_reads(
     assert kept(tmp_path / "read") == first
 
 
+@pytest.mark.wide
 def test_a_timeline_that_is_wanted_later_is_made_by_the_same_run(tmp_path: Path) -> None:
     made(tmp_path, reads=False)
     before = {record.key: record for record in Results(tmp_path).records()}

@@ -56,6 +56,7 @@ def change_record(folder: Folder) -> None:
     folder.results.write(replace(record, metrics={**record.metrics, "mfu": 0.5}), None)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "change",
     [
@@ -89,6 +90,7 @@ def test_changed_code_has_it_written_again(folder: Folder, monkeypatch: pytest.M
     assert folder.times_written() == 1
 
 
+@pytest.mark.wide
 def test_what_is_incomplete_or_of_unknown_code_is_always_written(folder: Folder) -> None:
     folder.problem = "something is missing"
     folder.file.unlink()

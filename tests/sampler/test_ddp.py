@@ -14,6 +14,8 @@ from entrain_bench.specs.shapes import SampleShapes
 from support.builders import samples
 from support.train.ranks import run_ranks
 
+pytestmark = pytest.mark.wide
+
 FOLDER = Path(__file__).parents[2] / "examples" / "ddp_sampler"
 BATCH, ITERATIONS = 8, 2
 
@@ -104,7 +106,6 @@ def test_gradients_equal_those_of_one_process(case: str, trained: list[dict[str,
         assert error(theirs, wanted) < 1e-4
 
 
-@pytest.mark.wide
 def test_a_lost_sample_is_noticed(trained: list[dict[str, list[Any]]]) -> None:
     (mine, own), (_, others) = trained[0]["lost"][0], trained[1]["lost"][0]
     assert error(mine, reference([*own, *others])) > 1e-2

@@ -291,6 +291,7 @@ def test_the_job_stays_and_everything_else_is_free() -> None:
     assert setting.words.startswith("Less of it. One rule for all claims")
 
 
+@pytest.mark.wide
 def test_every_fair_setting_of_a_claim_is_free() -> None:
     settings = [claim.settings["fair"] for claim in load_claims() if "fair" in claim.settings]
     assert len(settings) > 40

@@ -166,6 +166,7 @@ def test_a_dataset_is_its_configuration_and_files(store: Results) -> None:
     assert digests[3] == [], "it cannot be read now"
 
 
+@pytest.mark.wide
 def test_a_moved_folder_has_its_artifacts_and_links(store: Results, tmp_path: Path) -> None:
     log_records(store, contest(store), "moved")
     moved = Results(tmp_path / "elsewhere")

@@ -162,6 +162,7 @@ def test_rounds_of_sharded_weights_share_the_work_evenly() -> None:
     assert believed_s > fastest_packs(shapes, layouts[0], own.profile)[0]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("job", "fits_whole"),
     [

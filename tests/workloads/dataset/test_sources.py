@@ -188,6 +188,7 @@ def test_llava(tmp_path: Path, indent: int | None, shard_records: int, monkeypat
     ]
 
 
+@pytest.mark.wide
 @settings(deadline=None, max_examples=60)
 @given(
     rows=st.lists(st.dictionaries(st.text(max_size=5), st.recursive(st.none() | st.text() | st.integers(), st.lists))),
