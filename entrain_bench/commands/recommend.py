@@ -14,17 +14,14 @@ from entrain_bench.answers.recommend.megatron import FRAMEWORKS, flag_lines, ref
 from entrain_bench.answers.recommend.recommendation import (
     KNOBS,
     STATED,
-    Raced,
     Recommendation,
-    Refuse,
-    StrategyRace,
     answer_lines,
     no_result_lines,
-    race,
     reason_of,
     recommend,
     summary_lines,
 )
+from entrain_bench.answers.recommend.strategy_race import Raced, Refuse, StrategyRace, race
 from entrain_bench.answers.sentences import notices
 from entrain_bench.answers.tracking.log import sweep_name
 from entrain_bench.base.errors import UserError, require, unknown_choice

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from entrain_bench.answers.recommend.recommendation import ROUNDS, going_on
+from entrain_bench.answers.recommend.strategy_race import ROUNDS, going_on
 from entrain_bench.answers.statistics import LEVEL, mean_interval, not_worse, ratio_interval
 from entrain_bench.base.arrays import FloatArray
 

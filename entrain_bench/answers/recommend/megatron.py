@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from entrain_bench.answers.recommend.recommendation import Recommendation, StrategyRace
+from entrain_bench.answers.recommend.recommendation import Recommendation
+from entrain_bench.answers.recommend.strategy_race import StrategyRace
 from entrain_bench.balancing.interleaved import interleaved_program
 from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.schedules import chain_program, stages_behind

@@ -9,15 +9,8 @@ import pandas as pd
 import pytest
 
 from entrain_bench.answers.comparison import Times, Verdict
-from entrain_bench.answers.recommend.recommendation import (
-    ROUNDS,
-    assumption_effect,
-    going_on,
-    no_result_lines,
-    reason,
-    spent_lines,
-    standings,
-)
+from entrain_bench.answers.recommend.recommendation import assumption_effect, no_result_lines, reason, spent_lines
+from entrain_bench.answers.recommend.strategy_race import ROUNDS, going_on, standings
 from entrain_bench.answers.text import TIME_WORDS, load_template
 
 REFERENCE = Path(__file__).parents[3] / "results" / "reference" / "table.parquet"
