@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.recommend import recommendation as session_module
+from entrain_bench.answers.recommend import strategy_race
 from entrain_bench.answers.recommend.recommendation import NUM_DRAWS
 from entrain_bench.cli import run_command
 from entrain_bench.commands import recommend
@@ -132,7 +132,7 @@ def test_a_strategy_that_fails_at_a_fresh_seed_is_not_recommended(
             else:
                 yield from run_cells([cell], results, *rest)
 
-    monkeypatch.setattr(session_module, "run_cells", failing)
+    monkeypatch.setattr(strategy_race, "run_cells", failing)
     out, _ = said(capsys, *FREE, "strategy=megatron,entrain", "results_dir=again")
     assert out.startswith(f"Run strategy={other}: ")
     assert f"No result: {best}: at seed 11: no memory" in out
