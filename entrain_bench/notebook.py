@@ -29,7 +29,7 @@ from entrain_bench.records.tables import table_of
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.run.cells import compose_cells, is_beside, run_cells
 
-# Of a figure in a notebook.
+# Resolution of a figure in a notebook.
 DPI = 130
 
 

@@ -378,7 +378,7 @@ def _select(tree, node, depth, rng):  # type: ignore[no-untyped-def]
                 chosen_bound = bound
     left = tree.proposed[depth:]
     if num_fresh > 0 and (chosen == NONE or len(children) < np.sqrt(tree.visits[node] + 1)):
-        # What comes next in the best order is tried before all others.
+        # The next one in the best order is tried before all others.
         skipped = rng.integers(0, num_fresh) if len(children) > 0 else 0
         return depth + np.flatnonzero(~is_tried[left])[skipped]
     return depth + np.flatnonzero(left == tree.move[chosen])[0] if chosen != NONE else depth
@@ -488,7 +488,7 @@ class DipScheduler(Recomputation):
         if not self.chooses_recomputation or profile.job.request.recompute is not None:
             return self._ordered(draft, assignment, profile)
         frugal = recompute_by_chunk(self._ordered(recompute_all(draft), assignment, profile), profile)
-        # What is recomputed now may deserve another order, which may leave memory for more.
+        # Another choice of recomputation may deserve another order, which may leave memory for more.
         again = recompute_by_chunk(self._ordered(frugal, assignment, profile), profile)
         seconds = decisive(np.array([believed_s(profile, program) for program in (frugal, again)]))
         return frugal if seconds[0] <= seconds[1] else again

@@ -345,7 +345,7 @@ def cyclic_order(microbatches, forward_s, backward_s, kept_bytes, room_bytes, mo
 
 @dataclass(frozen=True, slots=True)
 class DynaPipeScheduler(Recomputation):
-    """Of the orders of classes of microbatches, and of cyclic and 1F1B schedules, the one believed fastest."""
+    """The order believed fastest, of classes of microbatches and of cyclic and 1F1B schedules."""
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program; ``IncompatibleError`` if the modules form no chain, or differ in DP."""
@@ -437,7 +437,7 @@ def _pipelines(program: Program, behind: list[IntArray], profile: Profile) -> Pi
         kept[:, :, place] = np.maximum(kept[:, :, place], 0.0)
         working[:, place] = np.maximum(working[:, place], needs * tokens.max(initial=0.0))
         if index == program.model.llm_index:
-            # Of another module's tensors a microbatch that is held keeps its own.
+            # A microbatch that is held keeps its own tensors of another module.
             kept[:, :, place] += given[lanes][:, None]
     return Pipelines(forward, backward, kept, room - working)
 

@@ -40,7 +40,7 @@ CAP_STEP = 0.05
 MAX_CAP = 8.0
 # Share of a cap at which a group is full; the public code has 3968 of 4096 tokens.
 THRESHOLD = 0.97
-# Of the shuffles.
+# Seed of the shuffles.
 SEED = 0
 # Cuts that a candidate moves at once: all subsets would be exponentially many.
 MOVED_CUTS = 2

@@ -1,4 +1,4 @@
-"""What training stacks switch on: samples dealt out by patches, grouped by length, or packed up to a token budget.
+"""Options of training stacks: samples dealt out by patches, grouped by length, or packed up to a token budget.
 
 - NVIDIA-NeMo/Megatron-Bridge, pull request 4608: DistTrain's first reordering, a microbatch step at a time.
 - ``group_by_length`` of transformers (``get_length_grouped_indices``), so that a microbatch holds samples alike, and
@@ -66,7 +66,7 @@ class PatchBalance:
         return Assignment(tuple(modules))
 
 
-# Of transformers: mega-batches of so many batches of a device.
+# transformers' mega-batches have so many batches of a device.
 MEGA_BATCHES = 50
 
 

@@ -16,7 +16,7 @@ from entrain_bench.base.errors import UserError, require
 GIB = 2**30
 # The budget in GiB, for data that is trusted to be as large as it is.
 VARIABLE = "ENTRAIN_BENCH_MEMORY_GIB"
-# What an item takes while shapes are made.
+# Bytes of an item while shapes are made.
 _ITEM_BYTES = 128
 # Allocators reserve memory ahead of what is asked of them.
 _RESERVED_BYTES = GIB

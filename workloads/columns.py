@@ -87,7 +87,7 @@ def num_taken(take: Take, total: int) -> int:
     return min(total, int(match[1]) if match[1] else max(1, round(float(match[2]) / 100 * total)))
 
 
-# What a value takes while it is read; then a row, what names it, and an entry of a list, up to the shapes of samples.
+# Bytes of a value while it is read; then of a row, of its name, and of an entry of a list, up to the shapes of samples.
 _VALUE_BYTES = 24
 _ROW_BYTES = 128
 _NAME_BYTES = 200

@@ -180,7 +180,7 @@ _CORRELATION = Allowed(lambda value: _is_number(value) and -1 <= value <= 1, "a 
 
 # Eigenvalues above this count as zero: rounding of a singular matrix (a correlation of 1).
 _EIGENVALUE_TOLERANCE = 1e-9
-# What a matrix may differ from the square of its root.
+# Largest difference of a matrix from the square of its root.
 _ROOT_TOLERANCE = 1e-6
 
 

@@ -108,7 +108,7 @@ def _unpadded(
     across = np.where(wide, across, by_height)
     times = np.maximum(1, np.sqrt(across * down / ((most_tiles or np.inf) * side**2)))
     shrunk = times > SLACK
-    # As published: a quotient that is whole but for its last digit goes down.
+    # Published code: a quotient that is whole but for its last digit goes down.
     down = np.where(shrunk, down // times, down).astype(np.int64)
     across = np.where(shrunk, across // times, across).astype(np.int64)
     return down, across
@@ -260,7 +260,7 @@ def _every_second(kept: IntArray, side: int) -> IntArray:
     return np.asarray(whole * (-(-side // 2)) + (rest + 1) // 2)
 
 
-# What each kind of rule does; each function takes rules of its kind.
+# Function of each kind of rule, which takes rules of its kind.
 _METHODS: Mapping[type, Callable[[Any, _Images], _Cut]] = {
     FixedSize: lambda rules, _: (1, rules.encoder_tokens, rules.llm_tokens),
     AnyResolution: _any_resolution,

@@ -69,7 +69,7 @@ class CorrectedAssigner:
         believed_s = profile.programs.with_weights_s(program, believed_s)
         passes = slice(int(program.first_action[-1]))
         seconds = timeline.end_s - timeline.start_s
-        # What passes take besides their units is believed; on a machine that is slower throughout, so is that.
+        # The rest of a pass, besides its units, is believed; a machine that is slower throughout is slower there, too.
         seconds = seconds - (believed_s - units_s) * (seconds[passes].sum() / believed_s[passes].sum())
         for index, (module, placed) in enumerate(zip(modules, program.layout.modules, strict=True)):
             chunks = program.chunks[index]
@@ -98,6 +98,6 @@ def observed(program: Program, index: int, believed_s: FloatArray, seconds: Floa
 
 
 def _both_s(program: Program, index: int, seconds: FloatArray) -> FloatArray:
-    """Of seconds of actions those of forward and backward of a module's chunks, means over stages ``[chunks]``."""
+    """Seconds of forward and backward of a module's chunks, means over stages ``[chunks]``."""
     both = seconds[program.forward_actions(index)] + seconds[program.backward_actions(index)]
     return np.asarray(both.mean(axis=1))

@@ -314,7 +314,7 @@ def _choose(lane, actions, wish, state):  # type: ignore[no-untyped-def]
                     else:
                         backward = action
                     break
-                # Of those that come together a backward, which frees memory.
+                # A backward, which frees memory, goes before others that come together with it.
                 first = coming < 0 or wish.last_of_equals or actions.is_backward[coming] == FORWARD
                 equal = kind == BACKWARD and state.ready_s[action] == coming_s and first
                 if state.ready_s[action] < coming_s or equal:

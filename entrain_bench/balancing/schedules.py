@@ -281,7 +281,7 @@ def eager_warmup(
     given, moving = memory.handed_bytes(program)
     room = job.planning_budget_bytes - memory.lane_state_bytes(layout) - moving
     num_microbatches = 1 + max(int(last.max(initial=0)) for last in freed)
-    # Of another module's tensors a microbatch that is held keeps its own.
+    # A microbatch that is held keeps its own tensors of another module.
     need = given[:, None] * (1.0 + np.arange(num_microbatches))
     modules = zip(job.model.modules, layout.modules, layout.blocks, program.chunks, freed, strict=True)
     for module, placed, blocks, rows, last in modules:

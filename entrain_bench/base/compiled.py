@@ -14,7 +14,7 @@ from numba import config
 
 
 def njit[**P, Result](**options: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
-    """As ``numba.njit(cache=True)``, with a cache for each version of all loops: a loop holds what it calls."""
+    """Compile like ``numba.njit(cache=True)``, with a cache for each version of all loops: a loop holds its callees."""
 
     def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
         outer = config.CACHE_DIR  # type: ignore[attr-defined]
@@ -29,7 +29,7 @@ def njit[**P, Result](**options: Any) -> Callable[[Callable[P, Result]], Callabl
 
 
 # A step of a compiled loop. LLVM puts it back into the loop, for a call would copy its arguments, seven words an array.
-# It counts no references, for the loop holds every array; else each turn would count all arrays of its named tuples up
+# References are not counted, for the loop holds every array; else each turn would count all arrays of its tuples up
 # and down (five times as slow, numba 0.68, x86-64, 2026-11). So a step must not make arrays, lists or heaps.
 inlined = njit(forceinline=True, _nrt=False)
 

@@ -11,7 +11,7 @@ MAX_SHOWN = 60
 TRACEBACK_VARIABLE = "ENTRAIN_BENCH_TRACEBACK"
 OWN_PACKAGES = frozenset({"entrain_bench", "entrain_bench_strategies", "entrain_bench_workloads"})
 BASE_FOLDER = sysconfig.get_paths()["stdlib"]
-# What a disk or a folder says that takes no files.
+# Errors of a disk or a folder that takes no files.
 UNWRITABLE = frozenset({errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPERM, errno.EROFS})
 
 

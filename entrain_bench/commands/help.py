@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 INDENT = "  "
 KEYS = "keys"
-# What is overridden, where that is not the group alone.
+# Override of a group, where it is not the group alone.
 PLACES = {group: f"{group}@model.modules.llm" for group in ("model/module", "model/module/family")}
 TITLE = "entrain-bench: find the fastest load-balancing strategy for a multimodal LLM training job"
 # Values of a key that are no choices of its group.

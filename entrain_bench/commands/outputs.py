@@ -32,7 +32,7 @@ OF_THEIR_OWN = ("tables", "posterior", "recommendation", "calibration")
 # Made only when named: training on ranks of this machine takes longer and cannot run everywhere; the quick figure is
 # a part of the whole one.
 ON_REQUEST = frozenset({"measured_gantt", "quick", *OF_THEIR_OWN})
-# Of the override that chooses a figure's sweep.
+# Prefix of the override that chooses a figure's sweep.
 FIGURE = "figure="
 DOCUMENTS = {
     "calibration": "Predicted and published iteration times; calibration.md.",

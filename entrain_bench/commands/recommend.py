@@ -109,7 +109,7 @@ def main(request: Request[Keys]) -> int:
         heading, *lines = _no_result(runner, raced)
         _print(lines)
         say(f"entrain-bench: {heading}")
-    # It draws pictures: what that imports would take seconds before the first run.
+    # These import what draws pictures, which would take seconds before the first run.
     from entrain_bench.commands.publish import log_to_mlflow, write_tables
 
     write_tables(results)
@@ -143,7 +143,7 @@ class Asked:
 
     # The first strategy's run.
     config: RunConfig
-    # Of the job; keys that the tuner chooses are null unless given.
+    # Keys of the job; those that the tuner chooses are null unless given.
     overrides: Sequence[str]
     # Overrides of every strategy, in the order in which they start.
     variants: Mapping[str, Sequence[str]]

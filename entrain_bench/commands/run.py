@@ -113,7 +113,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
         if watch.run or isinstance(error, UnwritableError):
             # Nobody waits for MLflow at the end, and a full disk has no room for it: the next time makes up for it.
             mlflow = first.mlflow and not isinstance(error, KeyboardInterrupt | UnwritableError)
-            # As they are now, for a thread may still add to them.
+            # A copy, for a thread may still add to them.
             publish(results, {**keys}, name, mlflow, first.mlflow_uri, [" ".join(rest) for rest in [*waiting]])
         raise
     composer.save()

@@ -69,7 +69,7 @@ def _model_lines(output: Path, run: Sequence[str], config_dir: str | None, rows:
         shapes = setting.source.batch(0, int(str(listed["listed"])), seed=0)
         lines = [*_summary_lines(setting.profile, shapes)]
     except UserError as error:
-        # Of another model it may say something; the trace is none the worse for it.
+        # This model cannot take the trace; others may, so the page goes on.
         yield f"Nothing on {name}: {error}"
         return
     cut = f" ({listed['truncated']} samples truncated to its context)" if listed.get("truncated") else ""

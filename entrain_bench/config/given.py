@@ -25,7 +25,7 @@ NAMED = re.compile(r"(?P<device>[a-z]+\d+)x(?P<count>\d+)")
 NODE = "x8"
 
 PLAN = "plan"
-# What a layout was planned for: another value would leave the layout as it is.
+# Keys that a layout was planned for: another value would leave the layout as it is.
 OF_THE_PLAN = ("strategy", "layout", "global_batch", "microbatch_size")
 # Names of choices, and the keys that a plan may set: those of a run that decide its result, and keys inside of choices.
 NAME = re.compile(r"\w[\w.+-]*")

@@ -119,7 +119,7 @@ def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
 
 def _values[K](verb: str, keys: type[K], texts: Sequence[str]) -> K:
     node = OmegaConf.structured(keys)
-    # Of a frozen dataclass it would take no value.
+    # A frozen dataclass would take no value.
     OmegaConf.set_readonly(node, False)
     given: set[str] = set()
     for text in texts:

@@ -88,7 +88,7 @@ def _imported(path: Path) -> ModuleType:
         return importlib.import_module(f"{package.__name__}.{path.stem}")
     name = f"{package.__name__}._theirs_{path.stem}"
     module = import_file(path, name)
-    # What it defines can be pickled only if it is found there.
+    # Pickle looks there for what the module defines.
     sys.modules[name] = module
     for member in ("EXPERIMENT", "RUNS", "load", "draw"):
         if not hasattr(module, member):
@@ -130,7 +130,7 @@ def _yaml(experiment: str, config_dir: str | None) -> dict[str, Any]:
     return values
 
 
-# What a figure shows several of, whichever: the user's may take their place.
+# Groups of which a figure shows several choices; the user's may replace them.
 REPLACED = ("workload", "model")
 # Keys of Hydra, and sweeps of other figures.
 NOT_OF_A_RUN = ("figure", "hydra")

@@ -18,7 +18,7 @@ from entrain_bench.records.records import Results
 EXPERIMENT = "warmup"
 RUNS = True
 GIB = 2**30
-# What stands on the axis for no limit but memory.
+# Tick of the axis for no limit but memory.
 UNLIMITED = "any"
 PANELS = {"relative": "Iteration time, relative", "peak_memory_gib": "Peak memory (GiB)"}
 KEYS = ["workload", "model", "strategy", "max_extra_forwards"]

@@ -60,7 +60,7 @@ CORRECTNESS = (
     "microbatch_size=2",
     "iterations=3",
 )
-# What trains on any number of ranks, one included.
+# A strategy that trains on any number of ranks, one included.
 REFERENCE = "hetero_colocated"
 # Largest relative difference of a loss from that of one device. Over gloo (2026-11) the largest was 6e-8 in float32 (19
 # strategies, two ranks) and 2.6e-5 in bfloat16 (seven strategies, two and four ranks); GPU kernels add in other orders.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from entrain_bench.figures._style import Picture
 
-# What a command that is told to end may take to end its ranks and tidy up.
+# Time for a command that is told to end: it ends its ranks and tidies up.
 END_S = 15.0
 # Packages that decide what training does and how fast it is, in addition to those that decide simulated results.
 PACKAGES = ("transformer-engine", "transformer-engine-torch", "flash-attn", "apex", "triton")
@@ -181,7 +181,7 @@ def write_outputs(
 
     ``setting`` and ``seeds`` are stated in the JSON.
     """
-    # Of those who measure only some draw.
+    # Imported here, for most measurements draw nothing.
     from entrain_bench.figures._runner import described, render
 
     write_atomically(results / f"{name}.csv", rows.to_csv(index=False).encode())

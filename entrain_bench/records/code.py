@@ -31,7 +31,7 @@ from entrain_bench.base.store import Store
 
 # Libraries that a record names: their arithmetic, solvers, random numbers, compilers or parsers decide results.
 LIBRARIES = ("numba", "llvmlite", "numpy", "ortools", "pandas", "pyarrow", "scipy", "torch", "megatron-core")
-# What modules belong to, where it is not called as they are; a compiler decides with what it compiles by.
+# Distributions of modules, where names differ or one decides with what another compiles by.
 DISTRIBUTIONS = {
     "PIL": ("pillow",),
     "matplotlib": ("matplotlib", "pillow"),
@@ -129,7 +129,7 @@ def hash_of(sources: Mapping[str, Source]) -> str:
 def import_closure(
     modules: Iterable[str], roots: Mapping[str, Path], counts: Callable[[str], bool] = lambda _: True
 ) -> dict[str, Source]:
-    """As ``sources_of``, from the top-level modules in ``roots``: a package's folder, or a file, by name."""
+    """``sources_of`` for the top-level modules in ``roots``: a package's folder, or a file, by name."""
     sources: dict[str, Source] = {}
     waiting = sorted(modules)
     while waiting:

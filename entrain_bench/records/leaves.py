@@ -67,7 +67,7 @@ def _changes(group: str, text: str) -> tuple[str, ...]:
     if name not in choices(group):
         return ()
     changed = flatten(values)
-    # As JSON would give it back.
+    # The form that JSON gives back.
     chosen = flatten(json.loads(json.dumps(getattr(compose(f"{group}={name}"), group))))
     return tuple(
         f"{group}.{path}={json.dumps(changed[path]) if path in changed else 'absent'}"

@@ -135,7 +135,7 @@ def _occupied_s(timeline: Timeline, remade: FloatArray) -> FloatArray:
     begin_s = float(start_s.min())
     last_s = float(end_s.max())
     before_s = np.where(np.diff(mine, prepend=-1) == 0, np.append(begin_s, end_s[:-1]), begin_s)
-    # What a first pass waits for its weights before any other has begun is of the step.
+    # A first pass's wait for its weights, before any other has begun, counts as part of the step.
     waited_s = np.minimum(timeline.transfer_wait_s[own], np.maximum(start_s - before_s, 0.0))
     busy_s = end_s - start_s
     inside_s = np.clip(timeline.comm_s[own], 0.0, busy_s)

@@ -152,7 +152,7 @@ def uninterrupted() -> Iterator[None]:
 def _on_ray[Task, Result](
     function: Callable[[Task], Result], tasks: Iterable[Task], processes: int, cluster: RayCluster
 ) -> Iterator[tuple[Task, Result]]:
-    # It reads its environment when it is imported.
+    # Ray reads its environment when it is imported.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray

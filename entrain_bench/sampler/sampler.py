@@ -107,7 +107,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         num_samples = len(self._plan.shapes)
         self.num_iterations = num_samples // global_batch
         require(self.num_iterations >= 1, "global_batch", global_batch, f"at most {num_samples}, the number of samples")
-        # What a state must have in common with the sampler that takes it: they decide which samples an iteration has.
+        # Values that a loaded state must share with the sampler: they decide which samples an iteration has.
         self._stream: dict[str, Any] = {
             "samples": fingerprint(self._plan.shapes),
             "seed": seed,

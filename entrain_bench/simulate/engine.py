@@ -58,7 +58,7 @@ def place_actions(
         offsets = np.concatenate(([0], np.cumsum(columns.lane_actions < program.num_actions)))
         position = offsets[first + position] - offsets[first]
         start, end, wait = (times[: program.num_actions] for times in (start, end, wait))
-        # What lanes waited for transfers before they met counts for what they began together.
+        # The wait of lanes for transfers before they met counts for the action that they began together.
         wait += np.where(groups >= 0, met[groups], 0.0)
     if np.any(position < np.diff(program.lane_offsets)):
         raise DeadlockError(describe_deadlock(program, transfers, position, ~np.isnan(end), groups))
@@ -76,7 +76,7 @@ class Columns(NamedTuple):
     # Actions that each action depends on, CSR; a transfer on the sources of all that it carries.
     dep_offsets: IntArray
     dep_actions: IntArray
-    # What the data of each dependency arrive with, the action it names or a transfer ``[dependencies]``.
+    # Action or transfer with which the data of each dependency arrive ``[dependencies]``.
     carriers: IntArray
     duration_s: FloatArray  # of an action; how long a transfer occupies its links ``[actions]``
     hold_s: FloatArray  # how long its lanes are held after it ``[actions]``
@@ -226,7 +226,7 @@ def _run_lane(lane, columns, lanes, actions):  # type: ignore[no-untyped-def]
     beyond = columns.lane_offsets[lane + 1]
     for row in range(first + lanes.position[lane], beyond):
         action = columns.lane_actions[row]
-        # It has an end if another lane has run it for both.
+        # An action that another lane has run for both has an end.
         if np.isnan(actions.end_s[action]):
             missing = _missing(lane, action, columns, lanes, actions)
             if missing >= 0:
@@ -327,7 +327,7 @@ def describe_deadlock(
         peers = np.zeros(0, np.int64)
         if together is not None and together[action] >= 0:
             peers = np.flatnonzero(together == together[action])
-        # What it lacks, or begins together with and has another before it, or else its own lanes that have not come.
+        # An input that it lacks, a peer that another action precedes, or else its own lanes that have not come.
         needed = next((int(one) for one in (*missing, *peers) if one not in heads or missing.size), action)
         holders = lane_of_entry[program.lane_actions == needed].tolist()
         if needed == action:

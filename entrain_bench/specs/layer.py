@@ -47,7 +47,7 @@ class Attention:
         return 4.0 * self.query_width * queries * (self.context_tokens or span) * (0.5 if self.causal else 1.0)
 
 
-# What a layer keeps for its backward.
+# Fields of the bytes that a layer keeps for its backward.
 KEPT_BYTES = [f"{what}_bytes_per_token" for what in ("activation", "input", "replicated", "whole", "fp32")]
 
 
@@ -71,7 +71,7 @@ class Layer:
     activation_bytes_per_token: float = 0.0  # what forward keeps for backward
     input_bytes_per_token: float = 0.0  # the layer's input, kept when activations are recomputed
     tensor_parallel: bool = True  # false: the ranks of a group hold all of it, and share out its sequences
-    # Of elementwise and of kept bytes, hidden states, which tensor parallelism divides only with sequence parallelism.
+    # Hidden states among elementwise and kept bytes; only sequence parallelism divides them.
     replicated_elementwise_bytes_per_token: float = 0.0
     replicated_bytes_per_token: float = 0.0
     whole_bytes_per_token: float = 0.0  # of the kept bytes, what every rank of a group holds
@@ -109,7 +109,7 @@ class Layer:
         return replace(self, remade=None, learns=False, backward_share=0.0, **nothing)
 
     def unneeded_flops(self, lengths: IntArray) -> FloatArray:
-        """Of three times the FLOPs of a forward, those that a frozen layer has no need of, per sequence."""
+        """FLOPs per sequence that a frozen layer does not need, of three times those of a forward."""
         if self.backward_share > 0:
             return 2.0 * (1.0 - self.backward_share) * replace(self, attention=None).forward_flops(lengths)
         return 2.0 * self.forward_flops(lengths)
@@ -147,7 +147,7 @@ class Layer:
         return total * element_bytes
 
     def recomputed_bytes(self, tp: int, sequence_parallel: bool, element_bytes: int = BF16_BYTES) -> float:
-        """Of the kept bytes, those that recomputation brings back, on a rank of ``tp``, without context parallelism."""
+        """Kept bytes that recomputation brings back, on a rank of ``tp``, without context parallelism."""
         if not self.recomputed:
             return 0.0
         return (self.remade or self).kept_bytes(tp, sequence_parallel, element_bytes)

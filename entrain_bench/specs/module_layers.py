@@ -213,7 +213,7 @@ def _encoder_embedding(config: ModuleConfig) -> Layer:
         num_scatters=1,
         hidden_size=config.hidden_size,
         parameters=sum(gemm.k * gemm.n + (gemm.n if convolutions else 0) for gemm in gemms),
-        # What products multiply, the features on every rank, and what GELU was given.
+        # Inputs of products, the features on every rank, and GELU's input.
         activation_bytes_per_token=sum(inputs) + (sum(outputs) if convolutions else 0),
         input_bytes_per_token=inputs[0],
         whole_bytes_per_token=inputs[0] + (outputs[-1] if convolutions else 0),

@@ -51,14 +51,14 @@ def device_name(device: torch.device) -> str:
 
 
 def dtype_on(device: torch.device, name: str = "auto") -> torch.dtype:
-    """Of parameters and activations: by torch's name, or ``auto``, bfloat16 on a GPU and float32 on a CPU."""
+    """Type of parameters and activations: by torch's name, or ``auto``, bfloat16 on a GPU and float32 on a CPU."""
     auto = "bfloat16" if device.type == "cuda" else "float32"
     dtype: torch.dtype = getattr(torch, auto if name == "auto" else name)
     return dtype
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As settings have it."""
+    """The type's name in settings."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -275,7 +275,7 @@ def write_failure(work: Path, rank: int, error: Exception) -> None:
 
 def first_cause(work: Path, exit_codes: Mapping[int, int], nccl_timeout_s: float | None) -> Exception:
     """Return the failure that came first; ``exit_codes`` are those of ranks that died, negative for a signal."""
-    # Of this run's own ranks, in a folder that no one else may write.
+    # A file of this run's own ranks, in a folder that no one else may write.
     failures = {
         int(path.name.removeprefix("failure")): pickle.loads(path.read_bytes())  # noqa: S301
         for path in work.glob("failure*")

@@ -21,7 +21,7 @@ DTYPES = ("auto", "float32", "bfloat16")  # by torch's names
 DECAYS = ("constant", "linear", "cosine")
 NON_FINITE = ("stop", "skip")
 PREPROCESSING = ("inline", "thread", "processes")
-# What samples hold: numbers made up of the seed, or what the workload's files hold.
+# Content of samples: numbers made up of the seed, or the workload's files.
 MADE_UP, FILES = DATA = ("made_up", "files")
 # Work queues from host to device, and as many as CUDA has.
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"

@@ -300,7 +300,7 @@ WIDE, NARROW, SHARED = ORDERS = (-1, 1, 0)
 def fastest_packs(
     shapes: SampleShapes, layout: Layout, profile: Profile, compare: bool = True
 ) -> tuple[float, Assignment]:
-    """Of several deals, sizes of packs and orders those whose program ends first, and when; infinite if none fits."""
+    """The deal, sizes and order of packs whose program ends first, and when; infinite if none fits."""
     if layout.modules[0].sharded:
         return fastest_rounds(shapes, layout, profile)
     work = estimate_work(shapes, layout, profile)

@@ -238,7 +238,7 @@ def solve(cost: FloatArray, num_buckets: int, start: IntArray, work: float) -> t
     # Presolve would not tighten the program, nor its linear relaxation say more than the trivial bound.
     solver.parameters.cp_model_presolve = False
     solver.parameters.linearization_level = 0
-    # It would leave the process without Python's handler: Ctrl-C could not clean up any more.
+    # CP-SAT's own handler would replace Python's: Ctrl-C could not clean up any more.
     solver.parameters.catch_sigint_signal = False
     best = start.copy()
     if solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE):

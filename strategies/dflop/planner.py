@@ -42,7 +42,7 @@ from .assigner import DataShapes, data_shapes, encoder_cost, llm_cost
 
 # A plan may be this much slower than the accepted one if it has fewer microbatches.
 SLACK = 1.1
-# What a rank is believed to need is multiplied by this and compared with all of a device's memory.
+# Factor of a rank's believed need, which is compared with all of a device's memory.
 BUFFER = 1.25
 # Estimates evaluated at once, to bound memory.
 BLOCK = 1 << 21
@@ -274,7 +274,7 @@ class DflopPlanner(TrialOptions):
         llm_act = activation_bytes(llm, shapes.most_sequence_tokens, llm_tp * llm_pp)[int(again[1])]
         encoder_need = estimates.encoder_state[:, 0] + (encoder_pp + llm_pp) * encoder_act
         llm_need = estimates.llm_state[:, 0] + llm_pp * llm_act
-        # Of so many layers the largest stage holds more than the mean one.
+        # The largest stage holds more layers than the mean one.
         most_layers = max((len(module.layers) for module in encoders), default=1)
         encoder_need *= -(-most_layers // encoder_pp) * encoder_pp / most_layers
         llm_need *= -(-len(llm.layers) // llm_pp) * llm_pp / len(llm.layers)

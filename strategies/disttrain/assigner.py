@@ -189,7 +189,7 @@ class DistTrainAssigner:
         fan, rest = divmod(layout.modules[0].dp, dp)
         if self.intra == "none" or rest or size % fan:
             fan = 1
-        # What varies: the work of encoders and generators. LLM sequences are packed to one length.
+        # The varying part: the work of encoders and generators. LLM sequences are packed to one length.
         varying = np.delete(seconds, model.llm_index, axis=1).sum(axis=1)
         group = self.groups(varying, dp * fan, dp * size)
         replica = group // fan

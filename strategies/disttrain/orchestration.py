@@ -19,7 +19,7 @@ from entrain_bench.base.arithmetic import DECISIVE_BITS, decisive
 from entrain_bench.base.arrays import BoolArray, FloatArray
 from entrain_bench.base.compiled import njit
 
-# Of an interval, until no number lies between its ends.
+# Halvings of an interval, until no number lies between its ends.
 HALVINGS = 100
 # The encoder's, the backbone and the generator's.
 MOST_GROUPS = 3

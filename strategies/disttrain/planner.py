@@ -39,7 +39,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 from .orchestration import GroupLoads, Point, best_integers, iteration_s, solve, undominated
 
-# What is worked out once for all sub-problems.
+# Values that are computed once for all sub-problems.
 LOOKED_UP = ("layer_s", "splits", "stage_s", "dps", "options", "state_bytes", "needed_gpus")
 # Draws until the profiled samples exercise every module; a lone sample may have no items.
 MAX_DRAWS = 64

@@ -44,18 +44,18 @@ from .source import (
 
 # Rows of a shard; a row group is never cut.
 _SHARD_ROWS = 4096
-# Of Parquet: rows of a batch, and their bytes by the average row of a row group.
+# Parquet: rows of a batch, and their bytes by the average row of a row group.
 _BATCH_ROWS = 32
 _BATCH_BYTES = 4 * 2**20
 _BUFFER_BYTES = 2**20
 # Bytes that an entry of a list takes at least as an object of Python: a pointer and a short text.
 _ENTRY_BYTES = 64
-# Of JSON: bytes that are read at a time, and the longest record: a byte takes up to 32 bytes as Python objects.
+# JSON: bytes that are read at a time, and the longest record: a byte takes up to 32 bytes as Python objects.
 _READ_BYTES = 2**20
 MAX_RECORD_BYTES = BUDGET.num_bytes // 32
 _BOM = b"\xef\xbb\xbf"
 _GAP = re.compile("(?:\xef\xbb\xbf)?[\\s,[]*")
-# What a tar file says of itself, and bytes that a member takes in memory in addition to its content.
+# Members about the archive itself, and bytes that a member takes in memory in addition to its content.
 _META = re.compile(r"__[^/]*__(?:$|/)")
 _MEMBER_BYTES = 2**10
 
@@ -422,6 +422,6 @@ class HubSource(Source):
         try:
             opened = datasets.load_dataset(path, self.config, split=self.split, revision=self.revision, streaming=True)
             return opened.decode(False) if opened.features else opened
-        # What the network, the hub and a dataset's own files raise has no common base.
+        # Errors of the network, the hub and a dataset's own files have no common base.
         except Exception as error:
             raise UserError(f"source.path={self.path}: cannot be opened ({one_line(error)})") from error

@@ -39,7 +39,7 @@ FRAME_PIXEL_BYTES = 60
 # FFmpeg tries no containers but these, because some are lists of other files; starts of the files.
 _HEAD_BYTES = 16
 _MP4 = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
-# What may be read to find the streams of a video.
+# Bytes that may be read to find the streams of a video.
 _VIDEO_OPTIONS = {"probesize": str(2**20), "analyzeduration": "0"}
 # Data often round the length that they state for a sound.
 STATED_WITHIN_S = 0.1

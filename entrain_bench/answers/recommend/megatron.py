@@ -34,7 +34,7 @@ FRAMEWORKS = ("megatron",)
 INDENT = "  "
 # The key of a strategy's YAML with the overrides under which it may run; without the key it may not.
 KEY = "within_megatron"
-# What its multimodal code does with encoders.
+# Encoders as Megatron-LM's multimodal code runs them.
 OVERRIDES = ("encoder_sp=false", "encoder_cp=false")
 
 

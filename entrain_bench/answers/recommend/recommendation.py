@@ -65,7 +65,7 @@ FROZEN = "frozen"
 # Posterior draws of the hardware constants that the fastest and its rivals run under, each at a fresh seed.
 NUM_DRAWS = 6
 CHOSEN = ("model", "workload", "cluster")
-# What a plan's file states by itself; that a planner's options led to the layout, no one who takes it has to know.
+# Keys that a plan's file states by itself; the planner's options that led to the layout are left out.
 STATED = (*CHOSEN, "global_batch", "microbatch_size")
 OF_THE_PLANNER = ("strategy/planner", "strategy.planner", "layout.")
 # Seconds of an iteration by strategy and class, the fastest strategy first.

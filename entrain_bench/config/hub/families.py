@@ -76,7 +76,7 @@ def model_values(config: Fields, processor: Fields) -> dict[str, Any]:
         parts = Parts({}, config, kind, {})
     else:
         raise unknown_choice("model_type", kind, sorted({*VISION_FAMILIES, *FAMILIES, *DECODERS}))
-    # As the language model's own part says; otherwise the whole configuration, otherwise the defaults of either.
+    # The language model's own part decides; otherwise the whole configuration, otherwise the defaults of either.
     said = [part for part in (parts.llm, config) if part.values.get("tie_word_embeddings") is not None]
     said += [part for part in (config, parts.llm) if part.defaults.get("tie_word_embeddings") is not None]
     tied = bool(said) and said[0].flag("tie_word_embeddings")

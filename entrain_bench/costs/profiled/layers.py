@@ -201,7 +201,7 @@ def _curves(group: _Group) -> LayerCurves:
     )
 
 
-# Of a column's square: what columns that only repeat others are told apart by.
+# Share of a column's square that tells apart columns that only repeat others.
 RIDGE = 1e-9
 # Slope, relative to the seconds, below which a factor stays 0.
 LEAST_SLOPE = 1e-9

@@ -48,9 +48,9 @@ NEEDED = (
     *("microbatch_size", "global_batch", "recompute", "zero_stage"),
 )
 FLOAT8 = ("fp8", "mxfp8", "nvfp4", "float8", "int4", "int8")
-# What `zero_stage` says after its number: the ranks that share out optimizer states.
+# Ranks that share out optimizer states, stated in `zero_stage` after its number.
 GROUP = re.compile(r"over (\d+)")
-# What `recompute` says of some layers: how many, of all or of each stage.
+# Number of layers in `recompute`, of all or of each stage.
 SOME_LAYERS = re.compile(r"full on (\d+)( \* pp)? layers")
 # Kernels of what is neither a product nor attention.
 FUSED, EAGER = ("fused", "eager")

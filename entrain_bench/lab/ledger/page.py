@@ -43,7 +43,7 @@ COLUMNS = (
 OF_ERRORS = ("timed", "median ratio", "median error", "within 10%", "width")
 # Columns that runs have in common, by name.
 GROUPS = {"TP": "tp", "sequence": "seq_len", "attention": "attention_kernel", "recomputation": "recompute"}
-# What runs of one job share, and what those of one set of kernels share besides; layouts of such runs are compared.
+# Columns that runs of one job share, and those that one set of kernels adds; layouts of such runs are compared.
 JOB = ("source", "model", "seq_len", "gpus", "global_batch", "gpu_type")
 KERNELS = ("attention_kernel", "rmsnorm_kernel", "sequence_parallel", "zero_stage", "software")
 
@@ -100,7 +100,7 @@ def _errors(group: pd.DataFrame) -> dict[str, str]:
 
 
 def _fits(group: pd.DataFrame) -> str:
-    """Of the runs whose fit is decided, how many are predicted right; how many depend on what rows leave open."""
+    """How many fits are predicted right, of those that are decided; how many depend on what rows leave open."""
     predicted = group[group["outcome"].isin([OK, OOM]) & (group["predicted_outcome"] != "")]
     is_open = predicted["predicted_outcome"] == OPEN
     decided = predicted[~is_open]

@@ -135,7 +135,7 @@ def eager_block(block: Layer, job: LedgerJob) -> Layer:
 
 
 def make_cluster(cluster: ClusterSpec, gpus: int, bandwidth: dict[str, float]) -> ClusterSpec:
-    """As many GPUs in nodes of a cluster, with other bytes per second of the tiers in ``bandwidth``.
+    """The cluster with so many GPUs, and with the bytes per second of the tiers in ``bandwidth``.
 
     Fewer GPUs than a node has are one node, and tiers that join no more than the tier before are left out.
     """

@@ -19,7 +19,7 @@ from entrain_bench.specs.parse import Count, OneOf, at_least
 from entrain_bench.train.settings import DEVICES, quiet, refuse_generators
 
 DTYPES = ("float32", "bfloat16")  # by torch's names
-# What a pass or an optimizer step depends on; equal ones take the same time.
+# Values that decide the time of a pass or an optimizer step; equal ones take the same time.
 type Key = tuple[object, ...]
 
 

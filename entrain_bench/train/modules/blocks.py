@@ -139,7 +139,7 @@ def packed_attention(
     """
     output: Any
     if kernel is AttentionKernel.CPU:
-        # As a GPU's kernels, it keeps no copies in batches of a length.
+        # Like a GPU's kernels, it keeps no copies in batches of a length.
         output = _recomputed(_by_length, query, key, value, segments, causal)
     elif kernel is AttentionKernel.SDPA:
         output = _by_length(query, key, value, segments, causal)
@@ -265,7 +265,7 @@ class Norm(torch.nn.Module):
             return layer_norm(hidden, self.weight.shape, self.weight, self.bias, self.eps)
         if hidden.device.type != "cpu":
             return rms_norm(hidden, self.weight.shape, self.weight, self.eps)
-        # What torch runs on a CPU keeps the normalised rows as well.
+        # torch's kernel for CPUs keeps the normalised rows as well.
         return _recomputed(rms_norm, hidden, self.weight.shape, self.weight, self.eps)  # type: ignore[no-any-return]
 
 

@@ -91,7 +91,7 @@ class Share:
         return torch.cat([taken, taken.new_full((missing, *taken.shape[1:]), value)]) if missing else taken
 
     def part(self, index: int, parts: int) -> Share:
-        """Of the rows one of equally many parts."""
+        """One of equally many parts of the rows."""
         size = self.size // parts
         return Share(self.rows[index * size : (index + 1) * size], self.places, self.first + index * size)
 

@@ -312,7 +312,7 @@ class Slice:
         value = self.named.shard(whole)
         if self.copies > 1 and value.requires_grad:
             value = _CountedOnce.apply(value, self.copies)  # type: ignore[no-untyped-call]
-        # As ``torch.func.functional_call`` puts tensors in the place of parameters.
+        # Tensors replace parameters, as in ``torch.func.functional_call``.
         self.owner._parameters[self.name] = value  # type: ignore[assignment]
 
 

@@ -33,7 +33,7 @@ from entrain_bench.train.modules.packing import Pack, StageGroups, merge_tokens
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.modules.stage import SlicedStage, Stage, slice_stages
 
-# What megatron-core notes at parameters; sharded ones are other objects.
+# Attributes that megatron-core sets on parameters; sharded ones are other objects.
 NOTES = ("partition_dim", "partition_stride", "sequence_parallel", "tensor_model_parallel")
 # megatron-core's, in ``clip_grad_by_total_norm_fp32``.
 NORM_EPSILON = 1e-6
@@ -223,7 +223,7 @@ def train_stage(
     )
     # Sum over replicas; megatron-core would take the mean.
     stage.config.calculate_per_token_loss = True
-    # As megatron-core does for the later stages of a pipeline, whose synchronisation is not on the critical path.
+    # megatron-core does so for the later stages of a pipeline, whose synchronisation is not on the critical path.
     buffers = DistributedDataParallel(
         stage.config, config, stage, disable_bucketing=stage.held.start > 0, pg_collection=collection
     )
