@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from entrain_bench.answers.statistics import kendall_tau
 from entrain_bench.answers.text import load_template
+from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import config_tree
@@ -120,7 +122,8 @@ def _orders(frame: pd.DataFrame) -> Iterator[dict[str, str]]:
         if len(runs) < FEWEST_LAYOUTS:
             continue
         published = runs["published_s"].astype(float)
-        predicted = published * runs["middle_ratio"].astype(float)
+        # Equal predictions stay equal, whatever their ratios to different published times are in the last digit.
+        predicted = decisive(published.to_numpy(np.float64) * runs["middle_ratio"].to_numpy(np.float64))
         row = runs.iloc[0]
         parts = [row["model"], f"{row['seq_len']:.0f} tokens", f"{row['gpus']:.0f} GPUs", row["attention_kernel"]]
         if row["sequence_parallel"] is not None:
@@ -129,7 +132,7 @@ def _orders(frame: pd.DataFrame) -> Iterator[dict[str, str]]:
             "job": ", ".join(filter(None, parts)),
             "layouts": str(len(runs)),
             "spread": f"{published.max() / published.min() - 1.0:.0%}",
-            "Kendall's tau": f"{published.corr(predicted, method='kendall'):.2f}",
+            "Kendall's tau": f"{kendall_tau(published.tolist(), predicted.tolist()):.2f}",
             "lost by predicted best": f"{published.iloc[int(predicted.argmin())] / published.min() - 1.0:.1%}",
         }
 

@@ -74,6 +74,12 @@ def test_the_order_of_layouts_is_kendalls_tau_and_what_the_predicted_best_loses(
     assert numbers == ["5", "40%", "0.80", "10.0%"]
 
 
+def test_equal_predictions_have_no_order_and_the_first_of_them_is_the_best() -> None:
+    runs = [outcome(3, 3 * 1.7, pp=str(count), step_time_s=str(count * 1.1)) for count in range(1, 6)]
+    ((_, *numbers),) = tables(*runs)["Order of layouts"]
+    assert numbers == ["5", "400%", "0.00", "0.0%"]
+
+
 def test_sources_and_reasons_count_every_row() -> None:
     shown = tables(outcome(9, 9, source="a", peak_memory_gib="50"), *(left_out(why, "b") for why in ("x", "y", "y")))
     first, second, _ = shown["Sources"]
