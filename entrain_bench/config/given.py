@@ -19,9 +19,13 @@ MODEL = "model"
 CLUSTER = "cluster"
 DATA = "data"
 TRACE = "trace"
-# 16xh100, and the same as the choices of a cluster are called: h100x16.
-COUNTED = re.compile(r"(?P<count>\d+)x(?P<device>[a-z]+\d+)")
-NAMED = re.compile(r"(?P<device>[a-z]+\d+)x(?P<count>\d+)")
+# 16xh100 or 8xa100-80g, and the same as the choices of a cluster are called: h100x16.
+COUNTED = re.compile(r"(?P<count>\d+)x(?P<device>[a-z]+\d+)(?P<words>(?:-\w+)*)")
+NAMED = re.compile(r"(?P<device>[a-z]+\d+)(?P<words>(?:-\w+)*)x(?P<count>\d+)")
+# Words behind a device's name, of which its memory must be right.
+WORDS = frozenset({"sxm", "sxm4", "sxm5"})
+MEMORY = re.compile(r"(\d+)gb?")
+MEMORY_GB = {"a100": 80, "a40": 48, "h100": 80, "h20": 96, "h200": 141, "h800": 80}
 NODE = "x8"
 
 PLAN = "plan"
@@ -38,7 +42,7 @@ PLAIN_NAME = re.compile(r"[^\W_]\w*")
 
 
 def cluster_values(name: str, tree: Path) -> dict[str, Any] | None:
-    """Return the YAML of ``16xh100``; None if there is one, or no such device; ``UserError`` for a wrong number."""
+    """The YAML of ``16xh100``; None if there is one, or no such device; ``UserError`` for a wrong number or variant."""
     match = COUNTED.fullmatch(name) or NAMED.fullmatch(name)
     if not match or (tree / CLUSTER / f"{name}.yaml").is_file():
         return None
@@ -47,6 +51,11 @@ def cluster_values(name: str, tree: Path) -> dict[str, Any] | None:
     same, node = (tree / CLUSTER / f"{device}{size}.yaml" for size in (f"x{count}", NODE))
     if not same.is_file() and not node.is_file():
         return None
+    for word in filter(None, match["words"].split("-")):
+        memory = MEMORY.fullmatch(word)
+        if not (int(memory[1]) == MEMORY_GB.get(device) if memory else word in WORDS):
+            where = f"{CLUSTER}={name}: {device} has no variant {word}"
+            raise UserError(f"{where}. Leave it out, or use --config-dir with a YAML")
     if same.is_file():
         return {"defaults": [same.stem]}
     return {"defaults": [node.stem, "_self_"], **resized(_node_values(node), count)}

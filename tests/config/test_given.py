@@ -33,6 +33,8 @@ def sizes(name: str) -> tuple[int, int, list[int]]:
     [
         ("16xh100", (2, 8, [8, 16])),
         ("h100x16", (2, 8, [8, 16])),
+        ("8xa100-80g", (1, 8, [8, 8])),
+        ("8xh100-sxm-80gb", (1, 8, [8, 8])),
         ("4xh100", (1, 4, [4, 4])),
         ("1xh200", (1, 1, [1])),
         ("8xa40", (2, 4, [2, 4, 8])),
@@ -56,7 +58,8 @@ def test_a_counted_cluster_is_the_choice_of_that_size() -> None:
     [
         ("12xh100", "cluster=12xh100: must be from 1 to 8 GPUs, or a multiple of 8"),
         ("0xh100", "cluster=0xh100: must be"),
-        ("8xa100-40g", "cluster=8xa100-40g: unknown; choices:"),
+        ("8xa100-40g", "cluster=8xa100-40g: a100 has no variant 40g"),
+        ("8xh100-pcie", "cluster=8xh100-pcie: h100 has no variant pcie"),
         ("8xb200", "cluster=8xb200: unknown; choices:"),
         ("999999999xh100", "cluster.num_nodes|cluster=999999999xh100"),
     ],
