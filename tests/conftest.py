@@ -1,5 +1,6 @@
 """Settings every test shares."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -22,6 +23,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # Strategies of the tests' own (support/train).
 trust(Path(__file__).parent)
+
+# Thousands of modules and tests are made once and stay: nothing of them is looked for as garbage.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, of the tests alone."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

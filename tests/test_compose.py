@@ -60,6 +60,7 @@ def test_what_is_put_in_afterwards_is_where_hydra_puts_it(text: str) -> None:
     assert Composer().run(overrides) == hydras_own(overrides)
 
 
+@pytest.mark.wide
 def test_cells_that_differ_inside_of_choices_share_a_composition(composed: list[list[str]]) -> None:
     composer = Composer()
     cells = composer.sweep(["figure=sensitivity", "workload=coco", "model=tiny"]).cells
@@ -97,6 +98,7 @@ def test_a_choice_that_reaches_into_other_groups_is_composed_with_them(tmp_path:
     assert (run.strategy["name"], run.model["name"], run.model["label"], run.seed) == ("wide", "tiny", "Theirs", 3)
 
 
+@pytest.mark.wide
 def test_a_figure_that_says_something_about_runs_is_composed(tmp_path: Path) -> None:
     (tmp_path / "figure").mkdir()
     text = "# @package _global_\nhydra: {sweeper: {params: {workload: coco}}}\niterations: 2\n"

@@ -136,6 +136,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "a folder"
 
 
+@pytest.mark.wide
 def test_a_run_may_be_made_of_their_choices_alone(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

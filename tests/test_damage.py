@@ -22,6 +22,7 @@ def run(folder: Path, *overrides: str) -> int:
     return run_command([*SMALL, "mlflow=false", f"results_dir={folder}", *overrides])
 
 
+@pytest.mark.wide
 def test_a_trace_of_few_bytes_and_too_many_rows_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, rows = tmp_path / "repeated.parquet", 25_000_000
     with pq.ParquetWriter(path, pa.schema([("text_tokens", pa.int32())]), compression="zstd") as writer:
@@ -32,6 +33,7 @@ def test_a_trace_of_few_bytes_and_too_many_rows_is_not_read(tmp_path: Path, caps
     )
 
 
+@pytest.mark.wide
 def test_a_user_yaml_that_is_none_is_named_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "strategy").mkdir()
     (tmp_path / "strategy" / "mine.yaml").write_text("name: mine\nplanner: [")

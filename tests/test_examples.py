@@ -51,6 +51,7 @@ def config(composer: Composer, *overrides: str) -> RunConfig:
     return composer.run([*SMALL, "strategy=mine", *overrides])
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("example")
 def test_it_runs(tmp_path: Path) -> None:
     mine = ["--config-dir", str(FOLDER), "strategy=mine", *SMALL]
@@ -71,6 +72,7 @@ def test_it_passes_every_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.count("skipped:") == 1
 
 
+@pytest.mark.wide
 def test_every_hook_and_all_that_a_profile_offers_is_in_it(composer: Composer) -> None:
     for part in (Planner, Assigner, Observer, Drafter, Scheduler):
         for hook in (name for name in vars(part) if callable(getattr(part, name)) and not name.startswith("_")):
@@ -123,6 +125,7 @@ def test_the_lightest_microbatch_comes_first(example: ModuleType) -> None:
     assert example.lightest_first(work_s, np.array([2, 1, 0, 0])).tolist() == [0, 2, 1, 1]
 
 
+@pytest.mark.wide
 def test_what_ran_slower_than_believed_weighs_more(composer: Composer) -> None:
     setting = prepare(config(composer))
     strategy, profile = setting.strategy, setting.profile

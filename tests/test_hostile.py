@@ -44,7 +44,7 @@ def start(folder: Path, *arguments: str) -> tuple[str, str]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("count", ["8", pytest.param("40", marks=pytest.mark.wide)])
+@pytest.mark.parametrize("count", ["4", pytest.param("40", marks=pytest.mark.wide)])
 def test_hostile_inputs_do_nothing(count: str, tmp_path: Path) -> None:
     printed, noted = start(tmp_path, "-m", "support.hostile", str(tmp_path / "inside"), "0", count)
     assert printed == ""

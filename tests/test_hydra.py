@@ -72,6 +72,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.wide
 def test_a_configuration_is_printed_as_it_is_composed(capsys: pytest.CaptureFixture[str]) -> None:
     shown = yaml.safe_load(printed(capsys, "--cfg", "job", "strategy=dip", "layout.tp=1", "~seed", "--resolve"))
     config = compose("strategy=dip", "layout.tp=1")
@@ -83,6 +84,7 @@ def test_a_configuration_is_printed_as_it_is_composed(capsys: pytest.CaptureFixt
     assert "sweeper:" in printed(capsys, "-c", "hydra")
 
 
+@pytest.mark.wide
 def test_other_options_of_hydra(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "strategy/planner/dip" in in_process("--info", "defaults", "strategy=dip").stdout
     assert str(tmp_path) in in_process("--info", "searchpath", "--config-dir", str(tmp_path)).stdout

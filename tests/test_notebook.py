@@ -35,6 +35,7 @@ def test_runs_show_the_answer_and_a_table_with_the_best_in_bold() -> None:
     assert view.plot().axes[0].get_xlabel() == "time / fastest"
 
 
+@pytest.mark.wide
 def test_a_sweep_runs_what_is_missing_and_has_the_keys_of_the_command(tmp_path: Path) -> None:
     sweep = (*JOB, f"results_dir={tmp_path}", "strategy=megatron,entrain", "seed=0")
     first = notebook.sweep(*sweep).to_pandas()

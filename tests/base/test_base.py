@@ -90,6 +90,7 @@ def loop(count):
 """
 
 
+@pytest.mark.wide
 def test_a_loop_is_compiled_anew_when_a_function_of_another_file_changes_that_it_calls(tmp_path: Path) -> None:
     package = tmp_path / "mine"
     package.mkdir()

@@ -40,6 +40,7 @@ def start_writing(path: Path) -> subprocess.Popen[bytes]:
     return writer
 
 
+@pytest.mark.wide
 def test_what_a_killed_process_was_writing_is_removed_by_the_next_run_and_nothing_else_is(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "ab"
     dead, living = start_writing(folder / "dead.json"), start_writing(tmp_path / "living.json")

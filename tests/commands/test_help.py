@@ -53,6 +53,7 @@ def test_every_key_has_a_comment_and_stands_on_its_page_with_the_same_words() ->
         assert re.match(re.escape(key.meaning) + r"(;|$)", meaning[:1].upper() + meaning[1:]), key.name
 
 
+@pytest.mark.wide
 def test_defaults_are_those_of_the_configuration() -> None:
     defaults = Composer().defaults
     for key in documented_keys():

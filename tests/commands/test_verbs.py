@@ -20,6 +20,7 @@ from entrain_bench.records.records import Results
 from support.ledger import STATED
 
 
+@pytest.mark.wide
 def test_a_line_per_claim_then_counts_and_mismatches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["claims", f"results_dir={tmp_path}"]) == 0
     *lines, counts, mismatches = capsys.readouterr().out.splitlines()

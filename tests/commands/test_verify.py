@@ -92,6 +92,7 @@ def test_what_is_not_as_it_was_is_named(
     assert lines[-1].startswith(f"NOT VERIFIED {folder}: ")
 
 
+@pytest.mark.wide
 def test_a_record_under_a_key_that_is_not_its_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = sorted((folder / "runs").rglob("*.json"))[:2]
     values = json.loads(first.read_text())
@@ -112,6 +113,7 @@ def test_runs_of_another_library_are_other_runs(
     assert "0 proved by hash and key, 4 of other code or libraries (not compared); 0 of 0 simulated" in verdict
 
 
+@pytest.mark.wide
 def test_code_of_others_runs_only_where_it_is_trusted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine, results = tmp_path / "mine", tmp_path / "results"
     (mine / "strategy").mkdir(parents=True)

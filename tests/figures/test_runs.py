@@ -24,6 +24,7 @@ from entrain_bench.run.cells import compose_cells
 from support.figures import MANY, MODELS, TRACES, changes, combinations, drawn, errors, splits, table, written
 
 
+@pytest.mark.wide
 def test_iteration_times_are_means_over_seeds_with_their_spread_and_speedup() -> None:
     _, shown, _ = drawn("iteration_time", table(["first", "second"], TRACES))
     (row,) = shown[
@@ -86,6 +87,7 @@ def many(fails: str = "") -> pd.DataFrame:
     return data.assign(strategy_family=data["strategy"].map(FAMILY).fillna(""))
 
 
+@pytest.mark.wide
 def test_strategies_stand_by_their_time_over_the_fastest() -> None:
     figure, shown, _ = drawn("iteration_time", many())
     dots, heatmap = figure.axes
@@ -136,6 +138,7 @@ def test_errors_of_estimates_rank_the_least_affected_first() -> None:
     assert "Theta" in message
 
 
+@pytest.mark.wide
 def test_every_bar_is_whole_and_in_the_order_of_its_classes() -> None:
     figure, shown, _ = drawn("where_time_goes", table(MANY, TRACES))
     assert len(shown) == len(MANY) * len(TRACES) * 2
@@ -172,6 +175,7 @@ def test_every_stack_composes(row: str) -> None:
     assert cell.config.layout.pp is not None
 
 
+@pytest.mark.wide
 def test_combinations_are_compared_with_the_first_of_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
     data = combinations(TRACES[:2])
     found = ablation.gains(data).set_index([*ablation.PARTS, "workload"])

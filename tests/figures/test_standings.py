@@ -34,6 +34,7 @@ def test_the_fastest_is_on_top_with_times_over_it(monkeypatch: pytest.MonkeyPatc
     assert {"1.00", "1.50", "2.00"} < {*written(figure, monkeypatch)}
 
 
+@pytest.mark.wide
 def test_the_same_data_gives_the_same_bytes() -> None:
     answer = Answer.of(runs("text", "image"))
     assert standings_png(answer) == standings_png(answer)

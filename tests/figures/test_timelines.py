@@ -24,6 +24,7 @@ def test_the_gantt_shows_the_slowest_replica_and_its_deferred_parts() -> None:
     assert {"Vision forward", "Vision backward, deferred", "LLM forward"} < set(shown["kind"])
 
 
+@pytest.mark.wide
 def test_the_gantt_shows_the_ranks_of_a_widest_group_with_its_degrees(monkeypatch: pytest.MonkeyPatch) -> None:
     # On four ranks: a group of two on ranks 2 and 3, then single ranks; ranks 0 and 1 end last.
     passes = [(2, 5, 0.0, 1.0, "ranks 2-3 cp2"), (3, 5, 0.0, 1.0, "ranks 2-3 cp2"), (2, 2, 1.0, 2.0, "rank 2")]
@@ -38,6 +39,7 @@ def test_the_gantt_shows_the_ranks_of_a_widest_group_with_its_degrees(monkeypatc
     assert not {"Rank 0", "Rank 1"} & set(texts)
 
 
+@pytest.mark.wide
 def test_the_gantt_says_why_a_strategy_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     data = table(["first", "second"], status=lambda *case: "failed" if case[0] == "second" else "ok")
     figure, _, _ = drawn("schedule_gantt", Runs(data, actions(["first"], TRACES[:1])))

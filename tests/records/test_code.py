@@ -64,6 +64,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path / "tree")
 
 
+@pytest.mark.wide
 def test_the_copy_has_the_versions_that_runs_have(tree: Tree, cells: dict[str, Cell]) -> None:
     assert tree.versions(cells) == {name: cell.code_version for name, cell in cells.items()}
 

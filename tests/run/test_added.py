@@ -57,6 +57,7 @@ def test_every_metric_is_on_the_page_with_its_unit() -> None:
     assert all(f"`{one.name}`" in text for one in KNOWN.values())
 
 
+@pytest.mark.wide
 def test_a_metric_of_a_folder_is_a_column_of_its_runs_and_no_part_of_their_key(mine: Path, tmp_path: Path) -> None:
     plain = run(tmp_path / "plain", "iterations=2")
     added = run(tmp_path / "added", "iterations=2", folder=mine)

@@ -27,6 +27,7 @@ SWEEP = [*SMALL, "iterations=1", "mlflow=false", "--multirun", "seed=0,1"]
 INTERRUPT_S = 3.0
 
 
+@pytest.mark.wide
 def test_every_task_is_done_once_by_at_most_so_many_processes() -> None:
     assert dict(run_parallel(double, range(7), 2)) == {number: 2 * number for number in range(7)}
     results = [result for _, result in run_parallel(process_and_threads, range(6), 2)]

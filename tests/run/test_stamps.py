@@ -75,6 +75,7 @@ def test_what_changes_has_it_written_again_once(folder: Folder, change: Callable
     assert "by hand" not in folder.file.read_text()
 
 
+@pytest.mark.wide
 def test_changed_code_has_it_written_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     found = stamps.sources_of({"entrain_bench.figures.iteration_time"})
     assert {"entrain_bench.figures._style", "entrain_bench.answers.tables"} <= found.keys()

@@ -60,6 +60,7 @@ def test_only_what_does_not_fit_simulated_memory_is_a_result(two_cells: list[Cel
     assert not is_settled(training, OutOfMemoryError("told so"))
 
 
+@pytest.mark.wide
 def test_cells_run_once_and_outputs_are_written_when_theirs_have_run(tmp_path: Path) -> None:
     study, order = Study(Results(tmp_path)), list[str]()
 
@@ -81,6 +82,7 @@ def test_cells_run_once_and_outputs_are_written_when_theirs_have_run(tmp_path: P
     assert len(seen) == 2
 
 
+@pytest.mark.wide
 def test_the_command_reports_missing_data_with_exit_code_1(
     study: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -237,6 +237,7 @@ def contradictions(claim: Claim) -> Iterator[str]:
                 yield key
 
 
+@pytest.mark.wide
 def test_every_claim_has_the_setting_of_its_cells_but_for_what_it_names() -> None:
     for claim in load_claims():
         assert {*contradictions(claim)} == {*claim.differs}, claim.name

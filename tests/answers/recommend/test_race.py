@@ -92,6 +92,7 @@ def test_standings_of_a_whole_race() -> None:
     assert (round(far.mean, 9), far.num_values) == (3.0, 1)
 
 
+@pytest.mark.wide
 def test_the_race_finds_the_fastest_of_the_main_figure() -> None:
     runs = pd.read_parquet(REFERENCE)
     runs = runs[runs[["layout_tp", "layout_dp"]].isna().all(axis=1) & (runs[[*USUAL]] == pd.Series(USUAL)).all(axis=1)]

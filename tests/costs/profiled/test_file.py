@@ -123,6 +123,7 @@ def test_a_profile_that_does_not_fit_is_one_line(
     assert says in line
 
 
+@pytest.mark.wide
 def test_a_model_with_other_numbers_of_layers_has_the_same_times(tmp_path: Path) -> None:
     override = written(tmp_path / "profile.json", profile())
     assert run(tmp_path, override, "model.modules.llm.num_layers=6", "layout.pp=4", "layout.dp=4") == 0
@@ -133,6 +134,7 @@ def test_a_path_must_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "cluster.device.path: must be given" in capsys.readouterr().err
 
 
+@pytest.mark.wide
 def test_a_file_that_cannot_be_written_is_named() -> None:
     with pytest.raises(UserError, match=r"^output=/proc/nowhere/x.json: cannot be written"):
         write_profile(Path("/proc/nowhere/x.json"), profile())

@@ -143,6 +143,7 @@ def test_context_parallel_ranks_have_a_share_of_all_but_two_runs_of_every_sequen
     assert shares == pytest.approx(1e-4 + (once - 1e-4) / 2 + 4 * SEGMENT_S, rel=1e-4)
 
 
+@pytest.mark.wide
 def test_a_context_parallel_degree_that_was_profiled_has_times_of_its_own() -> None:
     both = profile_of_formula(MODEL, contexts=(1, 2))
     found = ProfiledTimes.of(both, MODEL, CLUSTER, FrameworkOptions(), "cluster.device.path=x")
@@ -160,6 +161,7 @@ def test_an_optimizer_step_is_a_start_and_a_share_a_parameter() -> None:
     assert times().optimizer_s(np.array([0.0, 5e6])) == pytest.approx([0.0, 1e-4 + 5e-3], rel=1e-6)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("lengths", "tp", "says"),
     [
@@ -176,6 +178,7 @@ def test_what_was_not_measured_is_named(lengths: list[int], tp: int, says: str) 
         one_pack(times(), lengths, tp=tp)
 
 
+@pytest.mark.wide
 def test_sequences_too_long_together_are_named_and_extrapolated_on_request() -> None:
     # Long sequences were left out: as many tokens were measured, but in many sequences.
     stages = tuple(p for p in profile().stages if p.kind in ("embed", "head") or max(p.lengths) <= 8192)

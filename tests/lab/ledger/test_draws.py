@@ -22,6 +22,7 @@ def spread(draws: Mapping[int, Speed], name: str) -> float:
     return float(np.std([np.log(getattr(speed, name)) for speed in draws.values()]))
 
 
+@pytest.mark.wide
 def test_draws_are_sets_of_factors_for_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "CARRIED", {"other": DEVICE})
     draws = draw_constants(made_up_ledger(1.0, 1.0, change=None), 0.05)
@@ -53,6 +54,7 @@ def fit() -> Fit:
     return fit_points([Point(f"s{n}", "a", 1.0, both) for n in range(30)], knobs(0.2, 0.2))
 
 
+@pytest.mark.wide
 def test_draws_are_correlated_as_the_fit_is(fit: Fit) -> None:
     logs = np.log(draw(fit, "a", count=2000))
     # Each alone is known no better than 0.2 / sqrt(2), their product well.
@@ -65,6 +67,7 @@ def test_draws_are_correlated_as_the_fit_is(fit: Fit) -> None:
     assert all(float(f"{factor:.4g}") == factor for factor in first.ravel().tolist())
 
 
+@pytest.mark.wide
 def test_only_draws_that_keep_published_ranges_are_given(fit: Fit) -> None:
     kept = Point("range", "a", 1.0, lambda factors: (1.1 / factors[0], 9.0))
     assert draw(fit, "a", [kept])[:, 0].min() >= 1.1

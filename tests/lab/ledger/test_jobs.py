@@ -136,6 +136,7 @@ def table(tmp_path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.wide
 def test_every_committed_row_is_read() -> None:
     tables = [read_rows(path) for path in BOOK.tables]
     assert sum(map(len, tables)) == 4601

@@ -113,6 +113,7 @@ def test_ranks_start_from_a_joblib_worker(temporary: Path) -> None:
     assert nothing_left(temporary)
 
 
+@pytest.mark.wide
 def test_a_signal_ends_all(temporary: Path) -> None:
     assert threading.current_thread() is threading.main_thread()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -270,6 +271,7 @@ def summed(number: int, fails: bool, group: dist.ProcessGroup) -> dict[str, Any]
     return {"total": int(total), "rank": group.rank()}
 
 
+@pytest.mark.wide
 def test_every_rank_returns_its_result() -> None:
     start_server()
     assert on_ranks(summed, 2, 10, False) == [{"total": 21, "rank": rank} for rank in (0, 1)]

@@ -269,6 +269,7 @@ def test_a_block_runs_with_the_tokens_of_one_context_parallel_rank(bench: Bench,
     assert [(point.cp, point.lengths) for point in points] == [(cp, (16, 48))] * 2
 
 
+@pytest.mark.wide
 def test_a_pack_that_takes_too_long_is_left_out(bench: Bench) -> None:
     block = target(bench, "block")
     assert bench.measure(block, bench.stages(block), (64,), Patience(1, 1e-9)) == []

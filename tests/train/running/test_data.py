@@ -103,6 +103,7 @@ def test_the_thread_pins_memory_for_the_gpu_of_its_rank() -> None:
     choose.assert_called_once_with(device)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_workers_make_what_ranks_would(num_workers: int) -> None:
     (cell,) = compose_cells([*SETTING, *DISJOINT])
@@ -128,6 +129,7 @@ def test_workers_make_what_ranks_would(num_workers: int) -> None:
 FOUR_STAGES = ("model=tiny", "strategy=entrain", "layout.tp=1", "layout.pp=4", "layout.dp=1", "global_batch=16")
 
 
+@pytest.mark.wide
 def test_a_rank_is_given_the_data_of_its_forwards_and_told_what_they_recompute() -> None:
     setting = prepare(config_from_json(configuration(*FOUR_STAGES)))
     plain = program_of(setting)
@@ -317,6 +319,7 @@ def test_sounds_are_windows_of_their_frames(sounds: Path) -> None:
         assert float(found.std()) > 0.1
 
 
+@pytest.mark.wide
 def test_a_bad_image_ends_training_with_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "bad"
     folder.mkdir()

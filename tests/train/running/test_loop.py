@@ -73,6 +73,7 @@ def _works(_: int) -> list[Any]:
     return []
 
 
+@pytest.mark.wide
 def test_every_rank_prepares_the_program_of_rank_0_which_hears_why_there_is_none() -> None:
     first, second = run_ranks(_works, 2, stay=False)
     assert first == [(b"first", [*range(5)]), (b"second", [*range(6)]), "ValueError"]

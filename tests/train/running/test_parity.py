@@ -150,9 +150,10 @@ def configured(cases: list[Case], model: tuple[str, ...]) -> list[tuple[str, str
     ]
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("model", ["one_encoder"], indirect=True)
-@pytest.mark.parametrize("cases", [[("", "halved", "")], pytest.param(QUICK, marks=pytest.mark.wide)], ids=len)
+@pytest.mark.parametrize("cases", [[("", "halved", "")], QUICK], ids=len)
 def test_some_strategies_train_like_one_process(cases: list[Case], model: str, reference: Path) -> None:
     assert check(configured(cases, MODELS[model]), reference) == len(cases)
 
@@ -252,6 +253,7 @@ def degrees_of(*case: str) -> list[set[tuple[int, int]]]:
     ]
 
 
+@pytest.mark.wide
 def test_cases_have_groups_of_several_widths_and_samples_of_text_alone() -> None:
     for degrees in degrees_of(*SLICED):
         assert {tp * cp for tp, cp in degrees} == {1, 2, 4}

@@ -55,6 +55,7 @@ def started(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.sort_values(["lane", "start_s"], kind="stable")[LABELS].reset_index(drop=True)
 
 
+@pytest.mark.wide
 def test_ranks_act_in_the_order_of_the_simulation() -> None:
     simulator, program = made("simulate")
     encoder = program.chunks[0]

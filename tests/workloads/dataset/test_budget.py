@@ -92,6 +92,7 @@ def test_a_file_that_lies_about_its_entries_is_stopped_by_the_kernel() -> None:
     assert len(np.ones(2**20, np.uint8)) == 2**20
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("frame", "count", "what"),
     [

@@ -42,6 +42,7 @@ def report(source: Any, folder: Path) -> ScanReport:
     return scan_report(source, folder / "out.parquet")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in MEDIA.items() for name in names])
 def test_every_known_name_is_found(kind: str, name: str, tmp_path: Path) -> None:
     for source in ("manifest", "llava"):

@@ -87,6 +87,7 @@ def run(source: object, output: Path, **options: object) -> ScanReport:
     return Scan(source=source, workers=1, **options).run(output)  # type: ignore[arg-type]
 
 
+@pytest.mark.wide
 def test_a_trace_has_every_sample_once_in_its_order(tmp_path: Path) -> None:
     told: list[tuple[int, int, int]] = []
     report = Scan(source=Numbers(), workers=2).run(tmp_path / "t.parquet", lambda *each: told.append(each))
@@ -162,6 +163,7 @@ def test_bad_files_beside_good_ones(tmp_path: Path) -> None:
     assert found["source"]["kind"] == "ParquetSource"
 
 
+@pytest.mark.wide
 def test_data_without_a_good_sample_is_one_line(tmp_path: Path) -> None:
     write_finevision(tmp_path / "a.parquet", [([b"x"], ["t"])] * 2)
     with pytest.raises(UserError, match="no valid sample \\(2 no known format\\)"):
@@ -175,6 +177,7 @@ def test_another_s_file_is_not_overwritten(tmp_path: Path) -> None:
         run(Numbers(), path)
 
 
+@pytest.mark.wide
 def test_many_bad_samples_are_counted_and_the_first_listed(tmp_path: Path) -> None:
     write_finevision(tmp_path / "a.parquet", [([b"x\x1b[31m"], ["t"])] * 50 + [([], ["good"])])
     report = run(ParquetSource(path=str(tmp_path), text="texts", images="images"), tmp_path / "t" / "t.parquet")
