@@ -23,6 +23,7 @@ from entrain_bench.balancing.planning import (
     mean_length,
     named_degrees,
     partition_layers,
+    place_ranks,
     recompute_choices,
     recompute_factor,
     stage_sums,
@@ -66,6 +67,8 @@ class Pair(NamedTuple):
 
     encoder: Degrees
     llm: Degrees
+    turns: int = 1  # LLM stages of a rank
+    at_once: bool = False  # whether encoders that recompute keep no activations of layers
 
 
 def island_sizes(job: Job) -> list[int]:
@@ -126,12 +129,13 @@ def place_pair(
     Replica follows replica, TP innermost, then CP, then stages. ``layers`` are those of each stage, for every module.
     """
     encoder, llm = (
-        np.arange(one.dp * one.pp * one.tp * one.cp).reshape(one.dp, one.pp, one.tp * one.cp) for one in pair
+        np.arange(one.dp * one.pp * one.tp * one.cp).reshape(one.dp, one.pp, one.tp * one.cp) for one in pair[:2]
     )
     if not colocated and pair.encoder.tp > pair.llm.tp:
         llm = llm + encoder.size
     elif not colocated:
         encoder = encoder + llm.size
+    llm = np.ascontiguousarray(llm[:, place_ranks(pair.llm.pp, pair.turns)])
     modules = []
     for module, split, again in zip(job.model.modules, layers, recompute, strict=True):
         degrees, ranks = (pair.encoder, encoder) if module.is_encoder else (pair.llm, llm)
@@ -164,20 +168,22 @@ def list_candidates(
     job = profile.job
 
     @cache
-    def split(index: int, num_samples: float, degrees: Degrees) -> tuple[tuple[int, ...], FloatArray]:
+    def split(index: int, num_samples: float, degrees: Degrees, turns: int = 1) -> tuple[tuple[int, ...], FloatArray]:
         module = job.model.modules[index]
         costs = average_layer_s(profile, module, samples, num_samples, degrees.tp, degrees.cp)
-        layers = partition_layers(costs, degrees.pp)
-        return layers, stage_sums(costs, layers)
+        layers = partition_layers(costs, turns * degrees.pp)
+        return layers, stage_sums(costs, layers).reshape(turns, degrees.pp).sum(axis=0)
 
     for pair in pairs:
-        encoder, llm = pair
+        encoder, llm, turns, at_once = pair
         count = job.num_microbatches(llm.dp)
+        if turns > 1 and (llm.pp == 1 or count % llm.pp or turns * llm.pp > len(job.model.llm.layers)):
+            continue
         three_phase = colocated and llm.pp > 1
         # Samples whose items an encoder replica processes at a time.
         share = job.microbatch_size * llm.dp / encoder.dp * (count if three_phase else 1)
         splits = [
-            split(index, share, encoder) if module.is_encoder else split(index, job.microbatch_size, llm)
+            split(index, share, encoder) if module.is_encoder else split(index, job.microbatch_size, llm, turns)
             for index, module in enumerate(job.model.modules)
         ]
         none = [False] * len(splits)
@@ -186,9 +192,14 @@ def list_candidates(
         choices = product(recompute_choices(job), [False, True] if three_phase and offload else [False])
         for recompute, away in choices:
             scaled = [stage * recompute_factor(again) for (_, stage), again in zip(splits, recompute, strict=True)]
-            seconds = estimate_s(np.sum(scaled[:-1], axis=0), scaled[-1], count, colocated=colocated)
+            seconds = estimate_s(np.sum(scaled[:-1], axis=0), scaled[-1], count, colocated=colocated, turns=turns)
             modules = tuple(
-                replace(placed, recompute=again, offload=away and module.is_encoder)
+                replace(
+                    placed,
+                    recompute=again,
+                    recompute_whole=at_once and again and module.is_encoder,
+                    offload=away and module.is_encoder,
+                )
                 for module, placed, again in zip(job.model.modules, plain.modules, recompute, strict=True)
             )
             # The encoders' bf16 weights leave a rank and come back over the host link.
@@ -197,13 +208,15 @@ def list_candidates(
             yield Candidate(seconds + step + (link_s if away else 0.0), replace(plain, modules=modules))
 
 
-def estimate_s(encoder: FloatArray, llm: FloatArray, num_microbatches: int, *, colocated: bool) -> float:
-    """Time of uniform microbatches without the step; seconds of both passes of each stage (three phases: of all)."""
+def estimate_s(
+    encoder: FloatArray, llm: FloatArray, num_microbatches: int, *, colocated: bool, turns: int = 1
+) -> float:
+    """Time of uniform microbatches without the step; seconds of both passes of each rank (three phases: of all)."""
     if not colocated:
         chain = np.concatenate([encoder, llm])
         return float(chain.sum() + (num_microbatches - 1) * chain.max())
     if len(llm) > 1:
-        return float(encoder.sum() + llm.sum() + (num_microbatches - 1) * llm.max())
+        return float(encoder.sum() + llm.sum() / turns + (num_microbatches - 1 / turns) * llm.max())
     return float(num_microbatches * (encoder.sum() + llm.sum()))
 
 
@@ -228,20 +241,31 @@ class ColocatedPlanner(TrialOptions):
         encoder_tp: TP of the encoders; None searches it.
         offload_encoder: whether layouts are considered, too, whose encoder weights and gradients are in host memory
             while the LLM runs (three-phase schedules only).
+        virtual_stages: numbers of LLM stages of a rank that are considered.
+        recompute_encoders: whether encoders are always recomputed, at once or by layer as memory allows;
+            ``layout.recompute`` goes before it.
     """
 
     encoder_tp: int | None = None
     offload_encoder: bool = False
+    virtual_stages: tuple[Count, ...] = (1,)
+    recompute_encoders: bool = False
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.samples.draw(self.profile_samples)
 
-        def candidates(sized: Profile) -> list[Candidate]:
-            pairs = list_pairs(sized.job, colocated=True, encoder_tp=self.encoder_tp)
-            return by_estimate(list_candidates(sized, samples, pairs, colocated=True, offload=self.offload_encoder))
+        always = self.recompute_encoders and profile.job.request.recompute is None
 
-        return chosen_layout(profile, candidates, make_program, self.num_trials)
+        def candidates(turns: int, at_once: bool, sized: Profile) -> list[Candidate]:
+            pairs = list_pairs(sized.job, colocated=True, encoder_tp=self.encoder_tp)
+            pairs = [pair._replace(turns=turns, at_once=at_once) for pair in pairs]
+            listed = list_candidates(sized, samples, pairs, colocated=True, offload=self.offload_encoder)
+            return by_estimate(one for one in listed if not always or all(m.recompute for m in one.layout.modules[:-1]))
+
+        sets = product((True, False) if self.recompute_encoders else (False,), self.virtual_stages)
+        first, *others = (partial(candidates, turns, at_once) for at_once, turns in sets)
+        return chosen_layout(profile, first, make_program, self.num_trials, others)
 
 
 @dataclass(frozen=True, slots=True)

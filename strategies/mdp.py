@@ -1,26 +1,30 @@
-"""Encoders apart from the LLM's schedule, on the same ranks: modality-decoupled parallelism, and Optimus.
+"""Encoders apart from the LLM's schedule, on the same ranks: modality-decoupled parallelism, Optimus, and DEP.
 
 The items of an LLM replica's whole iteration are spread over its ranks, encoded before the LLM's schedule begins, and
 go backward when it has ended (LongCat-Flash-Omni, arXiv:2511.00279), as in Megatron-LM (NVIDIA-NeMo/Megatron-Bridge,
 issue 1554; ``megatron/core/mdp``, 2026-09). Optimus as DIP's paper runs it (arXiv:2504.14145; Optimus itself:
-arXiv:2408.03505) has the same three phases for any placement.
+arXiv:2408.03505) has the same three phases for any placement. DEP (Kimi K2.5, arXiv:2602.02276, section 4.5.1; K3,
+arXiv:2607.24653, section 5.2.3) spreads the items of the whole batch over all ranks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from entrain_bench.balancing.interleaved import interleaved_phases
 from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation
-from entrain_bench.balancing.schedules import check_colocated, check_routes, three_phase_program
-from entrain_bench.base.arrays import IntArray
+from entrain_bench.balancing.schedules import check_colocated, three_phase_program
+from entrain_bench.base.arrays import BoolArray, IntArray
 from entrain_bench.base.compiled import njit
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout, find_ratio
+from entrain_bench.specs.parse import Count, OneOf
 from entrain_bench.specs.shapes import SampleShapes
 
 # Costs are compared as integers, as in Megatron-LM: nanoseconds.
@@ -28,6 +32,9 @@ UNITS_PER_S = 1e9
 # An item goes to the rank that hands embeddings to the LLM if that has at most so much more work than the least loaded,
 # in thousandths of the item's own.
 SLACK_PERMILLE = 10
+# A backward takes as long as two forwards; DEP's of an encoder is preceded by another forward.
+LLM_FORWARDS = 3
+ENCODER_FORWARDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +60,69 @@ class SpreadItems:
 
 
 @dataclass(frozen=True, slots=True)
+class BalancedVision:
+    """Samples in arrival order; the items of the whole batch by LPT over all encoder replicas.
+
+    Attributes:
+        load: what is balanced: ``patches`` (an encoder's tokens), ``items``, or estimated ``seconds``.
+        pass_tokens: tokens that a rank encodes at a time; a longer item is encoded alone.
+        bubbles: whether ranks that wait longer while the LLM's pipeline fills and drains take more of the items of all
+            microbatches but the first ones, as many as the pipeline has ranks (K3).
+    """
+
+    load: Annotated[str, OneOf(("patches", "items", "seconds"))] = "patches"
+    pass_tokens: Count = 8192
+    bubbles: bool = True
+
+    def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
+        """LLM labels by arrival; encoder replicas by load, microbatches by the pass in which an item is encoded."""
+        job = profile.job
+        *encoders, llm = layout.modules
+        replica, microbatch = arrival_places(len(shapes), job.microbatch_size, llm.dp)
+        num_ranks = llm.pp // llm.stages_per_rank
+        place = np.zeros(1 + int(llm.ranks.max()), np.int64)
+        place[llm.ranks[:, :num_ranks]] = np.arange(num_ranks)[:, None]
+        llm_s = profile.estimates.units(job.model.llm, shapes, llm.tp, llm.cp).sum()
+        stage_s = LLM_FORWARDS * llm_s / (llm.dp * layout.num_microbatches * llm.pp)
+        modules = []
+        for module, placed in zip(job.model.encoders, encoders, strict=True):
+            owner = shapes.item_sample[module.units(shapes)]
+            tokens = module.lengths(shapes, module.units(shapes))
+            seconds = profile.estimates.units(module, shapes, placed.tp, placed.cp)
+            cost = {"patches": tokens, "items": np.ones_like(tokens), "seconds": seconds * UNITS_PER_S}[self.load]
+            cost = np.rint(cost).astype(np.int64)
+            local = endpoints(placed, llm)[replica[owner]]
+            load = np.zeros(placed.dp, np.int64)
+            worker = np.zeros_like(owner)
+            later = self.bubbles & (microbatch[owner] >= num_ranks)
+            for mine in (np.flatnonzero(~later), np.flatnonzero(later)):
+                anywhere = np.zeros_like(mine)
+                worker[mine] = spread(cost[mine], anywhere, placed.dp, local[mine], load, SLACK_PERMILLE)
+                waits_s = stage_s * place[placed.ranks[:, 0, 0]]
+                load -= np.rint(waits_s * (cost.sum() / (ENCODER_FORWARDS * max(seconds.sum(), 1e-9)))).astype(np.int64)
+            modules.append(ModuleAssignment(worker, cut_passes(2 * worker + later, later, tokens, self.pass_tokens)))
+        return Assignment((*modules, ModuleAssignment(replica, microbatch)))
+
+
+def cut_passes(group: IntArray, later: BoolArray, tokens: IntArray, most: int) -> IntArray:
+    """Pass of each item: those of a group in order, of some ``most`` tokens each, ``later`` ones last ``[items]``."""
+    order = np.argsort(group, kind="stable")
+    before = np.cumsum(tokens[order]) - tokens[order]
+    _, start, size = np.unique(group[order], return_index=True, return_counts=True)
+    number = np.empty_like(order)
+    number[order] = (before - np.repeat(before[start], size)) // most
+    return later * (1 + int(number.max(initial=0))) + number
+
+
+@dataclass(frozen=True, slots=True)
 class DecoupledScheduler(Recomputation):
-    """All encoder forwards, the LLM's 1F1B as if there were no encoder, all encoder backwards; at any depth."""
+    """All encoder forwards, the LLM's (interleaved) 1F1B as if there were no encoder, all encoder backwards."""
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program; ``IncompatibleError`` if an encoder is not on exactly the LLM's ranks or an item leaves them."""
+        """The program; ``IncompatibleError`` if an encoder is not on exactly the LLM's ranks."""
         check_colocated(layout)
-        model = profile.job.model
-        check_routes(model, shapes, layout, assignment, in_order=False)
-        return self.within_memory(three_phase_program(model, shapes, layout, assignment), profile)
+        phases = interleaved_phases if layout.modules[-1].stages_per_rank > 1 else three_phase_program
+        return self.within_memory(phases(profile.job.model, shapes, layout, assignment), profile)
 
 
 def endpoints(encoder: ModuleLayout, llm: ModuleLayout) -> IntArray:

@@ -170,7 +170,14 @@ def interleaved_slots(
 
     A rank runs groups of as many microbatches as there are ranks, each through all of its stages, backwards from the
     last to the first. It warms up with (stages a rank - 1) groups and two forwards for every rank behind it.
+    ``IncompatibleError`` if a replica's microbatches do not fill groups.
     """
+    uneven = num_microbatches[num_microbatches % num_ranks > 0]
+    if uneven.size:
+        raise IncompatibleError(
+            f"schedule: a replica has {uneven[0]} microbatches; with virtual stages the number must be a multiple of "
+            f"{num_ranks}, the pipeline's ranks"
+        )
     turn, rank = np.divmod(np.arange(num_ranks * stages_per_rank), num_ranks)
     warmup = 2 * (num_ranks - 1 - rank) + (stages_per_rank - 1) * num_ranks
     total = stages_per_rank * num_microbatches[:, None]
@@ -194,14 +201,24 @@ def interleaved_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, 
         )
 
     def slots(index: int, chunks: Chunks, last: IntArray, count: IntArray) -> Slots:
-        uneven = count[count % chain.num_ranks > 0]
-        if index == model.llm_index and uneven.size:
-            raise IncompatibleError(
-                f"schedule: a replica has {uneven[0]} microbatches; with virtual stages the number must be a multiple "
-                f"of {chain.num_ranks}, the pipeline's ranks"
-            )
         forward, backward = interleaved_slots(chunks.microbatch, last, count, chain.num_ranks, chain.turns)
         return Slots(forward[:, chain.places[index]], backward[:, chain.places[index]])
+
+    return slotted_program(model, shapes, layout, assignment, slots)
+
+
+def interleaved_phases(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
+    """All encoder forwards, the LLM's interleaved 1F1B, all encoder backwards; encoders have one stage."""
+    turns = layout.modules[-1].stages_per_rank
+    num_ranks = layout.modules[-1].pp // turns
+    most = 1 + max(int(labels.microbatch.max(initial=0)) for labels in assignment.modules)
+
+    def slots(index: int, chunks: Chunks, last: IntArray, count: IntArray) -> Slots:
+        if index < model.llm_index:
+            place = chunks.microbatch[:, None]
+            return Slots(place, most * (1 + 2 * turns) + place)
+        forward, backward = interleaved_slots(chunks.microbatch, last, count, num_ranks, turns)
+        return Slots(most + forward, most + backward)
 
     return slotted_program(model, shapes, layout, assignment, slots)
 

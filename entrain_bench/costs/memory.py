@@ -118,7 +118,7 @@ class Memory:
             freeze(*sizes)
             return module, *sizes
 
-        asked = id(module), placed.tp, placed.cp, placed.recompute, placed.layers_per_stage
+        asked = id(module), placed.tp, placed.cp, placed.recomputes_layers, placed.layers_per_stage
         return remembered(self._tokens, asked, made, MAX_TOKENS)[1:]
 
     def _chunk_token_bytes(
@@ -143,7 +143,7 @@ class Memory:
         kept = np.array([layer.kept_bytes(tp, split, size) for layer in module.kinds])
         gathered = np.array([layer.hidden_size * (layer.num_gathers > 0) for layer in module.kinds])
         working = np.array([layer.working_bytes(tp, size) for layer in module.kinds]) + gathered * (size * split)
-        if placed.recompute:
+        if placed.recomputes_layers:
             working += np.array([layer.recomputed_bytes(tp, split, size) for layer in module.kinds])
             kept = np.array([layer.held_bytes(tp, split, size) for layer in module.kinds])
         parts = self.framework.sequence_parts(module, placed.cp)
@@ -241,6 +241,14 @@ class Memory:
                 for per_token, more in zip(token_bytes, scores, strict=True)
             )
             forward, backward, weight = program.spans(index)
+            again = np.zeros_like(kept)
+            if placed.recompute_whole:
+                # Input and output stay, and later the output's gradient; the backward makes the rest again.
+                projected = sum_rows(chunks.offsets, program.shapes.item_llm_tokens[chunks.members])
+                given = tokens * (module.layers[0].input_bytes_per_token / BF16_BYTES)
+                ends = (given + projected * self.model.llm.config.hidden_size) * (self.element_bytes * self.reserved)
+                again = np.maximum(kept - ends, 0.0)
+                kept = ends
             change[forward] = kept + handed.held[forward]
             change[backward] = -kept - handed.held[backward]
             if program.splits_backward(index):
@@ -254,7 +262,7 @@ class Memory:
             # Nothing runs on stages without backward.
             shares = [kind.backward_share for kind in module.kinds]
             runs = np.tile((module.kind_counts(placed.layers_per_stage) * shares).any(axis=1), len(chunks))
-            working[backward] = extra * runs + handed.sent[backward] + handed.received[backward]
+            working[backward] = (extra + again) * runs + handed.sent[backward] + handed.received[backward]
             if placed.sharded:
                 whole, with_gradients = gathered_bytes(module, placed, self.element_bytes, self.gradient_bytes)
                 working[forward] += whole * self.reserved
@@ -273,7 +281,7 @@ class Memory:
             return np.zeros((1, 1)), np.zeros((1, 1))
         counts = module.kind_counts(placed.layers_per_stage)
         lengths = module.lengths(program.shapes, chunks.members)
-        again = counts * [kind.recomputed and kind.remade is None for kind in module.kinds] * placed.recompute
+        again = counts * [kind.recomputed and kind.remade is None for kind in module.kinds] * placed.recomputes_layers
         if program.remade and not placed.recompute:
             whole = np.array([kind.remade is None for kind in module.kinds])
             again = remade_kinds(module, placed.layers_per_stage, program.remade[index]) * whole

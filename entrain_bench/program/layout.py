@@ -153,6 +153,8 @@ class ModuleLayout:
     # the stages before came along are those of a V (arXiv:2401.10241, section 6).
     ranks: IntArray
     recompute: bool = False  # whether backward recomputes each layer from its input
+    # Whether it recomputes a whole encoder at once; forwards then keep the encoder's input and output alone.
+    recompute_whole: bool = False
     # Whether weights and gradient buffers leave the device between a rank's last forward and first backward.
     offload: bool = False
     # Whether weights and gradients are sharded over data and context parallelism as well as optimizer states, and
@@ -190,6 +192,11 @@ class ModuleLayout:
     def dp(self) -> int:
         """Number of replicas."""
         return len(self.ranks)
+
+    @property
+    def recomputes_layers(self) -> bool:
+        """Whether every layer keeps its input, from which backward recomputes it."""
+        return self.recompute and not self.recompute_whole
 
     @property
     def ranks_per_block(self) -> int:
@@ -264,7 +271,7 @@ class Layout:
     @property
     def content(self) -> tuple[object, ...]:
         """The parts in which layouts of one model differ, without the planner's assumptions."""
-        names = ("tp", "cp", "layers_per_stage", "recompute", "offload", "sharded", "widths")
+        names = ("tp", "cp", "layers_per_stage", "recompute", "recompute_whole", "offload", "sharded", "widths")
         return self.single_rank_boundary, *(
             (*(getattr(m, name) for name in names), m.ranks.shape, m.ranks.tobytes()) for m in self.modules
         )
@@ -296,6 +303,7 @@ class Layout:
             m.module: f"tp{m.tp} cp{m.cp} pp{m.pp} dp{m.dp} layers {'/'.join(map(str, m.layers_per_stage))}"
             + (f" virtual x{m.stages_per_rank}" if m.stages_per_rank > 1 else "")
             + (" recompute" if m.recompute else "")
+            + (" whole" if m.recompute_whole else "")
             + (" offload" if m.offload else "")
             + (" sharded" if m.sharded else "")
             + (f" widths {' '.join(f'{tp}x{cp}' for tp, cp in m.widths)}" if m.widths else "")
@@ -321,6 +329,9 @@ def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None
         require(total == len(module.layers), f"{where}.layers_per_stage", total, f"{len(module.layers)} layers in all")
         require(min(placed.layers_per_stage) >= 1, f"{where}.layers_per_stage", placed.layers_per_stage, "positive")
         _check_widths(placed, module, cluster)
+        if placed.recompute_whole:
+            fits = placed.recompute and placed.pp == 1 and module.is_encoder
+            require(fits, f"{where}.recompute_whole", True, "false but for recomputed encoders in one stage")
         if placed.sharded:
             require(placed.pp == 1, f"{where}.pp", placed.pp, "1 with sharded weights")
             require(not placed.offload, f"{where}.offload", placed.offload, "false with sharded weights")

@@ -110,6 +110,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     "entrain.EntrainScheduler": {"eager": ["encoders"], "max_extra_forwards": [-1]},
     "hetero.NoncolocatedPlanner": {"encoder_ranks": [0], "profile_samples": [0], "num_trials": [0]},
     "hetero.BatchSlices": {"encoder_passes": [0]},
+    "mdp.BalancedVision": {"load": ["tokens"], "pass_tokens": [0]},
     "practice.LengthGrouped": {"rule": ["sorted"]},
     "megatron.MegatronPlanner": {"placement": ["first"], "virtual_stages": [0], "virtual_order": ["w"]},
     "megatron.RigidPlanner": {"placement": ["auto"], "virtual_stages": [1]},

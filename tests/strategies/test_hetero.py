@@ -234,7 +234,7 @@ def test_any_integer_ratio_runs_colocated_and_apart(seed: int, encoder_dp: int, 
 # Planted faults
 
 
-@pytest.mark.parametrize("scheduler", [ColocatedScheduler(), DecoupledScheduler(), GraphAwareScheduler()])
+@pytest.mark.parametrize("scheduler", [ColocatedScheduler(), GraphAwareScheduler()])
 def test_a_wrong_route_with_valid_shapes_is_refused(scheduler: Scheduler) -> None:
     colocated = not isinstance(scheduler, GraphAwareScheduler)
     llm = Degrees(4, 1, 1, 2) if colocated else Degrees(2, 1, 1, 2)

@@ -27,7 +27,7 @@ def step_keys(program: Program) -> dict[tuple[int, int], Key]:
     """The key of the optimizer step of each stage, by module and stage: its kinds of layers, and the degrees."""
     keys: dict[tuple[int, int], Key] = {}
     for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
-        how = (module.name, placed.tp, placed.cp, placed.dp, placed.recompute, placed.widths)
+        how = (module.name, placed.tp, placed.cp, placed.dp, placed.recompute, placed.recompute_whole, placed.widths)
         kinds = np.split(module.layer_kind, np.cumsum(placed.layers_per_stage)[:-1])
         keys |= {(index, stage): (*how, *of_stage.tolist()) for stage, of_stage in enumerate(kinds)}
     return keys

@@ -69,6 +69,7 @@ class Stage(torch.nn.Module):
         self.held = held
         self.groups = groups
         self.recompute = recompute
+        self.recompute_whole = False  # whether backward runs all layers again, of which forward keeps nothing
         self._is_first = held.start == 0
         self._is_last = held.stop == len(module.layers)
         self.config = transformer_config(module, groups.tp.size(), dtype, sequence_parallel=groups.splits_tokens)
@@ -95,6 +96,12 @@ class Stage(torch.nn.Module):
         """
         assert sum(pack.lengths) > 0, "empty chunk"
         self.splitter.on = pack.splits_backward
+        if self.recompute_whole and self.module.layers[0].backward_share > 0 and torch.is_grad_enabled():
+            inputs = hidden, pack, groups
+            return checkpoint(self._run, *inputs, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+        return self._run(hidden, pack, groups)
+
+    def _run(self, hidden: Tensor | None, pack: Pack, groups: StageGroups | None) -> Tensor:
         shares = shares_of(pack.lengths, groups or self.groups)
         if self._is_first:
             hidden = self.layers["0"](hidden, pack, shares)

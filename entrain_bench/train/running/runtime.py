@@ -384,7 +384,8 @@ def build_runtime(
         holders = groups.stages[index, number]
         first = sum(placed.layers_per_stage[:number])
         layers = range(first, first + placed.layers_per_stage[number])
-        stage = build(module, layers, holders, recompute=placed.recompute)
+        stage = build(module, layers, holders, recompute=placed.recomputes_layers)
+        stage.recompute_whole = placed.recompute_whole
         if checkpoint:
             load_weights(checkpoint, model, stage)
         widths = groups.widths[index, number]

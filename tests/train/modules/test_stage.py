@@ -70,6 +70,21 @@ def test_a_chunk_recomputes_as_many_blocks_as_it_is_told(alone: StageGroups) -> 
     assert all(torch.equal(gradients[0], other) for other in gradients[1:])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["vision", "audio"])
+def test_an_encoder_recomputed_at_once_keeps_its_output_alone(alone: StageGroups, name: str) -> None:
+    model = small_model()
+    stage = stage_of(model, model.module(name), alone)
+    features, pack = batch_of(stage.module)
+    gradients = []
+    for stage.recompute_whole in (False, True):
+        output = stage(features, pack)
+        output.square().sum().backward()
+        gradients.append([parameter.grad for parameter in stage.parameters()])
+        stage.zero_grad(set_to_none=True)
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))  # type: ignore[arg-type]
+    assert saved_bytes(partial(stage, features, pack), features, *stage.parameters()) == num_bytes(output)
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_frozen_blocks_keep_nothing_if_nothing_before_them_learns(alone: StageGroups, *, recompute: bool) -> None:
     model = small_model().with_frozen(["vision"])

@@ -48,6 +48,8 @@ SAMPLES = {"single": ("layout.tp=1", "microbatch_size=1")}
 VIRTUAL = {
     "virtual": ("strategy.planner._target_=support.train.parity.VirtualPlanner", *DEGREES["pp2_dp2"]),
     "interleaved": ("strategy.planner.virtual_stages=2", *DEGREES["pp2_dp2"]),
+    "dep": ("strategy=dep", *DEGREES["pp2_dp2"]),
+    "dep_interleaved": ("strategy=dep", "strategy.planner.virtual_stages=[2]", *DEGREES["pp2_dp2"]),
     "virtual_closed": ("strategy.planner._target_=support.train.parity.VirtualPlanner", "layout.tp=1", "layout.dp=4"),
 }
 # Encoders on two of the LLM's blocks each.
@@ -106,6 +108,8 @@ USUAL: dict[str, list[Case]] = {
         ("megatron", "interleaved", ""),
         ("dip", "virtual_closed", ""),
         ("braid", "wide", ""),
+        ("", "dep", ""),
+        ("", "dep_interleaved", ""),
         *(("", name, "") for name in WIDTHS),
         ("", "sliced", SPLIT),
         ("", "halved_whole_tokens", SPLIT),
@@ -115,6 +119,7 @@ USUAL: dict[str, list[Case]] = {
         ("entrain", "pp2_dp2", ""),
         ("dflop", "free", ""),
         ("veomni", "single", ""),
+        ("", "dep", ""),
         ("megatron", "cp4", ""),
         ("megatron", "tp2_cp2_pack", ""),
         *FEW_WIDTHS,
