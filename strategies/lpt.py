@@ -1,8 +1,7 @@
 """Two simple baselines: whole samples dealt out by their estimated total time, longest first (LPT).
 
-``lpt`` deals them to replicas, ``lpt_widths`` to context-parallel groups that are as wide as each sample needs. A sample
-counts with encoders and LLM, forward and backward, over the whole iteration. The step's traffic hides behind the last
-microbatch of a rank, and activations without room are recomputed, so few large microbatches are fast.
+``lpt`` deals them to replicas, ``lpt_widths`` to context-parallel groups as wide as each sample needs. The time
+of a sample is that of its items and its LLM sequence, forward and backward. LPT covers the whole iteration.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def count_microbatches(
     layout: Layout,
     profile: Profile,
 ) -> IntArray:
-    """Number of microbatches of each group that takes least by estimate, from its samples' seconds and bytes ``[groups]``.
+    """Number of microbatches of each group that takes least by estimate, from seconds and bytes in all ``[groups]``.
 
     A microbatch costs its fixed time; few of them recompute more, many hide less of the step. In a pipeline a group has
     the layout's number times its ``share`` of its ranks' time.

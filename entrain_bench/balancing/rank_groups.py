@@ -159,7 +159,7 @@ def joined(
 def unit_costs(
     module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, profile: Profile
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Believed seconds of units in all stages ``[degrees, units]``, bytes ``[units]``, a pack's seconds ``[degrees]``."""
+    """Believed seconds of units, all stages ``[degrees, units]``, bytes ``[units]``, a pack's seconds ``[degrees]``."""
     kinds = module.kind_counts(placed.layers_per_stage).sum(axis=0)
     again = kinds * np.array([kind.remade_share for kind in module.kinds]) * placed.recompute
     seconds = []
