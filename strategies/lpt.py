@@ -48,7 +48,7 @@ def count_microbatches(
     A microbatch costs its fixed time; few of them recompute more, many hide less of the step. In a pipeline a group has
     the layout's number times its ``share`` of its ranks' time.
     """
-    if layout.num_lanes > layout.modules[0].dp:
+    if not layout.is_one_stage:
         return np.maximum(np.rint(decisive(layout.num_microbatches * share)), 1.0).astype(np.int64)
     room = max(room_bytes(layout, profile), 1.0)
     most = np.maximum(np.ceil(decisive(bytes_ / room)), 1.0)[:, None]
@@ -77,6 +77,7 @@ class LongestFirst:
     """Samples to replicas of fixed degrees, by LPT and exchanges."""
 
     handles_generators: ClassVar[bool] = True
+    chooses_microbatches: ClassVar[bool] = True
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica by estimated seconds; microbatches of a replica alike in seconds and bytes."""
@@ -99,6 +100,7 @@ class LongestFirstOnWidths:
     """Samples to the narrowest groups that end in time: wide ones first, longest first, by LPT and exchanges."""
 
     handles_generators: ClassVar[bool] = True
+    chooses_microbatches: ClassVar[bool] = True
     handles_widths: ClassVar[bool] = True
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
@@ -125,13 +127,7 @@ class LongestFirstOnWidths:
             busy_s[held] += seconds_of_group
         share = load_s / np.array([busy_s[held].max() for held in ranks])
         counts = count_microbatches(load_s, load_bytes, share, float(microbatch_s[0]), layout, profile)
-        number = np.zeros(len(shapes), np.int64)
-        taken = np.zeros(llm.dp, np.int64)
-        # The last packs hide the reduction of gradients. Wide ones are long on all their ranks.
-        for index, (held, count) in enumerate(zip(ranks, counts.tolist(), strict=True)):
-            mine = np.flatnonzero(group == index)
-            number[mine] = int(taken[held].max()) + divide(own_s[mine], bytes_[mine], count)
-            taken[held] = 1 + number[mine].max()
+        number = numbered(group, ranks, own_s, bytes_, counts, llm.dp)
         return round_labels(model, shapes, layout, Rounds(number, first, width), spread=False)
 
 
@@ -158,3 +154,30 @@ def dealt(seconds: FloatArray, widths: IntArray, num_positions: int) -> tuple[In
     level, first, narrow, costs = best
     first[narrow] = lpt_with_exchange(costs[0], num_positions, costs[1])
     return level, first
+
+
+def numbered(
+    group: IntArray, ranks: list[slice], seconds: FloatArray, bytes_: FloatArray, counts: IntArray, num_positions: int
+) -> IntArray:
+    """Round of each sample; groups, whose ``ranks`` nest, are listed narrow to wide.
+
+    Narrow groups come first, or wide ones: the last rank to begin its last microbatch, which hides the reduction of
+    gradients, begins it earlier.
+    """
+    members = [np.flatnonzero(group == index) for index in range(len(ranks))]
+    places = [divide(seconds[m], bytes_[m], count) for m, count in zip(members, counts.tolist(), strict=True)]
+    whole_s = np.bincount(group, seconds)
+
+    def last_begin_s(order: range) -> float:
+        begin_s, end_s = np.zeros((2, num_positions))
+        for index in order:
+            end_s[ranks[index]] = end_s[ranks[index]].max() + whole_s[index]
+            begin_s[ranks[index]] = end_s[ranks[index]] - np.bincount(places[index], seconds[members[index]])[-1]
+        return float(decisive(begin_s.max()))
+
+    number = np.zeros(len(group), np.int64)
+    taken = np.zeros(num_positions, np.int64)
+    for index in min((range(len(ranks)), range(len(ranks))[::-1]), key=last_begin_s):
+        number[members[index]] = taken[ranks[index]].max() + places[index]
+        taken[ranks[index]] = 1 + number[members[index]].max()
+    return number

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.candidates import Candidate
 from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.lpt import aligned_first, lpt_with_exchange
 from entrain_bench.balancing.planning import place_chain
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rank_groups import room_bytes, sample_costs
 from entrain_bench.balancing.rounds import plane_layout
+from entrain_bench.balancing.tuning import asked
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import check_assignment
 from entrain_bench.program.layout import Layout
@@ -29,6 +31,7 @@ from entrain_bench_strategies.lpt import (
     count_microbatches,
     dealt,
     divide,
+    numbered,
 )
 from support.builders import chain_layout, profile_of, random_samples, samples, tiny_job, tiny_model
 
@@ -200,24 +203,46 @@ def with_long(rng: np.random.Generator) -> SampleShapes:
 
 @settings(max_examples=20, deadline=None)
 @given(SEEDS)
-def test_narrow_groups_come_first_on_every_rank_and_no_rank_does_two_things_at_once(seed: int) -> None:
+def test_no_rank_does_two_things_at_once(seed: int) -> None:
     shapes = with_long(np.random.default_rng(seed))
     profile = profile_of(tiny_job(MODEL), shapes)
     layout = groups(profile)
     llm = layout.modules[-1]
     labels = LongestFirstOnWidths().assign(shapes, layout, profile).modules[-1]
     level = llm.degree_of_copy[labels.replica]
-    begin = np.concatenate(([0], np.cumsum(llm.num_groups)))[level]
-    held: dict[int, dict[int, tuple[int, int]]] = {rank: {} for rank in range(8)}
-    for group, wide, place in zip(
-        (labels.replica - begin).tolist(), level.tolist(), labels.microbatch.tolist(), strict=True
-    ):
-        for rank in range(group << wide, (group + 1) << wide):
-            assert held[rank].setdefault(place, (wide, group)) == (wide, group)
-    for packs in held.values():
-        widths = [packs[place][0] for place in sorted(packs)]
-        assert widths == sorted(widths)
+    group = labels.replica - np.concatenate(([0], np.cumsum(llm.num_groups)))[level]
+    held: dict[tuple[int, int], tuple[int, int]] = {}
+    for one, wide, place in zip(group.tolist(), level.tolist(), labels.microbatch.tolist(), strict=True):
+        for rank in range(one << wide, (one + 1) << wide):
+            assert held.setdefault((rank, place), (wide, one)) == (wide, one)
     assert level.max() > 0
+
+
+def test_the_order_of_groups_lets_long_microbatches_be_last_by_hand() -> None:
+    # Two narrow groups and a wide one on both ranks. Wide first: the last microbatches begin after 2 and 2 seconds.
+    # Narrow first: after 5. A group's own microbatches follow each other, its longest last.
+    group = np.array([0, 1, 2, 0])
+    ranks = [slice(0, 1), slice(1, 2), slice(0, 2)]
+    seconds = np.array([3.0, 5.0, 2.0, 2.0])
+    count = np.array([1, 1, 1])
+    assert numbered(group, ranks, seconds, np.ones(4), count, 2).tolist() == [1, 1, 0, 1]
+    # A wide one of 9 begins after 5 if it is last; the others would begin after 9.
+    seconds[2] = 9.0
+    assert numbered(group, ranks, seconds, np.ones(4), count, 2).tolist() == [0, 0, 1, 0]
+    assert numbered(group, ranks, seconds, np.ones(4), np.array([2, 1, 1]), 2).tolist() == [1, 0, 2, 0]
+
+
+def test_layouts_of_one_stage_are_offered_once_whatever_the_number_of_microbatches() -> None:
+    profile = profile_of(tiny_job(MODEL, global_batch=16), random_samples(np.random.default_rng(0), 16))
+    jobs = [profile.job.with_microbatch_size(size) for size in (1, 2)]
+
+    def candidates(sized: Profile) -> list[Candidate]:
+        return [Candidate(1.0, replicas(sized, 8))]
+
+    assert len(asked(profile, jobs, [candidates], 2, [])) == 2
+    (offer,) = asked(profile, jobs, [candidates], 2, [], chosen_number=True)
+    assert offer.layout.is_one_stage
+    assert not chain_layout(MODEL, 1, 1, 2).is_one_stage
 
 
 def test_widths_are_needed() -> None:
