@@ -25,6 +25,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 # Microbatches may need so many times the memory that activations have; recomputation makes up for it.
 CROWDED = 2.0
+HIDING = 16  # microbatches beyond which the last one hides hardly any of the step
 AGAIN = recompute_factor(recompute=True) - 1.0  # time of recomputing everything, relative to both passes
 # Limits of a sample's time on its group that are compared, as shares of the evenly divided work.
 LIMITS = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.12)
@@ -38,25 +39,27 @@ def may_recompute(layout: Layout, profile: Profile) -> bool:
 def count_microbatches(
     seconds: FloatArray,
     bytes_: FloatArray,
+    samples: IntArray,
     share: FloatArray,
     microbatch_s: float,
     layout: Layout,
     profile: Profile,
 ) -> IntArray:
-    """Number of microbatches of each group that takes least by estimate, from seconds and bytes in all ``[groups]``.
+    """Number of microbatches of each group that takes least by estimate, from all its seconds, bytes and samples.
 
     A microbatch costs its fixed time; few of them recompute more, many hide less of the step. In a pipeline a group has
-    the layout's number times its ``share`` of its ranks' time.
+    the layout's number times its ``share`` of its ranks' time. All arrays are ``[groups]``.
     """
     if not layout.is_one_stage:
         return np.maximum(np.rint(decisive(layout.num_microbatches * share)), 1.0).astype(np.int64)
     room = max(room_bytes(layout, profile), 1.0)
-    most = np.maximum(np.ceil(decisive(bytes_ / room)), 1.0)[:, None]
+    most = np.clip(np.ceil(decisive(bytes_ / room)), 1.0, np.maximum(samples, 1))[:, None]
     least = np.ceil(most / CROWDED) if may_recompute(layout, profile) else most
     count = np.arange(1, 1 + int(most.max()))
-    step_s = [profile.programs.step_s(replace(layout, num_microbatches=number)) for number in count.tolist()]
+    numbers = count[:HIDING].tolist()
+    step_s = np.array([profile.programs.step_s(replace(layout, num_microbatches=number)) for number in numbers])
     again = np.maximum(1.0 - count * room / np.maximum(bytes_, 1.0)[:, None], 0.0)
-    total_s = AGAIN * again * seconds[:, None] + count * microbatch_s + np.array(step_s)
+    total_s = AGAIN * again * seconds[:, None] + count * microbatch_s + step_s[np.minimum(count, HIDING) - 1]
     allowed = (least <= count) & (count <= most)
     return np.asarray(1 + np.where(allowed, decisive(total_s), np.inf).argmin(axis=1))
 
@@ -85,8 +88,8 @@ class LongestFirst:
         dp = layout.modules[model.llm_index].dp
         (seconds,), bytes_, (microbatch_s,) = sample_costs(shapes, layout, profile, spread=False)
         replica = lpt_with_exchange(decisive(np.stack([seconds, seconds], axis=1)), dp)
-        load_s, load_bytes = (np.bincount(replica, values, dp) for values in (seconds, bytes_))
-        counts = count_microbatches(load_s, load_bytes, np.ones(dp), float(microbatch_s), layout, profile)
+        load_s, load_bytes, samples = (np.bincount(replica, values, dp) for values in (seconds, bytes_, None))
+        counts = count_microbatches(load_s, load_bytes, samples, np.ones(dp), float(microbatch_s), layout, profile)
         microbatch = np.zeros(len(shapes), np.int64)
         with each_replica_alone(dp):
             for one, count in enumerate(counts.tolist()):
@@ -120,13 +123,13 @@ class LongestFirstOnWidths:
         own_s = seconds[level, np.arange(len(shapes))]
         _, lead, group = np.unique(np.stack([width, first]), axis=1, return_index=True, return_inverse=True)
         group = group.ravel()
-        load_s, load_bytes = (np.bincount(group, values) for values in (own_s, bytes_ / width))
+        load_s, load_bytes, samples = (np.bincount(group, values) for values in (own_s, bytes_ / width, None))
         ranks = [slice(first[sample], first[sample] + width[sample]) for sample in lead]
         busy_s = np.zeros(llm.dp)
         for held, seconds_of_group in zip(ranks, load_s, strict=True):
             busy_s[held] += seconds_of_group
         share = load_s / np.array([busy_s[held].max() for held in ranks])
-        counts = count_microbatches(load_s, load_bytes, share, float(microbatch_s[0]), layout, profile)
+        counts = count_microbatches(load_s, load_bytes, samples, share, float(microbatch_s[0]), layout, profile)
         number = numbered(group, ranks, own_s, bytes_, counts, llm.dp)
         return round_labels(model, shapes, layout, Rounds(number, first, width), spread=False)
 

@@ -140,11 +140,15 @@ def test_microbatches_need_at_most_what_recomputation_can_make_up_for(
     profile = profile.for_job(replace(profile.job, request=request))
     seconds = rng.uniform(0.1, 2.0, 4)
     bytes_ = rng.uniform(0.1, 1.0, 4) * scale * 1e6
-    counts = count_microbatches(seconds, bytes_, np.ones(4), 1e-3, layout, profile)
+    counts = count_microbatches(seconds, bytes_, np.full(4, 64), np.ones(4), 1e-3, layout, profile)
     crowded = bytes_ / counts / 1e6
     assert crowded.max() <= (1.0 if recompute == () else CROWDED) * (1 + 1e-6)
     # More are never needed than fit without recomputation.
     assert np.all(counts <= np.maximum(np.ceil(bytes_ / 1e6 - 1e-6), 1))
+    # No microbatch is empty, however little room there is.
+    few = np.array([1, 2, 3, 0])
+    counts = count_microbatches(seconds, 1e12 * bytes_, few, np.ones(4), 1e-3, layout, profile)
+    assert np.all(counts <= np.maximum(few, 1))
 
 
 def test_the_number_of_microbatches_weighs_recomputation_against_fixed_time_and_hidden_traffic() -> None:
@@ -156,7 +160,7 @@ def test_the_number_of_microbatches_weighs_recomputation_against_fixed_time_and_
     # A batch of 1.25 rooms recomputes a fifth in one microbatch: a fifteenth of its time.
     seconds = 15 * more_s * np.array([0.9, 1.1])
     bytes_ = np.array([1.25e6, 1.25e6])
-    assert count_microbatches(seconds, bytes_, np.ones(2), 1.0, layout, profile).tolist() == [1, 2]
+    assert count_microbatches(seconds, bytes_, np.full(2, 8), np.ones(2), 1.0, layout, profile).tolist() == [1, 2]
 
 
 @settings(max_examples=20, deadline=None)
