@@ -28,7 +28,7 @@ TRYING = [name for name in choices("strategy") if name != "megatron_rigid"]
 # Whose microbatches are as many as their samples need; of these, the size decides what they hold.
 OWN_NUMBER = ("hybrid_cp", "omnibal", "token_budget")
 # Whose microbatches have nothing to do with it.
-OWN_SIZE = ("braid", "dflop", "dynapipe", "flexsp")
+OWN_SIZE = ("braid", "dflop", "dynapipe", "flexsp", "lpt", "lpt_widths")
 TEXT = samples(*((10 * length, []) for length in range(1, 17)))
 
 

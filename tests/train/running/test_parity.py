@@ -84,6 +84,8 @@ WIDTHS = {
     "hybrid_cp": ("strategy=hybrid_cp",),
     "hybrid_cp_tp2": ("strategy=hybrid_cp", "layout.tp=2"),
     "hybrid_cp_pp2": ("strategy=hybrid_cp", "layout.pp=2"),
+    "lpt_widths": ("strategy=lpt_widths",),
+    "lpt_widths_pp2": ("strategy=lpt_widths", "layout.pp=2"),
     "flexsp": ("strategy=flexsp",),
     "flexsp_recomputed": ("strategy=flexsp", "layout.recompute=[vision,llm]"),
 }
@@ -110,6 +112,8 @@ USUAL: dict[str, list[Case]] = {
         ("braid", "wide", ""),
         ("", "dep", ""),
         ("", "dep_interleaved", ""),
+        ("lpt", "single", ""),
+        ("lpt", "pp2_dp2", ""),
         *(("", name, "") for name in WIDTHS),
         ("", "sliced", SPLIT),
         ("", "halved_whole_tokens", SPLIT),
