@@ -159,8 +159,8 @@ def joined(
 def unit_costs(
     module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, profile: Profile
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Believed seconds of units ``[degrees, units]``, their bytes ``[units]``, a pack's own seconds ``[degrees]``."""
-    kinds = module.kind_counts(placed.layers_per_stage)[0]
+    """Believed seconds of units ``[degrees, units]``, first-stage bytes ``[units]``, a pack's seconds ``[degrees]``."""
+    kinds = module.kind_counts(placed.layers_per_stage).sum(axis=0)
     again = kinds * np.array([kind.remade_share for kind in module.kinds]) * placed.recompute
     seconds = []
     pack_s = []
@@ -171,6 +171,23 @@ def unit_costs(
     kept, working = profile.memory.token_bytes(module, placed)
     bytes_ = np.asarray(module.lengths(shapes, module.units(shapes)), np.float64) * float(kept[0] + working[0])
     return np.stack(seconds), bytes_, np.array(pack_s)
+
+
+def sample_costs(shapes: SampleShapes, layout: Layout, profile: Profile) -> tuple[FloatArray, FloatArray]:
+    """Believed seconds of each sample on groups of each width ``[widths, samples]``; bytes ``[samples]``."""
+    model = profile.job.model
+    widths = np.array([cp for _, cp in layout.modules[model.llm_index].degrees])
+    seconds = np.zeros((len(widths), len(shapes)))
+    bytes_ = np.zeros(len(shapes))
+    for module, placed in zip(model.modules, layout.modules, strict=True):
+        owner = module.owners(shapes, module.units(shapes))
+        unit_s, bytes_of_unit, _ = unit_costs(module, placed, shapes, profile)
+        for level, width in enumerate(widths.tolist()):
+            seconds[level] += np.bincount(
+                owner, unit_s[level] if module is model.llm else unit_s[0] / width, len(shapes)
+            )
+        bytes_ += np.bincount(owner, bytes_of_unit, len(shapes))
+    return seconds, bytes_
 
 
 def room_bytes(layout: Layout, profile: Profile) -> float:

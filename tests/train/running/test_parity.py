@@ -82,6 +82,8 @@ WIDTHS = {
     "hybrid_cp": ("strategy=hybrid_cp",),
     "hybrid_cp_tp2": ("strategy=hybrid_cp", "layout.tp=2"),
     "hybrid_cp_pp2": ("strategy=hybrid_cp", "layout.pp=2"),
+    "bytescale": ("strategy=bytescale",),
+    "bytescale_pp2": ("strategy=bytescale", "layout.pp=2"),
     "flexsp": ("strategy=flexsp",),
     "flexsp_recomputed": ("strategy=flexsp", "layout.recompute=[vision,llm]"),
 }
