@@ -68,10 +68,10 @@ def _dealt(order, level, seconds, num_ranks, bounds):  # type: ignore[no-untyped
         load[best : best + width] = load[best : best + width].max() + seconds[sequence]
         before[best : best + width] += 1
     upcoming = bounds[:-1].copy()
-    behind = [(load[rank], rank) for rank in range(num_ranks)]
+    behind = [(load[rank], 0, rank) for rank in range(num_ranks)]
     heapify(behind)
     for _ in range(len(order) - bounds[0]):
-        busy, rank = behind[0]
+        busy, count, rank = behind[0]
         bucket = rank * len(upcoming) // num_ranks
         if upcoming[bucket] == bounds[bucket + 1]:
             bucket = 0
@@ -80,7 +80,7 @@ def _dealt(order, level, seconds, num_ranks, bounds):  # type: ignore[no-untyped
         sequence = order[upcoming[bucket]]
         upcoming[bucket] += 1
         first[sequence] = rank
-        heapreplace(behind, (busy + seconds[sequence], rank))
+        heapreplace(behind, (busy + seconds[sequence], count + 1, rank))
     return first, number, before
 
 

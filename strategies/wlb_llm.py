@@ -30,9 +30,13 @@ def packed(order, workload, size, num_packs, room):  # type: ignore[no-untyped-d
     load = np.zeros(num_packs)
     held = np.zeros(num_packs)
     for sample in order:
-        one = load.argmin()
+        shortest = held.argmin()
+        one = shortest
+        for other in range(num_packs):
+            if load[other] < load[one]:
+                one = other
         if held[one] + size[sample] > room:
-            one = held.argmin()
+            one = shortest
         chosen[sample] = one
         load[one] += workload[sample]
         held[one] += size[sample]

@@ -48,9 +48,9 @@ def test_pipelines_start_on_their_level_of_length() -> None:
     size, level = np.ones(6, np.int64), np.zeros(6, np.int64)
     assert hybrid_rounds(seconds, size, level, 2, 9, 2).first.tolist() == [1, 0, 1, 0, 1, 1]
     assert hybrid_rounds(seconds, size, level, 2, 9, 1).first.tolist() == [0, 0, 1, 1, 0, 1]
-    # The level of the second rank is used up first; then it helps with the other.
+    # The level of the first rank is used up first; then it helps with the other.
     uneven = hybrid_rounds(np.array([5.0, 5.0, 1.0, 1.0]), np.ones(4, np.int64), np.zeros(4, np.int64), 2, 9, 2)
-    assert uneven.first.tolist() == [0, 1, 1, 1]
+    assert uneven.first.tolist() == [0, 1, 0, 1]
 
 
 def test_a_pack_is_the_fullest_with_room() -> None:
@@ -96,9 +96,9 @@ def test_packs_keep_the_capacity_and_ranks_run_theirs_one_after_another(
         assert np.all(np.diff(packs[2][mine]) <= 0)
 
 
-@pytest.mark.parametrize("pp", [1, 2])
-def test_programs_hold_every_sample_once_in_1f1b_with_unequal_numbers(pp: int) -> None:
-    made = setting(f"layout.pp={pp}", "microbatch_size=1")
+@pytest.mark.parametrize(("pp", "size"), [(1, 1), (2, 4)])
+def test_programs_hold_every_sample_once_in_1f1b_with_unequal_numbers(pp: int, size: int) -> None:
+    made = setting("cluster.num_nodes=2", f"layout.pp={pp}", f"microbatch_size={size}")
     layout = made.strategy.plan(made.profile)
     program = made.strategy.program(made.profile.samples.draw(16), layout, made.profile)
     check_program(program)
