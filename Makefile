@@ -73,8 +73,8 @@ reference: setup ## Update results/reference and docs, and list every change
 # A worker takes neighbours, which compile the same loops, before it takes from the other's.
 TEST = $(PYTHON) -m pytest -n auto --dist worksteal -q
 
-test: setup ## Run the quick tests; WIDE=1: also tests that take seconds or repeat for every strategy, figure and trace
-	$(TEST)$(if $(WIDE), -m 'not slow and not site')
+test: setup ## Run the quick tests; WIDE=1: also those that take seconds or repeat for every strategy (PART=0/5: a fifth)
+	$(if $(PART),PART=$(PART) )$(TEST)$(if $(WIDE), -m 'not slow and not site')
 
 test-slow: setup ## Run the slow tests; SEED=1 draws other combinations of parts
 	SEED=$(or $(SEED),0) $(PYTHON) -m pytest -q -m slow

@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -23,10 +24,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 trust(Path(__file__).parent)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Training first: one worker gets all of it and starts one server of ranks, and none waits for it at the end.
 
     Then from the last to the first: what runs all strategies comes after training has, so that each is compiled once.
+    ``PART=2/5`` leaves out the wide tests of the other four fifths.
     """
+    part, parts = map(int, os.environ.get("PART", "0/1").split("/"))
+    others = [item for item in items if item.get_closest_marker("wide") and crc32(item.nodeid.encode()) % parts != part]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
     training = [item for item in items if "train" in item.path.parts]
     items[:] = training + [item for item in reversed(items) if "train" not in item.path.parts]
