@@ -45,7 +45,7 @@ def test_both_agree_on_context_parallelism(strategy: str) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("strategy", ["braid", "flexsp", "fsdp", "hybrid_cp", "lpt_widths", "veomni"])
+@pytest.mark.parametrize("strategy", ["braid", "bytescale", "flexsp", "fsdp", "hybrid_cp", "lpt_widths", "veomni"])
 def test_both_agree_on_groups_of_several_widths(strategy: str) -> None:
     offered = {"fsdp": ["strategy.planner.widths=true"], "veomni": ["strategy.planner.widths=true", "workload=chartqa"]}
     case = decided(strategy, *GROUPS, *offered.get(strategy, []))

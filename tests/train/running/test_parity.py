@@ -86,6 +86,8 @@ WIDTHS = {
     "hybrid_cp_pp2": ("strategy=hybrid_cp", "layout.pp=2"),
     "lpt_widths": ("strategy=lpt_widths",),
     "lpt_widths_pp2": ("strategy=lpt_widths", "layout.pp=2"),
+    "bytescale": ("strategy=bytescale",),
+    "bytescale_pp2": ("strategy=bytescale", "layout.pp=2"),
     "flexsp": ("strategy=flexsp",),
     "flexsp_recomputed": ("strategy=flexsp", "layout.recompute=[vision,llm]"),
 }
