@@ -49,7 +49,7 @@ class PiecewiseLine:
 
 def rises(knots: FloatArray, places: FloatArray) -> FloatArray:
     """Return functions that rise from 0 to 1 between two knots; the last keeps rising ``[places, knots - 1]``."""
-    most = np.append(np.ones(max(0, len(knots) - 2)), np.inf)[: len(knots) - 1]
+    most = np.append(np.ones(max(0, len(knots) - 2)), np.inf)
     return np.clip((places[:, None] - knots[:-1]) / np.diff(knots), 0.0, most)
 
 
