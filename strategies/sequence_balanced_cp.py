@@ -23,7 +23,7 @@ from entrain_bench.balancing.rank_groups import (
     grouped,
     measured,
     room_bytes,
-    unit_costs,
+    sample_costs,
 )
 from entrain_bench.balancing.rounds import Rounds, check_plane, mean_tokens, round_labels
 from entrain_bench.base.arithmetic import decisive
@@ -171,7 +171,7 @@ class FlexibleGroups:
         if llm.pp > 1:
             raise IncompatibleError(f"layout.pp={llm.pp}: must be 1 with strategy/assigner=flexsp")
         widths = np.array([cp for _, cp in llm.degrees])
-        seconds, bytes_ = sample_costs(shapes, layout, profile)
+        seconds, bytes_, _ = sample_costs(shapes, layout, profile, spread=True)
         room = room_bytes(layout, profile)
         limits = widths, llm.dp, room
         if room <= 0 or bytes_.max() > room * widths[-1]:
@@ -214,23 +214,6 @@ def greedy_microbatches(
             return []
         microbatches.append((mine, groups))
     return microbatches
-
-
-def sample_costs(shapes: SampleShapes, layout: Layout, profile: Profile) -> tuple[FloatArray, FloatArray]:
-    """Believed seconds of each sample on groups of each width ``[widths, samples]``; bytes ``[samples]``."""
-    model = profile.job.model
-    widths = np.array([cp for _, cp in layout.modules[model.llm_index].degrees])
-    seconds = np.zeros((len(widths), len(shapes)))
-    bytes_ = np.zeros(len(shapes))
-    for module, placed in zip(model.modules, layout.modules, strict=True):
-        owner = module.owners(shapes, module.units(shapes))
-        unit_s, bytes_of_unit, _ = unit_costs(module, placed, shapes, profile)
-        for level, width in enumerate(widths.tolist()):
-            seconds[level] += np.bincount(
-                owner, unit_s[level] if module is model.llm else unit_s[0] / width, len(shapes)
-            )
-        bytes_ += np.bincount(owner, bytes_of_unit, len(shapes))
-    return seconds, bytes_
 
 
 # By how much a rank may exceed the work of one that is full of the longest sequence.

@@ -22,7 +22,13 @@ ORDER = "strategy_order"
 # The column that holds what it states as ``family``, and what families are called; others are the user's own.
 FAMILY = "strategy_family"
 OURS = "ours"
-FAMILIES = {"published": "Published systems", "out_of_the_box": "Out of the box", OURS: "Ours", "": "Yours"}
+FAMILIES = {
+    "published": "Published systems",
+    "out_of_the_box": "Out of the box",
+    "simple": "Simple baselines",
+    OURS: "Ours",
+    "": "Yours",
+}
 
 # Shorter words are taken for abbreviations.
 ABBREVIATION_LETTERS = 3

@@ -89,6 +89,11 @@ class MakeProgram:
         """Whether the scheduler chooses what is recomputed if the job leaves it open."""
         return declares(self._strategy.scheduler, "chooses_recomputation")
 
+    @property
+    def chooses_microbatches(self) -> bool:
+        """Whether the assigner chooses the number of microbatches if all modules have one stage."""
+        return declares(self._strategy.assigner, "chooses_microbatches")
+
     @cached_property
     def draft(self) -> MakeProgram:
         """A quicker maker whose programs need about the same memory; this maker if the scheduler has no draft."""

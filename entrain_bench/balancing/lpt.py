@@ -25,18 +25,23 @@ def by_falling(cost: FloatArray) -> IntArray:
     return np.argsort(-cost.max(axis=1), kind="stable")
 
 
-def longest_first(cost: FloatArray, num_buckets: int) -> IntArray:
-    """LPT: items by falling max of their two costs, each to the bucket whose larger sum stays least ``[items]``."""
-    return np.asarray(_place(by_falling(cost), np.ascontiguousarray(cost, np.float64), num_buckets))
+def longest_first(cost: FloatArray, num_buckets: int, load: FloatArray | None = None) -> IntArray:
+    """LPT: items by falling max of their two costs, each to the bucket whose larger sum stays least ``[items]``.
+
+    ``load`` is what buckets have before ``[buckets, 2]``.
+    """
+    before = np.zeros((num_buckets, 2)) if load is None else load
+    return np.asarray(_place(by_falling(cost), np.ascontiguousarray(cost, np.float64), before))
 
 
-def lpt_with_exchange(cost: FloatArray, num_buckets: int) -> IntArray:
+def lpt_with_exchange(cost: FloatArray, num_buckets: int, load: FloatArray | None = None) -> IntArray:
     """LPT, then items given or swapped from the fullest bucket for as long as that lowers it (arXiv:2603.25120)."""
-    bucket = longest_first(cost, num_buckets)
+    before = np.zeros((num_buckets, 2)) if load is None else load
+    bucket = longest_first(cost, num_buckets, before)
     # The last item weighs nothing: swapping with it is giving.
     padded = np.concatenate([cost, np.zeros((1, 2))])
     enough = trivial_bound(cost, num_buckets) * (1 + CLOSE)
-    return np.asarray(_exchange(padded, np.append(bucket, -1), num_buckets, enough, EXCHANGE_STEPS)[:-1])
+    return np.asarray(_exchange(padded, np.append(bucket, -1), before, enough, EXCHANGE_STEPS)[:-1])
 
 
 @njit()
@@ -53,13 +58,30 @@ def deal(order, group, cost, num_bins):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def _place(order, cost, num_buckets):  # type: ignore[no-untyped-def]
+def aligned_first(order, width, seconds, num_ranks):  # type: ignore[no-untyped-def]
+    """First rank of each unit's aligned group ``[units]``, and loads ``[ranks]``: in order, the least loaded group."""
+    load = np.zeros(num_ranks)
+    first = np.zeros(len(width), np.int64)
+    for unit in order:
+        best = 0
+        best_s = np.inf
+        for start in range(0, num_ranks - width[unit] + 1, width[unit]):
+            if load[start : start + width[unit]].max() < best_s:
+                best = start
+                best_s = load[start : start + width[unit]].max()
+        first[unit] = best
+        load[best : best + width[unit]] = best_s + seconds[unit]
+    return first, load
+
+
+@njit()
+def _place(order, cost, before):  # type: ignore[no-untyped-def]
     """LPT: to the bucket whose larger sum is least with the item, then whose sum of both is least, then the first."""
-    load = np.zeros((num_buckets, 2))
+    load = before.copy()
     bucket = np.empty(len(order), np.int64)
     for item in order:
         best = (np.inf, np.inf, 0)
-        for one in range(num_buckets):
+        for one in range(len(load)):
             high = max(load[one, 0] + cost[item, 0], load[one, 1] + cost[item, 1])
             rank = (high, load[one, 0] + load[one, 1], one)
             if rank < best:
@@ -70,10 +92,10 @@ def _place(order, cost, num_buckets):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def _exchange(cost, bucket, num_buckets, enough, most_steps):  # type: ignore[no-untyped-def]
+def _exchange(cost, bucket, before, enough, most_steps):  # type: ignore[no-untyped-def]
     """Exchanges until none helps or the fullest bucket is low enough; the last item is nothing, and in every bucket."""
     nothing = len(bucket) - 1
-    load = np.zeros((num_buckets, 2))
+    load = before.copy()
     for item in range(nothing):
         load[bucket[item]] += cost[item]
     larger = np.maximum(load[:, 0], load[:, 1])

@@ -159,8 +159,8 @@ def joined(
 def unit_costs(
     module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, profile: Profile
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Believed seconds of units ``[degrees, units]``, their bytes ``[units]``, a pack's own seconds ``[degrees]``."""
-    kinds = module.kind_counts(placed.layers_per_stage)[0]
+    """Believed seconds of units, all stages ``[degrees, units]``, bytes ``[units]``, a pack's seconds ``[degrees]``."""
+    kinds = module.kind_counts(placed.layers_per_stage).sum(axis=0)
     again = kinds * np.array([kind.remade_share for kind in module.kinds]) * placed.recompute
     seconds = []
     pack_s = []
@@ -169,8 +169,29 @@ def unit_costs(
         seconds.append(matmul(forward + backward, kinds) + matmul(forward, again))
         pack_s.append(float(matmul(profile.layers.pack_times(module, tp, cp).chunk_s.sum(axis=0), kinds)))
     kept, working = profile.memory.token_bytes(module, placed)
-    bytes_ = np.asarray(module.lengths(shapes, module.units(shapes)), np.float64) * float(kept[0] + working[0])
+    bytes_ = np.asarray(module.lengths(shapes, module.units(shapes)), np.float64) * float((kept + working).max())
     return np.stack(seconds), bytes_, np.array(pack_s)
+
+
+def sample_costs(
+    shapes: SampleShapes, layout: Layout, profile: Profile, *, spread: bool
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """``unit_costs`` of samples, all modules together; ranks of a group share items, or deal them out (``spread``)."""
+    model = profile.job.model
+    widths = np.array([tp * cp for tp, cp in layout.modules[model.llm_index].degrees])
+    widths = widths // widths[0]
+    seconds = np.zeros((len(widths), len(shapes)))
+    bytes_ = np.zeros(len(shapes))
+    pack_s = np.zeros(len(widths))
+    for module, placed in zip(model.modules, layout.modules, strict=True):
+        owner = module.owners(shapes, module.units(shapes))
+        unit_s, bytes_of_unit, once = unit_costs(module, placed, shapes, profile)
+        for level, width in enumerate(widths.tolist()):
+            dealt = spread and module is not model.llm
+            seconds[level] += np.bincount(owner, unit_s[0] / width if dealt else unit_s[level], len(shapes))
+        bytes_ += np.bincount(owner, bytes_of_unit, len(shapes))
+        pack_s += once
+    return seconds, bytes_, pack_s
 
 
 def room_bytes(layout: Layout, profile: Profile) -> float:

@@ -354,16 +354,27 @@ def list_knobs(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
 
 
 def asked(
-    profile: Profile, jobs: Sequence[Job], sets: Sequence[Candidates], each_most: int, refused: list[UserError]
+    profile: Profile,
+    jobs: Sequence[Job],
+    sets: Sequence[Candidates],
+    each_most: int,
+    refused: list[UserError],
+    chosen_number: bool = False,
 ) -> list[Candidate]:
-    """Return a planner's offers for fixed jobs: the ``each_most`` best layouts of each set and job, each once."""
+    """Return a planner's offers for fixed jobs: the ``each_most`` best layouts of each set and job, each once.
+
+    With ``chosen_number``, layouts of one stage that differ in the number of microbatches are the same.
+    """
     offers: dict[tuple[object, ...], Candidate] = {}
     llm = profile.job.model.llm_index
     for (kind, candidates), job in product(enumerate(sets), jobs):
         try:
             for candidate in islice(candidates(profile.for_job(job)), each_most):
-                offer = replace(candidate, knobs=list_knobs(candidate.layout, llm, kind))
-                offers.setdefault(candidate_key(candidate.layout), offer)
+                layout = candidate.layout
+                if chosen_number and layout.is_one_stage:
+                    layout = replace(layout, num_microbatches=1)
+                offer = replace(candidate, layout=layout, knobs=list_knobs(layout, llm, kind))
+                offers.setdefault(candidate_key(layout), offer)
         except UserError as error:
             refused.append(error.with_traceback(None))
     return [*offers.values()]
@@ -384,7 +395,8 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
     problems = list[UserError]()
     for jobs in (*([[fixed]] if fixed else []), fixed_jobs(profile, samples)):
         variants = [one for job in jobs for one in recomputing(job, chosen_later=chosen_later)]
-        offers = asked(profile, variants, sets, max(2, most // len(variants)), problems)
+        each_most = max(2, most // len(variants))
+        offers = asked(profile, variants, sets, each_most, problems, make_program.chooses_microbatches)
         entered = halved(trials, offers, budget, entered[:1]) or entered
     if entered:
         return entered[0]

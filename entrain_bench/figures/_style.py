@@ -65,7 +65,7 @@ _SYSTEM_HEX = ["#8c8c8c", "#0173b2", "#005555", "#aa1555", "#8095ff", "#aa5515",
 SYSTEM_COLOURS: list[Colour] = [*map(to_rgb, [*_SYSTEM_HEX, "#ffeaaa"])]
 NUM_ORDERED = len(SYSTEM_COLOURS) - 1
 # By ``strategy.family``.
-_FAMILY_HEX = {"published": "#0173b2", "out_of_the_box": "#8f8f8f", OURS: "#de8f05", "": "#402a00"}
+_FAMILY_HEX = {"published": "#0173b2", "out_of_the_box": "#8f8f8f", "simple": "#005555", OURS: "#de8f05", "": "#402a00"}
 FAMILY_COLOURS: dict[str, Colour] = {family: to_rgb(colour) for family, colour in _FAMILY_HEX.items()}
 
 

@@ -282,6 +282,11 @@ class Layout:
         return len(self.lane_width)
 
     @property
+    def is_one_stage(self) -> bool:
+        """Whether every module is on all ranks, in one stage."""
+        return all(module.pp == 1 and module.ranks.size == self.num_ranks for module in self.modules)
+
+    @property
     def num_ranks(self) -> int:
         """Number of ranks in use."""
         return int(self.lane_width.sum())

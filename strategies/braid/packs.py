@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s, packed_units_s
-from entrain_bench.balancing.lpt import lpt_with_exchange
+from entrain_bench.balancing.lpt import aligned_first, lpt_with_exchange
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rank_groups import room_bytes, step_assignment, unit_costs
 from entrain_bench.balancing.rounds import group_widths, packed_program
@@ -112,7 +112,7 @@ def dealt(
     level = np.where(good.any(axis=0), level, fallback)
     mine = decisive(seconds[level, np.arange(seconds.shape[1])])
     order = np.lexsort((np.arange(len(mine)), -mine, -level))
-    first, load = _placed(order, level, mine, widths, num_ranks)
+    first, load = aligned_first(order, widths[level], mine, num_ranks)
     narrow = np.flatnonzero(level == 0)
     groups = num_ranks // int(widths[0])
     narrow_group = first[narrow] // int(widths[0])
@@ -227,24 +227,6 @@ def _priced(work, widths, num_samples):  # type: ignore[no-untyped-def]
                 totals[column, level, sample] += load[column].max()
             totals[4, level, sample] = max(totals[4, level, sample], load[4].max())
     return totals
-
-
-@njit()
-def _placed(order, level, seconds, widths, num_ranks):  # type: ignore[no-untyped-def]
-    """First rank of each sample's group, and each rank's load: every sample on the least loaded of its width."""
-    load = np.zeros(num_ranks)
-    first = np.zeros(len(order), np.int64)
-    for sample in order:
-        width = widths[level[sample]]
-        best = 0
-        best_s = np.inf
-        for start in range(0, num_ranks - width + 1, width):
-            if load[start : start + width].max() < best_s:
-                best = start
-                best_s = load[start : start + width].max()
-        first[sample] = best
-        load[best : best + width] = best_s + seconds[sample]
-    return first, load
 
 
 @njit()

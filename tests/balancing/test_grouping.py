@@ -168,7 +168,7 @@ def test_a_requested_tp_binds_all_groups_of_the_llm_and_cp_and_dp_their_position
 @pytest.mark.parametrize(
     "asked", [("layout.dp=null",), ("layout.cp=null", "layout.dp=2"), ("layout.tp=1", "layout.cp=4", "layout.dp=4")]
 )
-@pytest.mark.parametrize("strategy", ["hybrid_cp", "flexsp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["bytescale", "hybrid_cp", "flexsp", "fsdp"])
 def test_one_rule_for_all_who_choose_widths(strategy: str, asked: tuple[str, ...]) -> None:
     widths = ("strategy.planner.widths=true", "layout.recompute=[vision,audio,llm]") if strategy == "fsdp" else ()
     made = prepare(

@@ -45,14 +45,14 @@ def test_both_agree_on_context_parallelism(strategy: str) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("strategy", ["braid", "flexsp", "fsdp", "hybrid_cp", "veomni"])
+@pytest.mark.parametrize("strategy", ["braid", "bytescale", "flexsp", "fsdp", "hybrid_cp", "lpt_widths", "veomni"])
 def test_both_agree_on_groups_of_several_widths(strategy: str) -> None:
     offered = {"fsdp": ["strategy.planner.widths=true"], "veomni": ["strategy.planner.widths=true", "workload=chartqa"]}
     case = decided(strategy, *GROUPS, *offered.get(strategy, []))
     pairs = zip(case.program.layout.modules, case.program.chunks, strict=True)
     taken = [np.unique(placed.degree_of_copy[rows.replica]) for placed, rows in pairs if placed.widths]
     assert max(map(len, taken)) > 1
-    assert bool(case.program.remade) == (strategy == "braid")
+    assert bool(case.program.remade) == (strategy in ("braid", "lpt_widths"))
     assert_agreement(case)
 
 

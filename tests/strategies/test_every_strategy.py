@@ -26,9 +26,9 @@ SMALL = ("workload=synthetic", "model=tiny", "cluster=tiny", "global_batch=16", 
 # One has no estimates, so nothing to try.
 TRYING = [name for name in choices("strategy") if name != "megatron_rigid"]
 # Whose microbatches are as many as their samples need; of these, the size decides what they hold.
-OWN_NUMBER = ("hybrid_cp", "omnibal", "token_budget")
+OWN_NUMBER = ("bytescale", "hybrid_cp", "omnibal", "token_budget")
 # Whose microbatches have nothing to do with it.
-OWN_SIZE = ("braid", "dflop", "dynapipe", "flexsp")
+OWN_SIZE = ("braid", "dflop", "dynapipe", "flexsp", "lpt", "lpt_widths")
 TEXT = samples(*((10 * length, []) for length in range(1, 17)))
 
 
@@ -101,6 +101,7 @@ def test_programs_are_valid_and_within_memory(strategy: str, encoder: int, audio
 WRONG: dict[str, dict[str, list[Any]]] = {
     "braid.BraidPlanner": {"num_trials": [0], "microbatches": [[]]},
     "braid.BraidScheduler": {"rollouts": [-1], "llm_leads": [[]]},
+    "bytescale.HybridData": {"buckets": [0]},
     "dip.DipPlanner": {"profile_samples": [0], "chunks": ["two"]},
     "dip.DipScheduler": {"memory": ["none"], "priorities": ["none"], "search_rounds": [-1, 2**63]},
     "disttrain.DistTrainAssigner": {"intra": ["globl_batch"], "carry": [True]},

@@ -166,6 +166,7 @@ class PlainPrograms:
 
     make: Callable[[SampleShapes, Layout], Program]
     chooses_recomputation: bool = False
+    chooses_microbatches: bool = False
 
     @property
     def draft(self) -> PlainPrograms:
