@@ -184,6 +184,7 @@ def test_windows_bound_attention() -> None:
     [
         ("modules/llm/num_layer", 3, "did you mean num_layers"),
         ("modules/llm/num_kv_heads", 3, "model.modules.llm.num_kv_heads=3: must be a divisor of num_heads=8"),
+        ("modules/llm/hidden_size", 0, "model.modules.llm.hidden_size=0: must be at least 1"),
         ("modules/llm/source", None, "model.modules.llm.source: missing"),
         ("modules/vision/role", "llm", "model.modules.vision.vocab_size=0"),
         ("modules/vision/modalities", [], "model.modules.vision.modalities=[]: must be at least one modality"),
