@@ -88,7 +88,9 @@ class LongestFirst:
         dp = layout.modules[model.llm_index].dp
         (seconds,), bytes_, (microbatch_s,) = sample_costs(shapes, layout, profile, spread=False)
         replica = lpt_with_exchange(decisive(np.stack([seconds, seconds], axis=1)), dp)
-        load_s, load_bytes, samples = (np.bincount(replica, values, dp) for values in (seconds, bytes_, None))
+        load_s = np.bincount(replica, seconds, dp)
+        load_bytes = np.bincount(replica, bytes_, dp)
+        samples = np.bincount(replica, minlength=dp)
         counts = count_microbatches(load_s, load_bytes, samples, np.ones(dp), float(microbatch_s), layout, profile)
         microbatch = np.zeros(len(shapes), np.int64)
         with each_replica_alone(dp):
@@ -123,7 +125,9 @@ class LongestFirstOnWidths:
         own_s = seconds[level, np.arange(len(shapes))]
         _, lead, group = np.unique(np.stack([width, first]), axis=1, return_index=True, return_inverse=True)
         group = group.ravel()
-        load_s, load_bytes, samples = (np.bincount(group, values) for values in (own_s, bytes_ / width, None))
+        load_s = np.bincount(group, own_s)
+        load_bytes = np.bincount(group, bytes_ / width)
+        samples = np.bincount(group)
         ranks = [slice(first[sample], first[sample] + width[sample]) for sample in lead]
         busy_s = np.zeros(llm.dp)
         for held, seconds_of_group in zip(ranks, load_s, strict=True):

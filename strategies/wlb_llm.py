@@ -30,7 +30,7 @@ def packed(order, workload, size, num_packs, room):  # type: ignore[no-untyped-d
     load = np.zeros(num_packs)
     held = np.zeros(num_packs)
     for sample in order:
-        shortest = held.argmin()
+        shortest = int(held.argmin())
         one = shortest
         for other in range(num_packs):
             if load[other] < load[one]:
