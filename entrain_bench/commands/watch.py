@@ -35,7 +35,6 @@ class Watch:
 
         left = self.total - self.run - self.finished
         seconds = left * (perf_counter() - self.started) / self.run
-        # No more exact than an estimate is.
         spelled = f"about {seconds / MINUTE_S:.0f} min" if seconds >= 1.5 * MINUTE_S else f"about {seconds:.0f} s"
         rest = f", {spelled} left" if left else ""
         say(f"{describe_cell(place, done.record)} ({done.seconds:.1f} s{rest})")
