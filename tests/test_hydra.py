@@ -96,7 +96,7 @@ def test_other_options_of_hydra(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("typed", "choices"),
     [
-        ("strategy=d", {"strategy=dflop", "strategy=dip", "strategy=disttrain", "strategy=dynapipe"}),
+        ("strategy=d", {"strategy=dep", "strategy=dflop", "strategy=dip", "strategy=disttrain", "strategy=dynapipe"}),
         ("seed=0 layout.t", {"layout.tp="}),
     ],
 )

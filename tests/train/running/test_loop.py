@@ -90,6 +90,7 @@ def _ends(rank: int, store: Path) -> None:
         Event().wait()
 
 
+@pytest.mark.wide
 def test_a_rank_that_fails_ends_while_its_thread_waits_for_a_program(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
