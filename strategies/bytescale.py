@@ -126,7 +126,7 @@ class HybridData:
         widths = np.array([cp for _, cp in llm.degrees])
         seconds, activations, _ = sample_costs(shapes, layout, profile, spread=False)
         bytes_ = np.ceil(activations).astype(np.int64)
-        # What a rank's memory holds; less if the layout asks for more microbatches.
+        # A rank's memory limits it; less if the layout asks for more microbatches.
         share = float(bytes_.sum()) / (llm.dp * layout.num_microbatches)
         capacity = max(int(min(share, room_bytes(layout, profile))), -(-int(bytes_.max()) // int(widths[-1])))
         level = np.searchsorted(widths, -(-bytes_ // capacity))

@@ -41,8 +41,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ``PART=2/5`` leaves out the wide tests of the other four fifths.
     """
     part, parts = map(int, os.environ.get("PART", "0/1").split("/"))
-    others = [item for item in items if item.get_closest_marker("wide") and crc32(item.nodeid.encode()) % parts != part]
-    config.hook.pytest_deselected(items=others)
+    others = {item for item in items if item.get_closest_marker("wide") and crc32(item.nodeid.encode()) % parts != part}
+    config.hook.pytest_deselected(items=[*others])
     items[:] = [item for item in items if item not in others]
     training = [item for item in items if "train" in item.path.parts]
     items[:] = training + [item for item in reversed(items) if "train" not in item.path.parts]

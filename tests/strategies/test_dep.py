@@ -50,7 +50,7 @@ def test_items_go_to_ranks_of_any_replica_by_hand() -> None:
     shapes = samples((10, [700]), (10, [100]), (10, [500]), (10, []), (10, [400]))
     # The two largest to the first replica's ranks, the third to one of the second's, the last to the other of these.
     assert assigned(shapes, bubbles=False).replica.tolist() == [0, 3, 1, 2]
-    # As many items: each to the rank that hands over its embeddings, if that has no more than the others.
+    # Each item goes to the rank that hands over its embeddings, if that has no more items than the others.
     assert assigned(shapes, bubbles=False, load="items").replica.tolist() == [0, 2, 1, 3]
 
 
