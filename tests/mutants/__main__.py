@@ -9,14 +9,14 @@ import argparse
 import ast
 import os
 import re
-import shutil
-import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 
 import yaml
@@ -24,12 +24,13 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
+from mutants.running import Coverage, copy_repository, list_records, passes, statement_at
+
 ROOT = Path(__file__).parents[2]
 ROOMS = ("specs", "program", "costs", "simulate", "balancing")
-# For any file: a second simulator, whole runs against committed results, and the configuration's defaults.
-WHOLE_RUNS = ("tests/simulate/test_independent.py", "tests/test_defaults.py", "tests/test_reference_cells.py")
+# Whole runs against committed results, and the configuration's defaults.
+WHOLE_RUNS = ("tests/test_defaults.py", "tests/test_reference_cells.py")
 LEAST_KILLED = 0.9
-TIMEOUT_S = 600
 ARITHMETIC = "(Add|Sub|Mul|Div|FloorDiv|Mod|Pow)"
 BITS = "(BitOr|BitAnd|BitXor)"
 ORDER = "(Eq|NotEq|Lt|LtE|Gt|GtE)"
@@ -57,13 +58,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m mutants", description=__doc__)
     parser.add_argument("--count", type=int, default=100, help="how many mutants (default: 100)")
     parser.add_argument("--seed", type=int, default=0, help="which ones are drawn (default: 0)")
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of the mutants to try (default: all)")
     options = parser.parse_args()
     entries = yaml.safe_load(Path(__file__).with_name("equivalent.yaml").read_text())
     reasons = {(entry["path"], entry["before"], entry["after"]): entry["why"] for entry in entries}
-    mutants = draw_mutants(options.seed, options.count)
-    with ThreadPoolExecutor(os.cpu_count()) as workers:
-        survivors = []
-        for number, (mutant, killed) in enumerate(zip(mutants, workers.map(is_killed, mutants), strict=True), start=1):
+    mutants = dict(enumerate(draw_mutants(options.seed, options.count), start=1))
+    tried = {number: mutants[number] for number in options.only or mutants}
+    num_workers = os.cpu_count() or 1
+    survivors = []
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(num_workers) as workers:
+        suite = Suite(Path(folder), num_workers)
+        records = list_records(ROOT, test_files(), ROOT / "build" / "mutants")
+        new = {file: record for file, record in records.items() if not record.exists()}
+        print(f"{len(new)} of {len(records)} files of tests are executed to see what they cover", flush=True)
+        deque(workers.map(suite.record, new, new.values()))
+        coverage = Coverage(records.values())
+        outcomes = workers.map(lambda mutant: suite.kills(mutant, coverage), tried.values())
+        for (number, mutant), killed in zip(tried.items(), outcomes, strict=True):
             why = reasons.get((mutant.path, mutant.before, mutant.after), "not explained")
             print(
                 f"{number}/{len(mutants)} {'killed' if killed else 'survived'}: {mutant.path}:{mutant.line}", flush=True
@@ -71,9 +82,16 @@ def main() -> int:
             if not killed:
                 survivors.append(why)
                 print(f"-{mutant.before}\n+{mutant.after}\n{why}", flush=True)
-    num_killed = len(mutants) - len(survivors)
-    print(f"{num_killed} of {len(mutants)} mutants killed ({num_killed / len(mutants):.0%})")
-    return int(num_killed < LEAST_KILLED * len(mutants) or "not explained" in survivors)
+    num_killed = len(tried) - len(survivors)
+    print(f"{num_killed} of {len(tried)} mutants killed ({num_killed / len(tried):.0%})")
+    return int(num_killed < LEAST_KILLED * len(tried) or "not explained" in survivors)
+
+
+def test_files() -> list[str]:
+    """Files with tests of the core."""
+    folders = [ROOT / "tests" / room for room in (*ROOMS, "strategies")]
+    files = sorted(path for folder in folders for path in folder.rglob("test_*.py"))
+    return [*(str(path.relative_to(ROOT)) for path in files), *WHOLE_RUNS]
 
 
 def draw_mutants(seed: int, count: int) -> list[Mutant]:
@@ -95,7 +113,8 @@ def mistakes_in(source: str, path: str, seed: int) -> Iterator[tuple[str, str, i
     lines = source.splitlines()
     nodes = [*ast_nodes(get_ast(source))]
     for name in filter(OPERATORS.fullmatch, operator_names()):
-        positions = [position for node in nodes for position in get_operator(name)().mutation_positions(node)]
+        operator = get_operator(name)()
+        positions = [position for node in nodes for position in operator.mutation_positions(node)]
         for occurrence, ((line, column), _) in enumerate(positions):
             place = repr((seed, path, lines[line - 1].strip(), column, name))
             yield sha256(place.encode()).hexdigest(), path, line, name, occurrence
@@ -115,33 +134,38 @@ def make_mutant(path: str, operator: str, occurrence: int, source: str | None = 
     return Mutant(path, line, before.strip(), after.strip(), text)
 
 
-def is_killed(mutant: Mutant) -> bool:
-    """Whether the tests of a mutant's folder, or whole runs, fail or take too long on a copy of the repository."""
-    room, name = mutant.path.removeprefix("entrain_bench/").split("/")[:2]
-    name = name.removesuffix(".py")
-    mirror = [path for path in (f"tests/{room}/{name}", f"tests/{room}/test_{name}.py") if (ROOT / path).exists()]
-    with TemporaryDirectory() as folder:
-        copy = Path(folder) / "copy"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".venv", ".git", "build", "results", ".*_cache"))
-        shutil.copytree(ROOT / "results" / "reference", copy / "results" / "reference")
-        (copy / mutant.path).write_text(mutant.text)
-        names = copy / "names"
-        names.mkdir()
-        for part in ("strategies", "workloads", "experiments"):
-            (names / f"entrain_bench_{part}").symlink_to(Path("..") / part)
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (copy, copy / "tests", names)))}
-        stages = ([*mirror], [f"tests/{room}"], [*WHOLE_RUNS])
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
-        for tests in filter(None, stages):
-            try:
-                done = subprocess.run(
-                    [*command, *tests], cwd=copy, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False
-                )
-            except subprocess.TimeoutExpired:
-                return True
-            if done.returncode:
-                return True
-    return False
+class Suite:
+    """The tests, on copies of the repository: one for each worker."""
+
+    def __init__(self, folder: Path, num_workers: int) -> None:
+        self.loops = folder / "loops"
+        self.copies = SimpleQueue[Path]()
+        for worker in range(num_workers):
+            self.copies.put(copy_repository(ROOT, folder / str(worker)))
+
+    def record(self, file: str, record: Path) -> None:
+        """Note what the tests of a file execute."""
+        copy = self.copies.get()
+        passes(copy, self.loops, {file: 0.0}, record)
+        self.copies.put(copy)
+
+    def kills(self, mutant: Mutant, coverage: Coverage) -> bool:
+        """Whether a test fails on a mutant, or does not end."""
+        room, name = mutant.path.removeprefix("entrain_bench/").removesuffix(".py").split("/")[:2]
+        copy = self.copies.get()
+        file = copy / mutant.path
+        lines, within = statement_at(file.read_text(), mutant.line)
+        mirror = (f"tests/{room}/{name}/", f"tests/{room}/test_{name}.py")
+        tests = coverage.choose(mutant.path, lines, mirror, WHOLE_RUNS)
+        original = file.rename(copy / "original")
+        file.write_text(mutant.text)
+        with TemporaryDirectory() as folder:
+            # A line that Python executes is in no compiled loop.
+            keeps_loops = within and coverage.of_lines(mutant.path, lines)
+            killed = not passes(copy, self.loops if keeps_loops else Path(folder), tests)
+        original.replace(file)
+        self.copies.put(copy)
+        return killed
 
 
 def _decisions(source: str) -> str:

@@ -1,0 +1,183 @@
+"""Runs tests in a process of its own, on a copy of the repository: to note what they execute, or to see one fail."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import sha256
+from multiprocessing import get_context
+from pathlib import Path
+from sys import monitoring
+from types import CodeType
+
+import pytest
+
+# A mutant survives the tests that take so long together.
+BUDGET_S = 120
+# A test that takes ten times its usual CPU time, beside that of compiling loops, does not end.
+LONGEST = 10
+COMPILING_S = 100
+# What decides what tests execute, beside their file.
+SOURCES = ("entrain_bench", "strategies", "workloads", "experiments", "tests/support")
+# Packages that the core imports are imported once for all processes.
+processes = get_context("forkserver")
+THEIRS = ("hydra.utils", "hypothesis.extra.numpy", "matplotlib", "numba", "ortools.sat.python.cp_model", "pandas")
+processes.set_forkserver_preload(["mutants.running", "pyarrow.parquet", "scipy.optimize", "scipy.stats", *THEIRS])
+
+
+class Coverage:
+    """CPU seconds of each test, and tests by path and line that they execute."""
+
+    def __init__(self, records: Iterable[Path]) -> None:
+        self.seconds: dict[str, float] = {}
+        self.lines: dict[tuple[str, int], set[str]] = {}
+        for record in records:
+            seconds, executed = json.loads(record.read_text())
+            self.seconds |= seconds
+            for path, line, tests in executed:
+                self.lines.setdefault((path, line), set()).update(tests)
+
+    def choose(self, path: str, lines: range, mirror: tuple[str, ...], whole: tuple[str, ...]) -> dict[str, float]:
+        """Tests to execute and their seconds: those of the lines, of the mirror, then of the file and whole runs.
+
+        Nothing is reported of compiled loops and of what is cached, so tests of the other lines of a file follow.
+        """
+        of_lines = self.of_lines(path, lines)
+        of_mirror = {test for test in self.seconds if test.startswith(mirror)}
+        of_file = {test for test in self.seconds if test.startswith(whole)}
+        of_file.update(*(tests for place, tests in self.lines.items() if place[0] == path))
+        chosen: dict[str, float] = {}
+        for tests in (of_lines, of_mirror, of_file):
+            for test in sorted(tests - chosen.keys(), key=lambda test: (self.seconds[test], test)):
+                if sum(chosen.values()) + self.seconds[test] <= BUDGET_S:
+                    chosen[test] = self.seconds[test]
+        return chosen
+
+    def of_lines(self, path: str, lines: range) -> set[str]:
+        """Tests that execute one of the lines."""
+        return set().union(*(self.lines.get((path, line), ()) for line in lines))
+
+
+def list_records(root: Path, files: Iterable[str], folder: Path) -> dict[str, Path]:
+    """Where what the tests of each file execute is kept: named by the content of the file and of the sources."""
+    sources = [path for part in SOURCES for path in sorted((root / part).rglob("*")) if path.suffix in (".py", ".yaml")]
+    key = sha256(b"".join(path.read_bytes() for path in sources)).digest()
+    records = {file: folder / f"{sha256(key + (root / file).read_bytes()).hexdigest()}.json" for file in files}
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in {*folder.iterdir()} - {*records.values()}:
+        old.unlink()
+    return records
+
+
+def statement_at(text: str, line: int) -> tuple[range, bool]:
+    """Lines of the innermost statement at a line, up to the first one in it, and whether it is within a function."""
+    lines = range(line, line + 1)
+    within = False
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.stmt) and line in range(node.lineno, (node.end_lineno or 0) + 1):
+            body = getattr(node, "body", None)
+            lines = range(node.lineno, body[0].lineno if body else (node.end_lineno or 0) + 1)
+            within |= isinstance(node, ast.FunctionDef) and line not in lines
+    return lines if line in lines else range(line, line + 1), within
+
+
+def copy_repository(root: Path, copy: Path) -> Path:
+    """A copy in which the packages are imported under their names."""
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns(".venv", ".git", "build", "results", ".*_cache"))
+    shutil.copytree(root / "results" / "reference", copy / "results" / "reference")
+    (copy / "names").mkdir()
+    for part in ("strategies", "workloads", "experiments"):
+        (copy / "names" / f"entrain_bench_{part}").symlink_to(Path("..") / part)
+    return copy
+
+
+def passes(copy: Path, loops: Path, seconds: Mapping[str, float], record: Path | None = None) -> bool:
+    """Whether tests pass, in their order, each in a few times its usual CPU seconds; or note what a file executes.
+
+    Compiled loops are kept in a folder, whose loops are those of the sources whatever else changes in their files.
+    """
+    process = processes.Process(target=_execute, args=(copy, loops, seconds, record))
+    process.start()
+    process.join()
+    return process.exitcode == 0
+
+
+def _execute(copy: Path, loops: Path, seconds: Mapping[str, float], record: Path | None) -> None:
+    os.chdir(copy)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(1, 2)
+    sys.path[:0] = map(str, (copy, copy / "tests", copy / "names"))
+    from numba.core.caching import _SourceFileBackedLocatorMixin as Located
+
+    from entrain_bench.base import compiled
+
+    compiled._cache_of = lambda package: loops / package  # type: ignore[assignment]
+    Located.get_source_stamp = lambda _: 0
+    Located.get_suitable_cache_subpath = lambda _, file: Path(file).parent.name
+    options = ["-q", "-n0", "--timeout=0", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    options += ["-m", "not slow and not site", *([] if record else ["-x"])]
+    files = {test.partition("::")[0] for test in seconds}
+    sys.exit(pytest.main([*options, *sorted(files)], [_Record(copy, record) if record else _Choice(seconds)]))
+
+
+def _cpu_s() -> float:
+    return sum(os.times()[:4])
+
+
+class _Choice:
+    """Executes some tests, in their order; an endless one ends the process."""
+
+    def __init__(self, seconds: Mapping[str, float]) -> None:
+        self.seconds = seconds
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        order = {test: place for place, test in enumerate(self.seconds)}
+        items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        limit = int(_cpu_s() + COMPILING_S + LONGEST * self.seconds[item.nodeid])
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+
+
+class _Record:
+    """Notes the CPU seconds of each test that passes, and the lines of the copy that it executes."""
+
+    def __init__(self, copy: Path, file: Path) -> None:
+        self.file = file
+        self.copy = f"{copy}{os.sep}"
+        self.seconds: dict[str, float] = {}
+        self.tests: dict[tuple[str, int], list[str]] = {}
+        self.lines: set[tuple[str, int]] = set()
+        monitoring.use_tool_id(monitoring.PROFILER_ID, "mutants")
+        monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.LINE, self.note)
+        monitoring.set_events(monitoring.PROFILER_ID, monitoring.events.LINE)
+
+    def note(self, code: CodeType, line: int) -> object:
+        """Note a line; it is not reported again before the next test."""
+        if code.co_filename.startswith(self.copy):
+            self.lines.add((code.co_filename, line))
+        return monitoring.DISABLE
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        failed = item.session.testsfailed
+        start_s = _cpu_s()
+        self.lines.clear()
+        monitoring.restart_events()
+        result = yield
+        if item.session.testsfailed == failed:
+            self.seconds[item.nodeid] = _cpu_s() - start_s
+            for place in self.lines:
+                self.tests.setdefault(place, []).append(item.nodeid)
+        return result
+
+    def pytest_sessionfinish(self) -> None:
+        places = ((os.path.relpath(os.path.realpath(path), self.copy), line) for path, line in self.tests)
+        lines = [(*place, tests) for place, tests in zip(places, self.tests.values(), strict=True)]
+        self.file.write_text(json.dumps([self.seconds, lines]))
