@@ -24,7 +24,7 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
-from mutants.running import Coverage, copy_repository, list_records, passes, statement_at
+from mutants.running import Coverage, copy_repository, list_records, passes
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("specs", "program", "costs", "simulate", "balancing")
@@ -154,14 +154,13 @@ class Suite:
         room, name = mutant.path.removeprefix("entrain_bench/").removesuffix(".py").split("/")[:2]
         copy = self.copies.get()
         file = copy / mutant.path
-        lines, within = statement_at(file.read_text(), mutant.line)
         mirror = (f"tests/{room}/{name}/", f"tests/{room}/test_{name}.py")
-        tests = coverage.choose(mutant.path, lines, mirror, WHOLE_RUNS)
+        tests = coverage.choose(mutant.path, mutant.line, mirror, WHOLE_RUNS)
         original = file.rename(copy / "original")
         file.write_text(mutant.text)
         with TemporaryDirectory() as folder:
-            # A line that Python executes is in no compiled loop.
-            keeps_loops = within and coverage.of_lines(mutant.path, lines)
+            # A line of a function that Python executes is in no compiled loop.
+            keeps_loops = (mutant.path, mutant.line) in coverage.lines
             killed = not passes(copy, self.loops if keeps_loops else Path(folder), tests)
         original.replace(file)
         self.copies.put(copy)

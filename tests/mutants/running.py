@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import resource
@@ -10,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
+from inspect import CO_OPTIMIZED
 from multiprocessing import get_context
 from pathlib import Path
 from sys import monitoring
@@ -31,7 +31,7 @@ processes.set_forkserver_preload(["mutants.running", "pyarrow.parquet", "scipy.o
 
 
 class Coverage:
-    """CPU seconds of each test, and tests by path and line that they execute."""
+    """CPU seconds of each test, and tests by path and line of a function that they execute."""
 
     def __init__(self, records: Iterable[Path]) -> None:
         self.seconds: dict[str, float] = {}
@@ -39,28 +39,24 @@ class Coverage:
         for record in records:
             seconds, executed = json.loads(record.read_text())
             self.seconds |= seconds
-            for path, line, tests in executed:
-                self.lines.setdefault((path, line), set()).update(tests)
+            tests = [*seconds]
+            for path, line, numbers in executed:
+                self.lines.setdefault((path, line), set()).update(tests[number] for number in numbers)
 
-    def choose(self, path: str, lines: range, mirror: tuple[str, ...], whole: tuple[str, ...]) -> dict[str, float]:
-        """Tests to execute and their seconds: those of the lines, of the mirror, then of the file and whole runs.
+    def choose(self, path: str, line: int, mirror: tuple[str, ...], whole: tuple[str, ...]) -> dict[str, float]:
+        """Tests to execute and their seconds: those of a line, of its file's mirror, of the file, and whole runs.
 
-        Nothing is reported of compiled loops and of what is cached, so tests of the other lines of a file follow.
+        Of compiled loops, and of what runs at import or once for several tests, no line is known.
         """
-        of_lines = self.of_lines(path, lines)
         of_mirror = {test for test in self.seconds if test.startswith(mirror)}
-        of_file = {test for test in self.seconds if test.startswith(whole)}
-        of_file.update(*(tests for place, tests in self.lines.items() if place[0] == path))
+        others = {test for test in self.seconds if test.startswith(whole)}
+        others.update(*(tests for place, tests in self.lines.items() if place[0] == path))
         chosen: dict[str, float] = {}
-        for tests in (of_lines, of_mirror, of_file):
+        for tests in (self.lines.get((path, line), set()), of_mirror, others):
             for test in sorted(tests - chosen.keys(), key=lambda test: (self.seconds[test], test)):
                 if sum(chosen.values()) + self.seconds[test] <= BUDGET_S:
                     chosen[test] = self.seconds[test]
         return chosen
-
-    def of_lines(self, path: str, lines: range) -> set[str]:
-        """Tests that execute one of the lines."""
-        return set().union(*(self.lines.get((path, line), ()) for line in lines))
 
 
 def list_records(root: Path, files: Iterable[str], folder: Path) -> dict[str, Path]:
@@ -74,18 +70,6 @@ def list_records(root: Path, files: Iterable[str], folder: Path) -> dict[str, Pa
     return records
 
 
-def statement_at(text: str, line: int) -> tuple[range, bool]:
-    """Lines of the innermost statement at a line, up to the first one in it, and whether it is within a function."""
-    lines = range(line, line + 1)
-    within = False
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.stmt) and line in range(node.lineno, (node.end_lineno or 0) + 1):
-            body = getattr(node, "body", None)
-            lines = range(node.lineno, body[0].lineno if body else (node.end_lineno or 0) + 1)
-            within |= isinstance(node, ast.FunctionDef) and line not in lines
-    return lines if line in lines else range(line, line + 1), within
-
-
 def copy_repository(root: Path, copy: Path) -> Path:
     """A copy in which the packages are imported under their names."""
     shutil.copytree(root, copy, ignore=shutil.ignore_patterns(".venv", ".git", "build", "results", ".*_cache"))
@@ -97,9 +81,9 @@ def copy_repository(root: Path, copy: Path) -> Path:
 
 
 def passes(copy: Path, loops: Path, seconds: Mapping[str, float], record: Path | None = None) -> bool:
-    """Whether tests pass, in their order, each in a few times its usual CPU seconds; or note what a file executes.
+    """Whether tests pass, in their order, each in a few times its usual CPU seconds; or record those of a file.
 
-    Compiled loops are kept in a folder, whose loops are those of the sources whatever else changes in their files.
+    A folder keeps compiled loops, by their names alone.
     """
     process = processes.Process(target=_execute, args=(copy, loops, seconds, record))
     process.start()
@@ -117,8 +101,8 @@ def _execute(copy: Path, loops: Path, seconds: Mapping[str, float], record: Path
     from entrain_bench.base import compiled
 
     compiled._cache_of = lambda package: loops / package  # type: ignore[assignment]
-    Located.get_source_stamp = lambda _: 0
-    Located.get_suitable_cache_subpath = lambda _, file: Path(file).parent.name
+    Located.get_source_stamp = lambda _: 0  # type: ignore[method-assign]
+    Located.get_suitable_cache_subpath = lambda _, file: Path(file).parent.name  # type: ignore[attr-defined]
     options = ["-q", "-n0", "--timeout=0", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
     options += ["-m", "not slow and not site", *([] if record else ["-x"])]
     files = {test.partition("::")[0] for test in seconds}
@@ -137,8 +121,8 @@ class _Choice:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        order = {test: place for place, test in enumerate(self.seconds)}
-        items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
+        tests = {item.nodeid: item for item in items}
+        items[:] = [tests[test] for test in self.seconds if test in tests]
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         limit = int(_cpu_s() + COMPILING_S + LONGEST * self.seconds[item.nodeid])
@@ -146,13 +130,14 @@ class _Choice:
 
 
 class _Record:
-    """Notes the CPU seconds of each test that passes, and the lines of the copy that it executes."""
+    """Notes the CPU seconds of each test that passes, and the lines of the core's functions that it executes."""
 
     def __init__(self, copy: Path, file: Path) -> None:
         self.file = file
-        self.copy = f"{copy}{os.sep}"
+        self.copy = copy
+        self.core = tuple(f"{copy}{os.sep}{folder}{os.sep}" for folder in ("entrain_bench", "names", "strategies"))
         self.seconds: dict[str, float] = {}
-        self.tests: dict[tuple[str, int], list[str]] = {}
+        self.tests: dict[tuple[str, int], list[int]] = {}
         self.lines: set[tuple[str, int]] = set()
         monitoring.use_tool_id(monitoring.PROFILER_ID, "mutants")
         monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.LINE, self.note)
@@ -160,7 +145,7 @@ class _Record:
 
     def note(self, code: CodeType, line: int) -> object:
         """Note a line; it is not reported again before the next test."""
-        if code.co_filename.startswith(self.copy):
+        if code.co_filename.startswith(self.core) and code.co_flags & CO_OPTIMIZED:
             self.lines.add((code.co_filename, line))
         return monitoring.DISABLE
 
@@ -172,12 +157,14 @@ class _Record:
         monitoring.restart_events()
         result = yield
         if item.session.testsfailed == failed:
-            self.seconds[item.nodeid] = _cpu_s() - start_s
             for place in self.lines:
-                self.tests.setdefault(place, []).append(item.nodeid)
+                self.tests.setdefault(place, []).append(len(self.seconds))
+            self.seconds[item.nodeid] = _cpu_s() - start_s
         return result
 
     def pytest_sessionfinish(self) -> None:
-        places = ((os.path.relpath(os.path.realpath(path), self.copy), line) for path, line in self.tests)
-        lines = [(*place, tests) for place, tests in zip(places, self.tests.values(), strict=True)]
-        self.file.write_text(json.dumps([self.seconds, lines]))
+        executed = [
+            (os.path.relpath(os.path.realpath(path), self.copy), line, numbers)
+            for (path, line), numbers in self.tests.items()
+        ]
+        self.file.write_text(json.dumps([self.seconds, executed]))

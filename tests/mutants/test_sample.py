@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mutants.__main__ import make_mutant, mistakes_in
-from mutants.running import Coverage, passes, statement_at
+from mutants.running import Coverage, passes
 
 SOURCE = '''\
 @cache
@@ -33,12 +33,6 @@ def test_mistakes_are_made_where_something_is_decided() -> None:
     }
 
 
-def test_a_statement_ends_before_what_it_holds() -> None:
-    text = "a = (1,\n     2)\ndef b(c=3):\n    if c:\n        return (c +\n                4)\n"
-    statements = [statement_at(text, line) for line in (2, 3, 4, 6)]
-    assert statements == [(range(1, 3), False), (range(3, 4), False), (range(4, 5), True), (range(5, 7), True)]
-
-
 def test_tests_of_the_line_come_first_then_the_mirror_and_the_quickest_first(tmp_path: Path) -> None:
     seconds = {
         "tests/a::slow": 100.0,
@@ -47,25 +41,28 @@ def test_tests_of_the_line_come_first_then_the_mirror_and_the_quickest_first(tmp
         "tests/b::2": 1.0,
         "tests/c::1": 0.5,
     }
-    lines = [["a.py", 3, ["tests/b::1", "tests/a::slower", "tests/b::2"]], ["a.py", 9, ["tests/c::1"]]]
+    lines = [["a.py", 3, [2, 1, 3]], ["a.py", 9, [4]]]
     (tmp_path / "record").write_text(json.dumps([seconds, lines]))
     coverage = Coverage([tmp_path / "record"])
     # The slow test of the mirror is beyond the budget.
-    chosen = coverage.choose("a.py", range(2, 4), ("tests/a",), ())
+    chosen = coverage.choose("a.py", 3, ("tests/a",), ())
     assert [*chosen] == ["tests/b::2", "tests/b::1", "tests/a::slower", "tests/c::1"]
 
 
 @pytest.mark.wide
 def test_a_test_is_recorded_and_notices_a_mistake(tmp_path: Path) -> None:
-    (tmp_path / "halves.py").write_text("def half(total):\n    return total // 2\n\ndef unused():\n    return 1\n")
-    (tmp_path / "test_halves.py").write_text("from halves import half\n\ndef test_half():\n    assert half(4) == 2\n")
+    halves = tmp_path / "names" / "halves.py"
+    halves.parent.mkdir()
+    halves.write_text("def half(total):\n    return total // 2\n\ndef unused():\n    return 1\n")
+    test = "from halves import half\n\ndef test_half():\n    assert half(4) == 2\n"
+    (tmp_path / "test_halves.py").write_text(test)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     record = tmp_path / "record"
     assert passes(tmp_path, tmp_path, {"test_halves.py": 0.0}, record)
     coverage = Coverage([record])
-    tests = coverage.choose("halves.py", range(2, 3), (), ())
+    assert {*coverage.lines} == {("names/halves.py", 2)}
+    tests = coverage.choose("names/halves.py", 2, (), ())
     assert [*tests] == ["test_halves.py::test_half"]
-    assert not coverage.of_lines("halves.py", range(5, 6))
     assert passes(tmp_path, tmp_path, tests)
-    (tmp_path / "halves.py").write_text("def half(total):\n    return total / 3\n")
+    halves.write_text("def half(total):\n    return total / 3\n")
     assert not passes(tmp_path, tmp_path, tests)
