@@ -20,6 +20,7 @@ from entrain_bench_strategies.braid.packs import (
     LIMITS,
     WIDE,
     Deal,
+    UnitWork,
     dealt,
     estimate_work,
     fastest_packs,
@@ -203,6 +204,27 @@ def test_units_of_a_pack_stay_on_its_ranks_and_the_busiest_group_is_the_best_of_
         span = max(work.units[0, row, mine[place == one]].sum() for one in range(place.max() + 1)) + work.chunk_s[row]
         whole = [int(d) for d in range(*work.first_degree[module : module + 2]) if work.width[d] == 4]
         assert span <= min(work.units[0, d, mine].sum() + work.chunk_s[d] for d in whole) * (1 + 1e-9)
+
+
+def test_of_degrees_at_which_a_pack_is_through_at_once_the_narrowest_takes_it() -> None:
+    # One unit, a second on one rank and on two; groups of two ranks are numbered from 100.
+    one = np.array([0, 1])
+    first = np.zeros(1, np.int64)
+    work = UnitWork(np.array([1, 2]), np.array([0, 2]), np.ones((5, 2, 1)), np.zeros(2), one, one, first)
+    replica, _ = labelled(work, first, one, np.array([2]), first, first, np.array([0, 100]))
+    assert replica.tolist() == [0]
+
+
+def test_units_of_the_llm_hold_their_hidden_states_beside_activations() -> None:
+    own = setting()
+    layout = next(layouts_with_widths(own.job))
+    shapes = own.source.batch(0, 32, 0)
+    index = own.job.model.llm_index
+    llm = own.job.model.llm
+    work = estimate_work(shapes, layout, own.profile)
+    kept, _ = own.profile.memory.token_bytes(llm, layout.modules[index].at(0))
+    by_hand = llm.lengths(shapes, llm.units(shapes))[0] * (kept[0] + 2 * llm.config.hidden_size)
+    assert work.units[2, work.first_degree[index], work.first_unit[index]] == pytest.approx(by_hand)
 
 
 def test_memory_short_samples_recompute_before_they_exceed_it() -> None:

@@ -332,6 +332,8 @@ def test_the_fewest_gpus_hold_states_and_a_step_in_flight() -> None:
     # The recomputed backbone's inputs, of 1575 tokens on average with what the encoder hands over, leave less room.
     room -= 2 * 2 * 1575 * sum(layer.input_bytes_per_token for layer in llm.layers) / 2
     assert space.needed_gpus(1, 1, 2, True, True) == pytest.approx(space.state_bytes(1, 1, 2) / room, rel=1e-12)
+    # With TP 2 and DP 1, four of six stages fill the 8 GPUs.
+    assert space.options(0, 2, 1, False)[0].tolist() == [2.0, 4.0, 6.0, 8.0]
     # One GPU of two replicas each, however little that holds.
     assert space.fewest([SubProblem(2, (1, 1), (False, True))], True).tolist() == [[1.0, 2.0]]
 
