@@ -82,7 +82,7 @@ test-slow: setup ## Run the slow tests; SEED=1 draws other combinations of parts
 test-site: setup ## Build the site and open its pages and MLflow's in a browser (needs chromium and chromedriver)
 	$(PYTHON) -m pytest -q -m site
 
-mutants: setup ## Run mutation testing on the core (about an hour): SEED=0 COUNT=100
+mutants: setup ## Run mutation testing on the core (about half an hour): SEED=0 COUNT=100
 	PYTHONPATH=tests $(PYTHON) -m mutants --seed $(or $(SEED),0) --count $(or $(COUNT),100)
 
 fuzz: setup ## Test 1000 random command lines and 1000 broken traces: SEED=0 COUNT=1000 (no traceback, at most 60 s each)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from entrain_bench.balancing.corrected import CorrectedAssigner
-from entrain_bench.balancing.estimates import Corrector, Observation
+from entrain_bench.balancing.estimates import Corrector, Observation, shape_classes
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rounds import layouts_with_widths
 from entrain_bench.costs.truth import CostTruth
@@ -43,6 +43,11 @@ def learnt(profile: Profile, layout: Layout, iterations: int = 24, slower: float
     assert isinstance(strategy.assigner, CorrectedAssigner)
     assert strategy.assigner.correction.ratios
     return strategy.assigner.correction
+
+
+def test_classes_are_half_octaves_of_length() -> None:
+    assert shape_classes(np.array([0, 1, 2, 3, 4, 1024]), 0).tolist() == [0, 0, 2, 3, 4, 20]
+    assert shape_classes(np.array([3]), 2).tolist() == [2 * 128 + 3]
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.balancing.interface import MakeProgram
-from entrain_bench.balancing.rank_groups import joined
+from entrain_bench.balancing.rank_groups import joined, sample_costs, unit_costs
 from entrain_bench.balancing.rounds import PlanePlanner, layouts_with_widths
 from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.run.cells import compose_cells
@@ -91,6 +91,20 @@ def test_no_nested_groups_end_before_the_joined_ones(units: list[tuple[int, int]
     own = sorted({*zip(first.tolist(), width.tolist(), strict=True)})
     assert np.all((first <= position) & (position < first + width))
     assert ends_s(own) <= min(ends_s(groups) for groups in nested(0, 4)) * (1 + 1e-8)
+
+
+def test_ranks_of_a_group_share_items_or_deal_them_out() -> None:
+    made = setting("fsdp")
+    shapes = made.source.batch(0, 16, 0)
+    layout = PlanePlanner(sharded=True).plan(made.profile, MakeProgram(made.strategy, made.profile))
+    shared, dealt = (sample_costs(shapes, layout, made.profile, spread=spread)[0] for spread in (False, True))
+    assert dealt[0].tolist() == shared[0].tolist()
+    expected = shared.copy()
+    for module, placed in zip(made.job.model.encoders, layout.modules, strict=False):
+        seconds = unit_costs(module, placed, shapes, made.profile)[0]
+        for level, more in enumerate(seconds[0] / 2 ** np.arange(len(seconds))[:, None] - seconds):
+            expected[level] += np.bincount(module.owners(shapes, module.units(shapes)), more, 16)
+    np.testing.assert_allclose(dealt, expected)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "veomni", "orchmllm"])

@@ -174,6 +174,13 @@ def test_every_value_is_among_the_fixed_jobs() -> None:
     assert len({(job.request.tp, job.request.cp, job.request.dp, job.microbatch_size) for job in jobs}) == len(jobs)
 
 
+def test_fixed_jobs_are_rated_within_a_factor_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = profile_for(FREE)
+    for factor, count in ((1.0, 1), (0.9, 0)):
+        monkeypatch.setattr("entrain_bench.balancing.tuning.FAR", factor)
+        assert len(fixed_jobs(profile, tuning_batches(profile).drawn[0])) == count
+
+
 def test_where_nothing_fits_the_reason_is_told() -> None:
     with pytest.raises(UserError, match="more than planners may use"):
         STRATEGY.plan(profile_for(replace(FREE, memory_budget_bytes=1e5)))

@@ -109,6 +109,7 @@ def test_a_product_attains_half_of_the_limit_at_half_flops() -> None:
         # 3 query tiles of 128 that need 2, 4 and 5 key tiles of 64 would be 11 tiles; the formula says 10.5
         (Attention(128, 64, causal=True), 300, 384 * (320 + 128) // 2),
         (Attention(128, 64, causal=False, window_tokens=64), 150, 3 * 128 * 64),
+        (Attention(128, 64, causal=False, rows_per_token=0.25), 1024, 256 * 256),
         (Attention(128, 64, causal=False, window_tokens=200), 210, 256 * 256 + 128 * 64),
     ],
 )
@@ -321,6 +322,14 @@ def test_communication_of_a_layer_by_hand() -> None:
     # Both nodes: data leave each over the links of its eight ranks.
     wide = 15 * 1e-5 + 25600 * 15 / 16 / 8e8
     assert comm(1, 16) == pytest.approx((wide, 2 * wide), rel=1e-12)
+
+
+def test_whole_hidden_states_are_reduced_without_sequence_parallelism() -> None:
+    # Two all-reduces a pass, each as long as a gather and a scatter; products for weights hide those of backward.
+    block, loads = LLM.kinds[1], compute_loads(LLM, np.array([100]))
+    times = Roofline(CLUSTER, FrameworkOptions(sequence_parallel=False)).layer_s(block, loads, 2, 1)
+    assert seconds(times.forward_comm_s) == pytest.approx(4 * (1e-6 + 25600 / 2 / 1e9), rel=1e-12)
+    assert seconds(times.backward_comm_s) == 0.0
 
 
 # A gather of 100 tokens over 16 ranks.

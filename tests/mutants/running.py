@@ -16,6 +16,8 @@ from sys import monitoring
 from types import CodeType
 
 import pytest
+from numba.core.caching import _SourceFileBackedLocatorMixin as Located
+from numba.core.dispatcher import Dispatcher
 
 # A mutant survives the tests that take so long together.
 BUDGET_S = 120
@@ -46,7 +48,7 @@ class Coverage:
     def choose(self, path: str, line: int, mirror: tuple[str, ...], whole: tuple[str, ...]) -> dict[str, float]:
         """Tests to execute and their seconds: those of a line, of its file's mirror, of the file, and whole runs.
 
-        Of compiled loops, and of what runs at import or once for several tests, no line is known.
+        Of a compiled loop the decorator alone is known, of what runs at import or once for several tests nothing.
         """
         of_mirror = {test for test in self.seconds if test.startswith(mirror)}
         others = {test for test in self.seconds if test.startswith(whole)}
@@ -96,8 +98,6 @@ def _execute(copy: Path, loops: Path, seconds: Mapping[str, float], record: Path
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(1, 2)
     sys.path[:0] = map(str, (copy, copy / "tests", copy / "names"))
-    from numba.core.caching import _SourceFileBackedLocatorMixin as Located
-
     from entrain_bench.base import compiled
 
     compiled._cache_of = lambda package: loops / package  # type: ignore[assignment]
@@ -141,12 +141,19 @@ class _Record:
         self.lines: set[tuple[str, int]] = set()
         monitoring.use_tool_id(monitoring.PROFILER_ID, "mutants")
         monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.LINE, self.note)
-        monitoring.set_events(monitoring.PROFILER_ID, monitoring.events.LINE)
+        monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.CALL, self.note_compiled)
+        monitoring.set_events(monitoring.PROFILER_ID, monitoring.events.LINE | monitoring.events.CALL)
 
     def note(self, code: CodeType, line: int) -> object:
         """Note a line; it is not reported again before the next test."""
         if code.co_filename.startswith(self.core) and code.co_flags & CO_OPTIMIZED:
             self.lines.add((code.co_filename, line))
+        return monitoring.DISABLE
+
+    def note_compiled(self, code: CodeType, offset: int, function: object, first: object) -> object:  # noqa: ARG002
+        """Note the line of a compiled loop's decorator if Python calls it."""
+        if isinstance(function, Dispatcher):
+            self.note(function.__code__, function.__code__.co_firstlineno)
         return monitoring.DISABLE
 
     @pytest.hookimpl(wrapper=True)

@@ -11,6 +11,7 @@ from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import SELECTIVE, ModelSpec
 from entrain_bench.specs.module_layers import Role
 from entrain_bench.specs.shapes import shapes_from_lists
+from support.builders import tiny_model
 from support.specs import changed, load, model
 
 CONFIGS = config_tree()
@@ -120,6 +121,12 @@ def test_dflops_encoders_by_hand(name: str, layers: int, width: int, inner: int)
     projector = width * 4096 + 4096 + 4096 * 4096 + 4096
     assert encoder.parameters == 588 * width + width + layers * block + projector
     assert encoder.config.num_heads * encoder.config.head_dim == width
+
+
+def test_an_embedding_of_patches_reads_them_and_writes_hidden_states() -> None:
+    # Patches of 96 values, hidden states of 64.
+    embed = tiny_model().encoders[0].layers[0]
+    assert embed.elementwise_bytes_per_token == 2 * (96 + 64)
 
 
 def test_flops_of_a_llama_1b_block() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.shapes import Items, SampleShapes, concatenate, shapes_of
-from entrain_bench.specs.tokens import TokenRules
+from entrain_bench.specs.tokens import TokenRules, are_steps
 from entrain_bench_workloads.tokens import audio_items, image_items, video_items
 from entrain_bench_workloads.trace import truncated
 from support.builders import TOKENS
@@ -27,6 +27,11 @@ def test_items_stand_beside_their_sample_by_modality() -> None:
     assert shapes.item_encoder_tokens.tolist() == [40, 80, 7, 8, 160]
     assert shapes.item_llm_tokens.tolist() == [10, 20, 3, 4, 40]
     assert shapes.llm_tokens.tolist() == [38, 10, 47]
+
+
+def test_steps_over_audio_have_a_kernel_and_a_stride_and_may_have_no_padding() -> None:
+    assert are_steps(((3, 1, 1), (1, 2, 0)))
+    assert not any(are_steps((step,)) for step in ((0, 1, 1), (1, 0, 1), (1, 1, -1), (1, 1)))
 
 
 def test_samples_follow_each_other() -> None:

@@ -128,6 +128,14 @@ def test_memory_and_replicas_bound_a_range() -> None:
     assert earliest_starts(held, np.array([99]), 2).tolist() == [0, 0, 0, 1, 2, 3]
 
 
+def test_a_range_holds_what_all_its_stages_have_in_flight() -> None:
+    # Two stages: a range of samples that keep 10 takes 20 for each of 40 on the first, and 10 running on the second.
+    kept, working = np.array([[10.0] * 4, [0.0] * 4]), np.array([[0.0] * 4, [10.0] * 4])
+    one, share = np.ones((1, 4)), np.ones((2, 1))
+    costs = SampleCosts(one, np.zeros(1), one > 0, share, 2 * share, kept, working, np.full(2, 40.0))
+    assert cuttable(costs, np.arange(4), 1).earliest.tolist() == [0, 0, 0, 1, 2]
+
+
 def test_a_microbatch_costs_what_its_samples_take_and_what_it_takes_once() -> None:
     shapes = samples((10, [40, 80]), (20, []), (30, [40]))
     layout, job = chain_layout(MODEL, 1, 2, 3), tiny_job(MODEL)

@@ -19,9 +19,9 @@ from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench_strategies.fsdp import sharded_degrees, sharded_job
+from entrain_bench_strategies.fsdp import micro_step_s, sharded_degrees, sharded_job
 from entrain_bench_strategies.orchmllm import cut_padded, place_batches
-from support.builders import as_ints
+from support.builders import as_ints, placed, profile_of, samples, tiny_job, tiny_model
 
 SMALL = (
     "model=tiny",
@@ -73,6 +73,20 @@ def test_what_cannot_be_is_refused_in_one_line(overrides: Sequence[str], error: 
     with pytest.raises(error, match=message) as caught:
         plan()
     assert "\n" not in str(caught.value)
+
+
+def test_recomputation_adds_a_forward_to_layers_that_compute_for_longer_than_they_gather() -> None:
+    model = tiny_model()
+    shapes = samples((64, [128]), (64, [128]))
+    profile = profile_of(tiny_job(model), shapes)
+    llm = model.llm
+    alone = replace(placed(llm, [[[0]]]), sharded=True)
+    # A microbatch of two samples of 96 tokens; one rank gathers nothing.
+    times = profile.layers.measure(llm, np.full(2, 96), 1, 1)
+    again_s = sum(float(times[kind].again_s[0]) for kind in llm.layer_kind if llm.kinds[kind].recomputed)
+    plain_s = micro_step_s(profile, llm, alone, shapes)
+    assert plain_s == pytest.approx(float(profile.layers.layer_s(llm, np.full(2, 96), 1, 1).sum()))
+    assert micro_step_s(profile, llm, replace(alone, recompute=True), shapes) == pytest.approx(plain_s + again_s)
 
 
 def test_veomni_moves_items_within_their_micro_step_and_leaves_samples() -> None:

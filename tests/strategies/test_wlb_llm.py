@@ -14,7 +14,8 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.program.validate import check_program
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
-from entrain_bench_strategies.wlb_llm import packed
+from entrain_bench_strategies.wlb_llm import WorkloadPacking, packed
+from support.builders import chain_layout, profile_of, samples, tiny_job, tiny_model
 
 SMALL = ("model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "workload=synthetic", "layout.tp=1")
 
@@ -32,6 +33,15 @@ def packs_of(lengths: list[int], num_packs: int, room: float) -> IntArray:
 def test_short_documents_join_until_workloads_are_equal() -> None:
     # Squares 36 and 9 + 9 + 4: the microbatch of short documents is longer than the one of the outlier.
     assert packs_of([6, 3, 3, 2], 2, 10.0).tolist() == [0, 1, 1, 1]
+
+
+def test_documents_come_in_order_of_falling_workload() -> None:
+    model = tiny_model()
+    shapes = samples((2000, []), (3000, []), (3000, []), (6000, []))
+    profile = profile_of(tiny_job(model), shapes)
+    labels = WorkloadPacking().assign(shapes, chain_layout(model, 1, 1, 1, dp=2), profile)
+    # The longest has a replica of its own.
+    assert np.bincount(labels.modules[-1].replica)[labels.modules[-1].replica[3]] == 1
 
 
 def test_the_shortest_microbatch_takes_documents_for_which_the_lightest_has_no_room() -> None:

@@ -21,6 +21,7 @@ from entrain_bench_strategies.braid.packs import (
     WIDE,
     Deal,
     UnitWork,
+    _exchanged,
     dealt,
     estimate_work,
     fastest_packs,
@@ -88,6 +89,15 @@ def test_no_further_exchange_with_the_busiest_rank_would_help(seed: int) -> None
         assert np.maximum(load.max() - less, load[rank] + less).min() >= load.max() * (1 - 1e-8)
 
 
+def test_a_swap_is_made_that_gains_a_little_more_than_the_best_move() -> None:
+    # 3 and 1 seconds: a move leaves 2 and little more, a swap of 2 for 1 leaves 2 and 2.
+    little = 2e-7
+    seconds = np.array([2.0, 1.0 - little, 1.0])
+    group, end_s = _exchanged(np.array([0, 0, 1]), seconds, np.array([little, 0.0]), 9)
+    assert group.tolist() == [1, 0, 0]
+    assert end_s == pytest.approx(2.0, rel=1e-9)
+
+
 def test_the_same_batch_has_the_same_deal_whatever_the_scale_of_time() -> None:
     """No decision hangs on the last digit."""
     seconds = even([8.0, 5.0, 5.0, 2.0, 2.0, 1.0])
@@ -139,6 +149,9 @@ def test_packs_are_few_the_largest_last_and_running_passes_count_once() -> None:
     assert packed(6.5, WIDE) == [[[0]], [[1, 2], [3, 4, 5]]]
     assert packed(5.5, WIDE) == [[[0]], [[5]], [[1, 2], [3, 4]]]
     assert packed(4.5, WIDE) == [[[0]], [[1], [5]], [[2], [3, 4]]]
+    # Two packs of 5 would hold three of 3, but no pack two.
+    alike = Deal(np.ones(3, np.int64), np.zeros(3, np.int64), 0.0)
+    assert place_packs(alike, np.full(3, 3.0), np.full(3, 3.0), np.zeros(3), 5.0, WIDE).tolist() == [0, 1, 2]
 
 
 def test_rounds_of_sharded_weights_share_the_work_evenly() -> None:

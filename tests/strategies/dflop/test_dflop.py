@@ -360,6 +360,17 @@ def test_tables_give_back_the_measured_times_at_their_points(tp: int) -> None:
     assert llm_cost(profiled, llm, tp).seconds(np.array([2048]), 2048.0, 1)[0] == pytest.approx(whole)
 
 
+def test_attention_takes_what_one_sequence_takes_beyond_short_ones() -> None:
+    profiled = profile_for()
+    llm = MODEL.llm
+    whole_s, cut_s = (profiled.layers.layer_s(llm, np.full(n, 4096 // n), 1, 1).sum() for n in (1, 32))
+    # Sequences of 128 tokens have a 32nd of attention's FLOPs.
+    flops = BOTH_PASSES * attention_flops(llm, np.array([4096]))[0]
+    assert float(llm_cost(profiled, llm, 1).attention.at(4096.0)) == pytest.approx(
+        flops / ((whole_s - cut_s) * 32 / 31)
+    )
+
+
 def test_attention_flops_do_not_depend_on_key_value_groups() -> None:
     grouped, full = tiny_model(num_kv_heads=2).llm, tiny_model(num_kv_heads=8).llm
     lengths = np.array([512, 1024])
