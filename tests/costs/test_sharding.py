@@ -68,7 +68,7 @@ def test_states_and_gathered_layers_by_hand() -> None:
     memory, place = Memory(MODEL), sharded(LLM, 2, tp=2)
     # fp32 weight, gradient and two moments, over TP 2 and DP 2.
     assert memory.stage_state_bytes(LLM, place) == pytest.approx([LLM.parameters * 16 / 4], rel=1e-12)
-    # Of what is frozen a bf16 weight, over DP 2.
+    # A frozen parameter is a bf16 weight alone, over DP 2.
     frozen = replace(VISION, layers=tuple(layer.frozen(True) for layer in VISION.layers))
     assert memory.stage_state_bytes(frozen, sharded(frozen, 2)) == pytest.approx([VISION.parameters * 2 / 2])
     # Two blocks are the heaviest neighbours: EMBEDDING, BLOCK, BLOCK, HEAD.

@@ -19,12 +19,12 @@ import pytest
 from numba.core.caching import _SourceFileBackedLocatorMixin as Located
 from numba.core.dispatcher import Dispatcher
 
-# A mutant survives the tests that take so long together.
+# Tests of one mutant, by their usual CPU seconds together at most; if all of them pass, it survives.
 BUDGET_S = 120
 # A test that takes ten times its usual CPU time, beside that of compiling loops, does not end.
 LONGEST = 10
 COMPILING_S = 100
-# What decides what tests execute, beside their file.
+# Sources that decide, beside the file of a test, which lines it executes.
 SOURCES = ("entrain_bench", "strategies", "workloads", "experiments", "tests/support")
 # Packages that the core imports are imported once for all processes.
 processes = get_context("forkserver")

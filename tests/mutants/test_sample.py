@@ -1,4 +1,4 @@
-"""What counts as a mistake, and which tests are to notice it, on a few lines of code."""
+"""Mistakes that are made, and the tests that are to notice them, on a few lines of code."""
 
 from __future__ import annotations
 
