@@ -30,7 +30,8 @@ from entrain_bench.balancing.planning import (
 )
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import OneForwardOneBackward
-from entrain_bench.balancing.tuning import chosen_layout, default_job
+from entrain_bench.balancing.fixed_jobs import default_job
+from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arithmetic import log
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.compiled import njit

@@ -3,8 +3,7 @@
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from itertools import chain, compress, islice, product
+from itertools import chain, islice, product
 
 import numpy as np
 
@@ -16,43 +15,20 @@ from entrain_bench.balancing.candidates import (
     heaviest,
     too_few_layers,
 )
+from entrain_bench.balancing.fixed_jobs import FAR, by_turns, default_job, fixed_jobs, recomputing
 from entrain_bench.balancing.interface import MakeProgram
-from entrain_bench.balancing.planning import average_layer_s, recompute_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive, log2
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.job import DEFAULT_DEGREES, DEFAULT_MICROBATCH_SIZE, MAX_SAMPLES, Job
+from entrain_bench.specs.job import MAX_SAMPLES, Job
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 
 # Rounds of the fit of an error for every value of every knob, and the simulations that weigh as much as no error.
 ROUNDS = 6
 PRIOR = 1.0
-
-
-def by_turns(
-    estimated_s: FloatArray, knobs: Sequence[tuple[object, ...]], runs: Callable[[int], bool] = lambda _: True
-) -> Iterator[int]:
-    """Candidates that run, each once: by turns the best left of all and of every value of every knob."""
-    values: dict[object, list[int]] = {}
-    for index in np.argsort(decisive(estimated_s), kind="stable").tolist():
-        for value in (None, *enumerate(knobs[index])):
-            values.setdefault(value, []).append(index)
-    waiting = [iter(indices) for indices in values.values()]
-    taken: set[int] = set()
-    while waiting:
-        left = []
-        for indices in waiting:
-            for index in indices:
-                if index not in taken:
-                    taken.add(index)
-                    if runs(index):
-                        left.append(indices)
-                        yield index
-                        break
-        waiting = left
 
 
 def knob_values(knobs: Sequence[tuple[object, ...]]) -> IntArray:
@@ -96,7 +72,6 @@ LAST = 1 / 4
 # Candidates in the last round: few, so that their batches are many; on few, heavy tails hide which is fastest.
 FINALISTS = 3
 BY_TURNS = 1 / 3  # share of the drafts that are the best estimates of every value of every knob
-FAR = 3.0  # estimates at most so many times the least are considered before drafts correct them
 MAX_REFUSED = 4  # candidates that are tried for each draft, should most exceed memory
 
 
@@ -279,69 +254,6 @@ def halved(trials: Trials, offers: Sequence[Candidate], budget: int, entered: Se
 
 type Candidates = Callable[[Profile], Iterable[Candidate]]
 """A planner's candidates for a job, by rising estimate."""
-
-MAX_JOBS = 64  # fixed jobs (degrees and microbatch sizes) that a planner is asked about, at most
-
-
-def default_job(job: Job) -> Job | None:
-    """Return the job with default degrees and size where it leaves them free; None if nothing is free or none fits."""
-    asked = job.request
-    default = DEFAULT_DEGREES
-    request = replace(asked, tp=asked.tp or default.tp, cp=asked.cp or default.cp, dp=asked.dp or default.dp)
-    if request == asked and not job.free_microbatch_size:
-        return None
-    fixed = replace(job, request=request)
-    if job.free_microbatch_size:
-        fixed = fixed.with_microbatch_size(DEFAULT_MICROBATCH_SIZE)
-    try:
-        next(fixed.degrees())
-    except UserError:
-        return None
-    return fixed
-
-
-def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
-    """Return jobs with fixed TP, CP, DP and microbatch size, rated by balanced 1F1B and the longest units' times."""
-    jobs: list[Job] = []
-    ratings_s: list[float] = []
-    knobs: list[tuple[object, ...]] = []
-    modules = profile.job.model.modules
-    longest = [module.lengths(samples, module.units(samples)).max(initial=0) for module in modules]
-
-    @cache
-    def longest_s(tp: int, cp: int) -> float:
-        given = [(module, np.array([length])) for module, length in zip(modules, longest, strict=True) if length]
-        return sum(float(profile.layers.layer_s(module, length, tp, cp).sum()) for module, length in given)
-
-    for sized in profile.each_microbatch_size():
-        try:
-            degrees = [*sized.job.degrees()]
-        except UserError:
-            continue
-        layers_s = {width: average_layer_s(sized, samples, *width) for width in {(one.tp, one.cp) for one in degrees}}
-        for one in degrees:
-            mean_s = sum(float(layer_s.sum()) for layer_s in layers_s[one.tp, one.cp])
-            count = sized.job.num_microbatches(one.dp)
-            ratings_s.append((count + one.pp - 1) / one.pp * mean_s + longest_s(one.tp, one.cp))
-            request = replace(sized.job.request, tp=one.tp, cp=one.cp, dp=one.dp)
-            jobs.append(replace(sized.job, request=request))
-            knobs.append((one.tp, one.cp, one.pp, one.dp, sized.job.microbatch_size))
-    if not jobs:
-        # No homogeneous degrees: what planners with others know to do with the job as it is.
-        return profile.job.each_microbatch_size()
-    near = decisive(np.array(ratings_s)) <= decisive(FAR * min(ratings_s))
-    turns = by_turns(np.array(ratings_s), knobs, lambda index: bool(near[index]))
-    return [jobs[index] for index in islice(turns, MAX_JOBS)]
-
-
-def recomputing(job: Job, *, chosen_later: bool) -> list[Job]:
-    """Return the job with every choice of recomputed modules, if the job leaves it free."""
-    if job.request.recompute is not None or chosen_later:
-        return [job]
-    names = [module.name for module in job.model.modules]
-    chosen = [tuple(compress(names, again)) for again in recompute_choices(job)]
-    return [replace(job, request=replace(job.request, recompute=recompute)) for recompute in chosen]
-
 
 def list_knobs(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
     """Return the values of a layout's knobs: those of the LLM, of the other modules, and the candidate set."""

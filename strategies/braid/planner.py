@@ -20,7 +20,8 @@ from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.planning import partition_layers, recompute_choices, stage_sums
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rounds import layouts_with_widths, splits
-from entrain_bench.balancing.tuning import Candidates, default_job, tuned
+from entrain_bench.balancing.fixed_jobs import default_job
+from entrain_bench.balancing.tuning import Candidates, tuned
 from entrain_bench.base.arithmetic import decisive, matmul
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import UserError

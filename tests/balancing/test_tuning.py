@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from entrain_bench.balancing.candidates import check_memory
+from entrain_bench.balancing.fixed_jobs import by_turns, fixed_jobs
 from entrain_bench.balancing.interface import MakeProgram, Strategy
 from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.profile import Profile
@@ -15,10 +16,8 @@ from entrain_bench.balancing.tuning import (
     FINALISTS,
     LAST,
     NUM_BATCHES,
-    by_turns,
     candidate_key,
     corrected_octaves,
-    fixed_jobs,
     knob_values,
     tuned,
     tuning_batches,
@@ -177,7 +176,7 @@ def test_every_value_is_among_the_fixed_jobs() -> None:
 def test_fixed_jobs_are_rated_within_a_factor_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = profile_for(FREE)
     for factor, count in ((1.0, 1), (0.9, 0)):
-        monkeypatch.setattr("entrain_bench.balancing.tuning.FAR", factor)
+        monkeypatch.setattr("entrain_bench.balancing.fixed_jobs.FAR", factor)
         assert len(fixed_jobs(profile, tuning_batches(profile).drawn[0])) == count
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from entrain_bench.balancing.tuning import Trials, asked, recomputing, tuning_batches
+from entrain_bench.balancing.fixed_jobs import recomputing
+from entrain_bench.balancing.tuning import Trials, asked, tuning_batches
 from entrain_bench.program.layout import Layout
 
 
