@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol, runtime_checkable
 
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.variants import VARYING, Option, Variant, with_options
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program import Program
@@ -89,6 +90,27 @@ class MakeProgram:
         """Whether the scheduler chooses what is recomputed if the job leaves it open."""
         return declares(self._strategy.scheduler, "chooses_recomputation")
 
+    def recomputes_under(self, layout: Layout) -> bool:
+        """Whether the scheduler chooses what is recomputed, with the options that a layout was planned with."""
+        return declares(self._strategy.under(layout).scheduler, "chooses_recomputation")
+
+    @property
+    def variants(self) -> list[Variant]:
+        """What the tuner may change in a plan beside its layout."""
+        return [
+            Variant(option.key, value, partial(self._with_option, option, value))
+            for option in self._strategy.options
+            for value in option.values
+        ]
+
+    def _with_option(self, option: Option, value: object, layout: Layout) -> Layout:
+        """Return the plan with a value of an option; a scheduler that now chooses recomputation chooses all of it."""
+        changed = option.chosen(layout, value)
+        if self._profile.job.request.recompute is not None or not self.recomputes_under(changed):
+            return changed
+        modules = tuple(replace(placed, recompute=placed.recompute_whole) for placed in changed.modules)
+        return replace(changed, modules=modules)
+
     @property
     def chooses_microbatches(self) -> bool:
         """Whether the assigner chooses the number of microbatches if all modules have one stage."""
@@ -111,6 +133,7 @@ class Strategy:
     planner: Planner
     assigner: Assigner
     scheduler: Scheduler
+    options: tuple[Option, ...] = ()  # of assigner and scheduler, that the tuner chooses as well as the layout
 
     def plan(self, profile: Profile) -> Layout:
         """Return the planner's layout; ``IncompatibleError`` if a part does not support the model's generators."""
@@ -118,6 +141,12 @@ class Strategy:
         quick = replace(self, assigner=self.assigner.draft()) if isinstance(self.assigner, Drafter) else self
         layout = self.planner.plan(profile, MakeProgram(quick, profile))
         return _expect(Layout, layout, self.planner.plan)
+
+    def under(self, layout: Layout) -> Strategy:
+        """Return the strategy with the options that a layout was planned with."""
+        if not layout.options:
+            return self
+        return replace(self, **{name: with_options(getattr(self, name), name, layout.options) for name in VARYING})
 
     def check_generators(self, model: ModelSpec) -> None:
         """Refuse a model with generators unless every part has ``handles_generators = True``."""
@@ -142,16 +171,19 @@ class Strategy:
         """Assign and schedule one global batch."""
         profile = profile.under(layout)
         self._check_widths(layout)
-        assignment = _expect(Assignment, self.assigner.assign(shapes, layout, profile), self.assigner.assign)
+        chosen = self.under(layout)
+        assignment = _expect(Assignment, chosen.assigner.assign(shapes, layout, profile), chosen.assigner.assign)
         with each_replica_alone(min(placed.dp for placed in layout.modules)):
-            program = self.scheduler.schedule(shapes, layout, assignment, profile)
-        return _expect(Program, program, self.scheduler.schedule)
+            program = chosen.scheduler.schedule(shapes, layout, assignment, profile)
+        return _expect(Program, program, chosen.scheduler.schedule)
 
     def observe(self, timeline: Timeline, profile: Profile) -> Strategy:
         """Return this strategy after it has observed an executed iteration."""
         if not isinstance(self.assigner, Observer):
             return self
-        return replace(self, assigner=self.assigner.observe(timeline, profile.under(timeline.program.layout)))
+        layout = timeline.program.layout
+        chosen = with_options(self.assigner, "assigner", layout.options)
+        return replace(self, assigner=chosen.observe(timeline, profile.under(layout)))
 
 
 def _expect[T](kind: type[T], value: object, hook: Callable[..., object]) -> T:

@@ -18,6 +18,7 @@ from entrain_bench.balancing.candidates import (
 from entrain_bench.balancing.fixed_jobs import FAR, by_turns, default_job, fixed_jobs, recomputing
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.variants import Variant
 from entrain_bench.base.arithmetic import decisive, log2
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import UserError
@@ -71,6 +72,9 @@ SECOND = 1 / 8
 LAST = 1 / 4
 # Candidates in the last round: few, so that their batches are many; on few, heavy tails hide which is fastest.
 FINALISTS = 3
+# Shares of the budget where options are free: layouts with the strategy's own options; then of the rest, the options.
+OWN_OPTIONS = 2 / 3
+OPTIONS = 1 / 2
 BY_TURNS = 1 / 3  # share of the drafts that are the best estimates of every value of every knob
 MAX_REFUSED = 4  # candidates that are tried for each draft, should most exceed memory
 
@@ -122,6 +126,15 @@ class Trials:
     refused: list[UserError] = field(default_factory=list)  # why candidates cannot run
     _known: dict[tuple[object, ...], float] = field(default_factory=dict)
 
+    @property
+    def num_simulated(self) -> int:
+        """Simulated batches so far."""
+        return len(self._known)
+
+    def affordable(self, budget: float) -> int:
+        """Simulated batches of a budget, of one at least; large batches count as several."""
+        return max(1, int(budget) // -(-self.profile.job.global_batch // COUNTED_SAMPLES))
+
     def seconds(self, layout: Layout, index: int) -> float:
         """Measured seconds of a candidate on a batch, by quick programs if the scheduler has some; inf if it fails."""
         key = (*candidate_key(layout), index)
@@ -172,7 +185,7 @@ class Trials:
 
         def run() -> float:
             need = check_memory(self.profile, layout, self.make_program, [drawn[index] for index in chosen])
-            if need <= ENOUGH * job.planning_budget_bytes or self.make_program.chooses_recomputation:
+            if need <= ENOUGH * job.planning_budget_bytes or self.make_program.recomputes_under(layout):
                 return need
             others = (batch for index, batch in enumerate(drawn) if index not in chosen)
             return check_memory(self.profile, layout, self.make_program, others)
@@ -182,7 +195,7 @@ class Trials:
 
 def candidate_key(layout: Layout) -> tuple[object, ...]:
     """Return the part of a candidate in which candidates differ."""
-    return layout.content, layout.num_microbatches, layout.split_backward
+    return layout.content, layout.num_microbatches, layout.split_backward, layout.options
 
 
 def _drafted(
@@ -226,7 +239,7 @@ def _drafted(
 
 def halved(trials: Trials, offers: Sequence[Candidate], budget: int, entered: Sequence[Layout] = ()) -> list[Layout]:
     """Finalists of successive halving, the fastest first; the first of ``entered`` is ahead unless one ``gains``."""
-    count = max(1, budget // -(-trials.profile.job.global_batch // COUNTED_SAMPLES))
+    count = trials.affordable(budget)
     batches = trials.batches
     drafted, untried = _drafted(trials, offers, max(1, int(count * DRAFTS)))
     if len(drafted) == 1 and not untried and not entered:
@@ -292,27 +305,71 @@ def asked(
     return [*offers.values()]
 
 
+def walked(trials: Trials, leader: Layout, variants: Sequence[Variant], budget: float) -> Layout:
+    """Return the plan after a walk along its variants, one key at a time: each value that ``gains`` and fits stays.
+
+    Rounds over all keys end when one changes nothing, or when the budget is spent.
+    """
+    most = trials.num_simulated + trials.affordable(budget)
+    drafts = trials.batches.drafts
+    last = trials.batches.last(trials.affordable(budget) // (2 * FINALISTS))
+    begun = None
+    while begun is not leader:
+        begun = leader
+        for variant in variants:
+            changed = variant.of(leader)
+            if candidate_key(changed) == candidate_key(leader):
+                continue
+            if trials.num_simulated + len(drafts) + len(last) > most:
+                return leader
+            if trials.mean_s(changed, drafts) < trials.mean_s(leader, drafts) and trials.gains(changed, leader, last):
+                leader = changed if trials.fits(changed) else leader
+    return leader
+
+
 def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgram, budget: int) -> Layout:
     """Return the layout that runs the tuning batches fastest, among a planner's offers for the free knobs of a job.
 
-    The job with default knobs is tuned first; its winner enters the last round of the job as given. ``UserError`` says
-    why nothing fits.
+    The job with default knobs is tuned first; its winner enters the last round of the job as given. Where the strategy
+    has free options, they are walked next, and layouts are tuned again with those chosen. ``UserError`` says why nothing
+    fits.
     """
     trials = Trials(profile, make_program, tuning_batches(profile))
     chosen_later = make_program.chooses_recomputation
     samples = trials.batches.drawn[trials.batches.drafts[0]]
-    most = max(2, int(budget * DRAFTS))
-    entered: list[Layout] = []
     fixed = default_job(profile.job)
     problems = list[UserError]()
-    for jobs in (*([[fixed]] if fixed else []), fixed_jobs(profile, samples)):
-        variants = [one for job in jobs for one in recomputing(job, chosen_later=chosen_later)]
-        each_most = max(2, most // len(variants))
-        offers = asked(profile, variants, sets, each_most, problems, make_program.chooses_microbatches)
-        entered = halved(trials, offers, budget, entered[:1]) or entered
-    if entered:
-        return entered[0]
-    raise [*trials.refused[-1:], *problems, too_few_layers(profile.job)][0]
+    variants = make_program.variants
+
+    def offers(jobs: Sequence[Job], budget: int) -> list[Candidate]:
+        each_most = max(2, int(budget * DRAFTS) // len(jobs))
+        return asked(profile, jobs, sets, each_most, problems, make_program.chooses_microbatches)
+
+    entered: list[Layout] = []
+    free = fixed_jobs(profile, samples)
+    rounds = [[fixed], free] if fixed else [free]
+    first = int(budget * OWN_OPTIONS) if variants else budget
+    for jobs in rounds:
+        fixed_recompute = [one for job in jobs for one in recomputing(job, chosen_later=chosen_later)]
+        entered = halved(trials, offers(fixed_recompute, first), first, entered[:1]) or entered
+    if not entered:
+        raise [*trials.refused[-1:], *problems, too_few_layers(profile.job)][0]
+    rest = len(rounds) * (budget - first)
+    leader = walked(trials, entered[0], variants, rest * OPTIONS)
+    if leader is entered[0]:
+        return leader
+    again = int(rest * (1 - OPTIONS))
+    chosen_later = make_program.recomputes_under(leader)
+    fixed_recompute = [one for job in free for one in _recomputed(job, chosen_later=chosen_later)]
+    changed = [replace(one, layout=replace(one.layout, options=leader.options)) for one in offers(fixed_recompute, again)]
+    return halved(trials, changed, again, [leader])[0]
+
+
+def _recomputed(job: Job, *, chosen_later: bool) -> list[Job]:
+    """Return the job with every choice of recomputed modules; with none if the scheduler chooses them."""
+    if not chosen_later or job.request.recompute is not None:
+        return recomputing(job, chosen_later=False)
+    return [replace(job, request=replace(job.request, recompute=()))]
 
 
 def chosen_layout(

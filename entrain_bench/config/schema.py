@@ -51,6 +51,7 @@ class RunConfig:
     belief_bias: Error
     tuning: str
     tuning_budget: Annotated[int, between(1, 10**6, "at least 1, at most 1000000")]
+    tuning_options: bool
     planning_seed: Seed
     action_noise: Annotated[float, between(0, 0.5, "in [0, 0.5]")]
     speed: Speed
@@ -85,6 +86,11 @@ class RunConfig:
     def simulated_batches(self) -> int | None:
         """The tuner's budget; None if each planner chooses by its own trials."""
         return self.tuning_budget if self.tuning == "equal" else None
+
+    @property
+    def tunes_options(self) -> bool:
+        """Whether the tuner chooses options of the strategy as well as layouts."""
+        return self.tuning_options and self.simulated_batches is not None
 
     @property
     def retries_failed(self) -> bool:

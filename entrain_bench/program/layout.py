@@ -254,6 +254,7 @@ class Layout:
     num_microbatches: Count  # of a replica's LLM, as the planner assumed
     single_rank_boundary: bool = False  # all data between modules passes through one rank
     split_backward: bool = False  # the planner assumed input and weight gradients in passes of their own
+    options: tuple[str, ...] = ()  # of assigner and scheduler, that the planner chose with the layout, ``key=value``
     lane_width: IntArray = field(init=False, compare=False)  # ranks of each lane ``[lanes]``
     lane_first_rank: IntArray = field(init=False, compare=False)  # lowest rank of each lane ``[lanes]``
     blocks: tuple[Blocks, ...] = field(init=False, compare=False)  # lanes of each module's blocks
@@ -419,7 +420,8 @@ def layout_from_json(text: str) -> Layout:
         module["layers_per_stage"] = tuple(module["layers_per_stage"])
         module["ranks"] = np.array(module["ranks"])
         module["widths"] = tuple(map(tuple, module.get("widths", ())))
-    return Layout(**{**values, "modules": tuple(ModuleLayout(**module) for module in values["modules"])})
+    modules = tuple(ModuleLayout(**module) for module in values["modules"])
+    return Layout(**{**values, "modules": modules, "options": tuple(values.get("options", ()))})
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,7 @@ def _parsed(values: Any) -> TrainingPlan:
         placed = [_module(module, f"layout.modules[{index}]") for index, module in enumerate(modules)]
         given["layout"] = parse(Layout, {**layout, "modules": placed}, "layout")
     plan = parse(TrainingPlan, given, "plan")
+    require(not plan.layout.options, "layout.options", [*plan.layout.options], "empty, because options has them")
     for where, texts in (("options", plan.options), ("job.overrides", plan.job.overrides)):
         for text in texts:
             require("=" in text, where, text, "key=value")

@@ -53,6 +53,7 @@ def plan_key(config: RunConfig) -> str:
     """Key of what a planner can see: runs that differ elsewhere have the same plan."""
     content = {name: value for name, value in _content(config).items() if name not in BEYOND_PLANS}
     content["strategy"] = {name: config.strategy[name] for name in ("planner", "assigner", "scheduler")}
+    content["strategy"]["options"] = config.strategy.get("options", {})
     version = planning_version(frozenset(targets_of([content["strategy"], content["workload"]])))
     text = json.dumps([_decisive(content), *_data(config), version], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -161,6 +161,8 @@ def new_record(
     result: dict[str, Any] = {}
     if outcome:
         chosen = {"microbatches": str(outcome.layout.num_microbatches)} if cell.config.microbatch_size is None else {}
+        if outcome.layout.options:
+            chosen["options"] = " ".join(outcome.layout.options)
         result = {
             "layout": outcome.layout.describe() | chosen,
             "degrees": {m.module: {"tp": m.tp, "cp": m.cp, "pp": m.pp, "dp": m.dp} for m in outcome.layout.modules},

@@ -13,6 +13,7 @@ import numpy as np
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.profile import Profile, create_profile
+from entrain_bench.balancing.variants import free_options
 from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.base.hosttime import HostTime, stopwatch
 from entrain_bench.base.remembered import remembered
@@ -41,7 +42,7 @@ MAX_KEPT_ACTIONS = 200_000
 MAX_JOBS = 2
 MAX_BATCHES = 8
 # Keys of a configuration that are a strategy's, or say how a run is executed; the last three only planning sees.
-OWN = {"strategy", "harness", "iterations", "belief_error", "belief_bias", "tuning", "tuning_budget", "planning_seed"}
+OWN = {"strategy", "harness", "iterations", "belief_error", "belief_bias", "tuning", "tuning_budget", "tuning_options", "planning_seed"}
 
 
 class Executor(Protocol):
@@ -126,7 +127,8 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
     wrong = config.belief_error, config.belief_bias
     profile = create_profile(*known, config.seed, *wrong)
     planning = create_profile(*known, config.planning_seed, *wrong, config.simulated_batches)
-    strategy = Strategy(str(config.strategy["name"]), **parts)
+    options = free_options(config.strategy.get("options", {}), parts) if config.tunes_options else ()
+    strategy = Strategy(str(config.strategy["name"]), **parts, options=tuple(options))
     known_job = shared.job, truth, shared.workload, shared.source
     return RunContext(shared, *known_job, strategy, executor, profile, planning)
 

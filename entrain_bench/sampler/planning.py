@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,7 @@ def plan_batches(
     if not isinstance(layout, Layout):
         layout = setting.plan() if layout == PLANNED else one_stage(job, world_size)
     check_layout(layout, job.model, job.cluster)
+    setting = replace(setting, strategy=setting.strategy.under(layout))
     _check_widths(setting, layout, listed.shapes.take(np.arange(min(job.global_batch, len(listed.shapes)))))
     dp = layout.modules[job.model.llm_index].dp
     require(dp == world_size, "world_size", world_size, f"{dp}, the number of LLM replicas of the layout")

@@ -213,6 +213,9 @@ def frozen_plan(runner: StrategyRace, name: str, time: Interval, usual: Mapping[
         overrides=tuple(text for key, text in keys.items() if key not in STATED),
     )
     options = tuple(text for text in runner.variants[name][1:] if not text.startswith(OF_THE_PLANNER))
+    # Chosen options stand where given ones do, so that a run of the plan has them as its own.
+    options += layout.options
+    layout = replace(layout, options=())
     expected = Expected(time.mean, time.low, time.high, time.num_values)
     return TrainingPlan(runner.strategy(name), options, planned, layout, expected)
 
