@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -163,9 +163,9 @@ def replica_ranks(dp: int, pp: int, width: int) -> IntArray:
     return np.arange(dp * pp * width).reshape(dp, pp, width)
 
 
-def checked_layout(job: Job, modules: Sequence[ModuleLayout], num_microbatches: int, **options: bool) -> Layout:
+def checked_layout(job: Job, modules: Sequence[ModuleLayout], num_microbatches: int, **assumed: Any) -> Layout:
     """Return the layout of the modules; ``UserError`` if the job's model or cluster cannot take it."""
-    layout = Layout(tuple(modules), num_microbatches, **options)
+    layout = Layout(tuple(modules), num_microbatches, **assumed)
     check_layout(layout, job.model, job.cluster)
     return layout
 

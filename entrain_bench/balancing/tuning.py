@@ -268,6 +268,7 @@ def halved(trials: Trials, offers: Sequence[Candidate], budget: int, entered: Se
 type Candidates = Callable[[Profile], Iterable[Candidate]]
 """A planner's candidates for a job, by rising estimate."""
 
+
 def list_knobs(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
     """Return the values of a layout's knobs: those of the LLM, of the other modules, and the candidate set."""
     llm = layout.modules[llm_index]
@@ -330,28 +331,25 @@ def walked(trials: Trials, leader: Layout, variants: Sequence[Variant], budget: 
 def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgram, budget: int) -> Layout:
     """Return the layout that runs the tuning batches fastest, among a planner's offers for the free knobs of a job.
 
-    The job with default knobs is tuned first; its winner enters the last round of the job as given. Where the strategy
-    has free options, they are walked next, and layouts are tuned again with those chosen. ``UserError`` says why nothing
-    fits.
+    The job with default knobs is tuned first; its winner enters the last round of the job as given. Free options are
+    walked next, and layouts are tuned again with those chosen. ``UserError`` says why nothing fits.
     """
     trials = Trials(profile, make_program, tuning_batches(profile))
-    chosen_later = make_program.chooses_recomputation
-    samples = trials.batches.drawn[trials.batches.drafts[0]]
     fixed = default_job(profile.job)
+    free = fixed_jobs(profile, trials.batches.drawn[trials.batches.drafts[0]])
     problems = list[UserError]()
     variants = make_program.variants
+    first = int(budget * OWN_OPTIONS) if variants else budget
 
     def offers(jobs: Sequence[Job], budget: int) -> list[Candidate]:
         each_most = max(2, int(budget * DRAFTS) // len(jobs))
         return asked(profile, jobs, sets, each_most, problems, make_program.chooses_microbatches)
 
     entered: list[Layout] = []
-    free = fixed_jobs(profile, samples)
     rounds = [[fixed], free] if fixed else [free]
-    first = int(budget * OWN_OPTIONS) if variants else budget
     for jobs in rounds:
-        fixed_recompute = [one for job in jobs for one in recomputing(job, chosen_later=chosen_later)]
-        entered = halved(trials, offers(fixed_recompute, first), first, entered[:1]) or entered
+        recomputed = [one for job in jobs for one in recomputing(job, chosen_later=make_program.chooses_recomputation)]
+        entered = halved(trials, offers(recomputed, first), first, entered[:1]) or entered
     if not entered:
         raise [*trials.refused[-1:], *problems, too_few_layers(profile.job)][0]
     rest = len(rounds) * (budget - first)
@@ -359,17 +357,12 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
     if leader is entered[0]:
         return leader
     again = int(rest * (1 - OPTIONS))
-    chosen_later = make_program.recomputes_under(leader)
-    fixed_recompute = [one for job in free for one in _recomputed(job, chosen_later=chosen_later)]
-    changed = [replace(one, layout=replace(one.layout, options=leader.options)) for one in offers(fixed_recompute, again)]
+    # Planners know the strategy's own options only: a job that recomputes nothing stands for a scheduler that chooses.
+    recomputed = [one for job in free for one in recomputing(job, chosen_later=False)]
+    if profile.job.request.recompute is None and make_program.recomputes_under(leader):
+        recomputed = [job for job in recomputed if not job.request.recompute]
+    changed = [replace(one, layout=replace(one.layout, options=leader.options)) for one in offers(recomputed, again)]
     return halved(trials, changed, again, [leader])[0]
-
-
-def _recomputed(job: Job, *, chosen_later: bool) -> list[Job]:
-    """Return the job with every choice of recomputed modules; with none if the scheduler chooses them."""
-    if not chosen_later or job.request.recompute is not None:
-        return recomputing(job, chosen_later=False)
-    return [replace(job, request=replace(job.request, recompute=()))]
 
 
 def chosen_layout(

@@ -59,9 +59,11 @@ def free_options(declared: Any, parts: Mapping[str, object]) -> Iterator[Option]
             listed = isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
             require(listed, where, values, "a list of values, the strategy's own first")
             own = parts[part]
-            if is_dataclass(own) and name in {field.name for field in fields(own)} and getattr(own, name) == values[0]:
-                for value in values:
-                    check_values(type(own), {name: value}, where)
+            if not is_dataclass(own) or name not in {field.name for field in fields(own)}:
+                continue
+            for value in values:
+                check_values(type(own), {name: value}, where)
+            if len(values) > 1 and getattr(own, name) == values[0]:
                 yield Option(part, name, tuple(values))
 
 
@@ -72,10 +74,4 @@ def with_options[Part](part: Part, name: str, texts: Sequence[str]) -> Part:
     values = {key: yaml.safe_load(value) for key, _, value in pairs}
     if not values:
         return part
-    checked = check_values(type(part), {**vars_of(part), **values}, f"strategy.{name}")
-    return replace(part, **{key: checked[key] for key in values})  # type: ignore[type-var]
-
-
-def vars_of(part: Any) -> dict[str, Any]:
-    """Return the arguments that a part was made with."""
-    return {field.name: getattr(part, field.name) for field in fields(part) if field.init}
+    return replace(part, **check_values(type(part), values, f"strategy.{name}"))  # type: ignore[type-var]

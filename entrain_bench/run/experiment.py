@@ -42,7 +42,17 @@ MAX_KEPT_ACTIONS = 200_000
 MAX_JOBS = 2
 MAX_BATCHES = 8
 # Keys of a configuration that are a strategy's, or say how a run is executed; the last three only planning sees.
-OWN = {"strategy", "harness", "iterations", "belief_error", "belief_bias", "tuning", "tuning_budget", "tuning_options", "planning_seed"}
+OWN = {
+    "strategy",
+    "harness",
+    "iterations",
+    "belief_error",
+    "belief_bias",
+    "tuning",
+    "tuning_budget",
+    "tuning_options",
+    "planning_seed",
+}
 
 
 class Executor(Protocol):

@@ -109,6 +109,8 @@ def test_runs_share_a_plan_if_a_planner_cannot_tell_them_apart() -> None:
         "planning_seed=1",
         "tuning=own",
         "tuning_budget=7",
+        "tuning_options=false",
+        "strategy.options.scheduler.memory=[module]",
         "global_batch=32",
         "microbatch_size=2",
         "layout.dp=1",
