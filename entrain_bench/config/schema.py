@@ -53,6 +53,8 @@ class RunConfig:
     tuning_budget: Annotated[int, between(1, 10**6, "at least 1, at most 1000000")]
     planning_seed: Seed
     action_noise: Annotated[float, between(0, 0.5, "in [0, 0.5]")]
+    slow_rank: int | None
+    slow_rank_factor: Annotated[float, between(1, 100, "in [1, 100]")]
     speed: Speed
     constants: Annotated[int, between(0, NUM_DRAWS, f"in 0..{NUM_DRAWS}")]
     memory_fraction: Share

@@ -21,7 +21,7 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.targets import instantiate
 from entrain_bench.costs.bound import Need, find_need
 from entrain_bench.costs.profiled.times import ProfiledDevice, cluster_with_times
-from entrain_bench.costs.truth import ActionNoise, CostTruth
+from entrain_bench.costs.truth import ActionNoise, CostTruth, SlowRank
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.table import timeline_frame
@@ -122,6 +122,7 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
     executor = instantiate(config.harness, "harness", ("execute", "train"), truth=truth, memory_budget_bytes=budget)
     if executor.trains:
         require(not config.action_noise, "action_noise", config.action_noise, "0 with harness=train")
+        require(config.slow_rank is None, "slow_rank", config.slow_rank, "null with harness=train")
     known = shared.job, truth.beyond, shared.source
     wrong = config.belief_error, config.belief_bias
     profile = create_profile(*known, config.seed, *wrong)
@@ -160,7 +161,12 @@ def _made(config: RunConfig, source: ShapeSource | None) -> SharedJob:
     )
     model = with_options(model, config.framework)
     job = replace(job, model=model)
-    truth = CostTruth(model, cluster, config.framework, ActionNoise(config.action_noise, config.seed), measured)
+    slow = None
+    if config.slow_rank is not None:
+        allowed = f"null or in 0..{cluster.num_ranks - 1}"
+        require(0 <= config.slow_rank < cluster.num_ranks, "slow_rank", config.slow_rank, allowed)
+        slow = SlowRank(config.slow_rank, config.slow_rank_factor)
+    truth = CostTruth(model, cluster, config.framework, ActionNoise(config.action_noise, config.seed), measured, slow)
     workload: Workload = instantiate(config.workload, "workload", "source")
     return SharedJob(job, truth, workload, workload.source(model.tokens) if source is None else source)
 
