@@ -13,11 +13,11 @@ import numpy as np
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.profile import Profile, create_profile
-from entrain_bench.base.errors import ExecutionError, UserError, require
+from entrain_bench.base.errors import ExecutionError, OutOfMemoryError, UserError, require
 from entrain_bench.base.hosttime import HostTime, stopwatch
 from entrain_bench.base.remembered import remembered
 from entrain_bench.config.constants import speed_of
-from entrain_bench.config.schema import RunConfig
+from entrain_bench.config.schema import FAIL, RunConfig
 from entrain_bench.config.targets import instantiate
 from entrain_bench.costs.bound import Need, find_need
 from entrain_bench.costs.profiled.times import ProfiledDevice, cluster_with_times
@@ -27,7 +27,7 @@ from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.keys import plan_key, workload_of
-from entrain_bench.records.metrics import BELIEVED, Metric, RunResult, check_results, measure
+from entrain_bench.records.metrics import BELIEVED, FAILED, Metric, RunResult, check_results, measure
 from entrain_bench.records.sealed import CachedLayout, CachedLayouts
 from entrain_bench.specs.framework import with_options
 from entrain_bench.specs.job import Job
@@ -41,7 +41,9 @@ MAX_KEPT_ACTIONS = 200_000
 MAX_JOBS = 2
 MAX_BATCHES = 8
 # Keys of a configuration that are a strategy's, or say how a run is executed; the last three only planning sees.
-OWN = {"strategy", "harness", "iterations", "belief_error", "belief_bias", "tuning", "tuning_budget", "planning_seed"}
+OWN = {"strategy", "harness", "iterations", "on_oom", *("belief_error", "belief_bias")} | {
+    *("tuning", "tuning_budget", "planning_seed")
+}
 
 
 class Executor(Protocol):
@@ -123,6 +125,7 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
     if executor.trains:
         require(not config.action_noise, "action_noise", config.action_noise, "0 with harness=train")
         require(config.slow_rank is None, "slow_rank", config.slow_rank, "null with harness=train")
+        require(config.on_oom == FAIL, "on_oom", config.on_oom, f"{FAIL} with harness=train")
     known = shared.job, truth.beyond, shared.source
     wrong = config.belief_error, config.belief_bias
     profile = create_profile(*known, config.seed, *wrong)
@@ -266,19 +269,30 @@ def run_experiment(
     upcoming = feed.program(feed.batch(0))
     measured = []
     frame = None
+    misfit: OutOfMemoryError | None = None
     for iteration in range(config.iterations):
         program, host_time = upcoming
         if iteration + 1 < config.iterations:
             upcoming = feed.program(feed.batch(iteration + 1))
-        timeline = setting.executor.execute(program)
+        try:
+            timeline = setting.executor.execute(program)
+        except OutOfMemoryError as error:
+            if config.on_oom == FAIL:
+                raise
+            misfit = misfit or error
+            progress(iteration + 1)
+            continue
         feed.observe(timeline)
         need = setting.shared.need(iteration, config.seed)
         row = measure(timeline, setting.truth, host_time, need, added)
         measured.append({**row, BELIEVED: feed.believed_s(program)})
-        if keep_timeline and iteration == 0 and program.num_actions <= MAX_KEPT_ACTIONS:
+        if keep_timeline and len(measured) == 1 and program.num_actions <= MAX_KEPT_ACTIONS:
             frame = timeline_frame(timeline)
         progress(iteration + 1)
+    if misfit and not measured:
+        raise misfit
     metrics = {name: float(np.mean([row[name] for row in measured])) for name in measured[0]}
+    metrics[FAILED] = (config.iterations - len(measured)) / config.iterations
     metrics["planning_time_s"] = plan.planning_time_s
     return _believable(RunResult(layout, metrics, tuple(measured), frame, counts_of(setting.source)), added)
 
