@@ -11,7 +11,7 @@ from rich.text import Text
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.cases import NAMES, Case, StrategyResult, name_of
 from entrain_bench.answers.comparison import TIME
-from entrain_bench.answers.sentences import notices, problems, sentences
+from entrain_bench.answers.sentences import host_notices, notices, problems, sentences
 from entrain_bench.answers.text import NOTHING, decimals, ends, seconds, spell_seeds, times, wrap
 from entrain_bench.records.records import Record
 
@@ -89,7 +89,7 @@ def summary(records: Sequence[Record], width: int, lost: Sequence[str] = ()) -> 
         yield from wrapped(_legend([column.heading for column in columns], answer.baseline), width)
         yield from _table(answer.cases, columns, len(labels))
     words = [*map(Text, problems(answer)), *said]
-    words += [line for notice in notices(records) for line in wrapped(notice, width)]
+    words += [line for notice in (*notices(records), *host_notices(records)) for line in wrapped(notice, width)]
     yield from [Text(), *words] if words else []
 
 

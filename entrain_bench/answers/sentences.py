@@ -4,11 +4,15 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.comparison import Comparison, LeadResult, LeadSummary, count_wins
+from entrain_bench.answers.comparison import TIME, Comparison, LeadResult, LeadSummary, count_wins
 from entrain_bench.answers.posterior import Chance, ChanceSummary, rank_chances
 from entrain_bench.answers.text import load_template, paragraphs_of
 from entrain_bench.records.records import Record
 from entrain_bench.specs.workload import Counts
+
+# Above this share of an iteration, the host's work is named: training hides it only if hosts are as fast, and idle.
+LONG_ASSIGNMENT = 0.05
+ASSIGNMENT = "assignment_time_s"
 
 
 def _say(macro: str, *values: Any) -> list[str]:
@@ -69,6 +73,17 @@ def sample_notices(records: Sequence[Record]) -> list[str]:
 def run_notices(records: Sequence[Record]) -> list[str]:
     """Return the remarks of runs, each line once."""
     return [*dict.fromkeys(f"harness {r.labels['harness']}: {line}" for r in records for line in r.remarks)]
+
+
+def host_notices(records: Sequence[Record]) -> list[str]:
+    """Return a line on strategies whose assignment takes more than ``LONG_ASSIGNMENT`` of an iteration on the host."""
+    shares = dict[str, float]()
+    for record in records:
+        if record.status == "ok" and ASSIGNMENT in record.metrics:
+            name = str(record.labels["strategy"])
+            share = record.metrics[ASSIGNMENT] / record.metrics[TIME]
+            shares[name] = max(share, shares.get(name, 0.0))
+    return _say("host", [(name, share) for name, share in shares.items() if share > LONG_ASSIGNMENT])
 
 
 def _listed(samples: Counts, component: str = "", share: float = 1.0) -> Iterator[tuple[str, dict[str, float], float]]:

@@ -13,7 +13,7 @@ from entrain_bench.base.errors import UserError, require
 from entrain_bench.specs.cluster import Speed
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.job import LayoutRequest
-from entrain_bench.specs.parse import Allowed, Share, between
+from entrain_bench.specs.parse import Allowed, OneOf, Share, between
 
 GROUP_KEYS = {
     "strategy": ("name", "planner", "assigner", "scheduler"),
@@ -25,6 +25,8 @@ GROUP_KEYS = {
 SCHEMA = "schema"
 # Who chooses layouts: one tuner for all strategies, or each planner by its own trials.
 TUNING = ("equal", "own")
+# What becomes of a run with an iteration that does not fit memory.
+FAIL, COUNT = ON_OOM = ("fail", "count")
 NUM_DRAWS = 50
 TEXT_KEYS = ("name", "label", "_target_")
 # Keys that say where results go and what is run anew: no part of a run.
@@ -54,9 +56,12 @@ class RunConfig:
     tuning_options: bool
     planning_seed: Seed
     action_noise: Annotated[float, between(0, 0.5, "in [0, 0.5]")]
+    slow_rank: int | None
+    slow_rank_factor: Annotated[float, between(1, 100, "in [1, 100]")]
     speed: Speed
     constants: Annotated[int, between(0, NUM_DRAWS, f"in 0..{NUM_DRAWS}")]
     memory_fraction: Share
+    on_oom: Annotated[str, OneOf(ON_OOM)]
     framework: FrameworkOptions
     results_dir: str
     mlflow: bool
@@ -151,7 +156,7 @@ def check_storage(mlflow_uri: str | None, retry: str | None) -> None:
 
 
 @cache
-def _ranges() -> dict[str, Allowed]:
+def _ranges() -> dict[str, Allowed | OneOf]:
     hints = get_type_hints(RunConfig, include_extras=True)
     return {key: get_args(hint)[1] for key, hint in hints.items() if get_origin(hint) is Annotated}
 

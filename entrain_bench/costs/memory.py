@@ -9,6 +9,7 @@ import numpy as np
 from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze, rows_of, sum_rows
 from entrain_bench.base.remembered import remembered
+from entrain_bench.costs.communicators import count_communicators
 from entrain_bench.costs.edges import token_parts
 from entrain_bench.costs.loads import score_area
 from entrain_bench.costs.sharding import gathered_bytes
@@ -156,9 +157,12 @@ class Memory:
         return matmul(module.kind_counts(placed.layers_per_stage), bytes_per_kind * reserved)
 
     def lane_state_bytes(self, layout: Layout) -> FloatArray:
-        """Weights, gradients and optimizer states on a rank of each lane ``[lanes]``."""
+        """Weights, gradients, optimizer states and communicators on a rank of each lane ``[lanes]``."""
         modules = zip(self.model.modules, layout.modules, strict=True)
-        return layout.lane_sums([self.stage_state_bytes(module, placed) for module, placed in modules])
+        states = layout.lane_sums([self.stage_state_bytes(module, placed) for module, placed in modules])
+        if not self.framework.communicator_bytes:
+            return states
+        return np.asarray(states + self.framework.communicator_bytes * count_communicators(self.model, layout))
 
     def offload_bytes(self, program: Program) -> FloatArray:
         """Bytes each action moves over a rank's host link ``[actions]``: bf16 weights out, and back."""

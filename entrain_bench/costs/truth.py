@@ -44,17 +44,18 @@ HALF_WIDTH = 3.0**0.5
 
 @dataclass(frozen=True, slots=True)
 class ActionNoise:
-    """Independent factors on the durations of forwards and backwards, uniform around 1."""
+    """Independent factors of ranks on forwards and backwards, uniform around 1; the slowest rank of a group decides."""
 
     relative_std: float = 0.0  # in [0, 0.5]
     seed: int = 0  # with what an action is, and the samples of its batch, it fixes the action's factor
 
     def factors(self, program: Program) -> FloatArray:
-        """The factor of every action; 1 for steps at the end of the iteration ``[actions]``."""
+        """The greatest factor of every action's ranks; 1 for steps at the end of the iteration ``[actions]``."""
         factors = np.ones(program.num_actions)
         if not self.relative_std:
             return factors
         batch = int(program.shapes.sample_ids[0])
+        widths = np.concatenate([blocks.width for blocks in program.layout.blocks])
         for index, (module, chunks) in enumerate(zip(program.model.modules, program.chunks, strict=True)):
             mine = slice(int(program.first_action[index]), int(program.first_action[index + 1]))
             chunk = program.chunk[mine]
@@ -63,8 +64,32 @@ class ActionNoise:
             labels = (np.full(len(chunk), batch), chunks.replica[chunk], chunks.microbatch[chunk], chunks.part[chunk])
             for label in (*labels, program.stage[mine], program.kind[mine]):
                 bits = mix(bits ^ (label.astype(np.uint64) + np.uint64(1)) * GOLDEN)
-            factors[mine] = 1.0 + self.relative_std * HALF_WIDTH * (2.0 * uniform(bits) - 1.0)
+            width = widths[program.blocks(np.arange(mine.start, mine.stop))]
+            greatest = uniform(bits)
+            for rank in range(1, int(width.max(initial=1))):
+                rows = np.flatnonzero(width > rank)
+                own = mix(bits[rows] ^ np.full(len(rows), rank, np.uint64) * GOLDEN)
+                greatest[rows] = np.maximum(greatest[rows], uniform(own))
+            factors[mine] = 1.0 + self.relative_std * HALF_WIDTH * (2.0 * greatest - 1.0)
         return factors
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRank:
+    """A rank that computes slower than the others, and with it the group that it works in."""
+
+    rank: int
+    factor: float  # on the computation of passes; communication and optimizer steps take as long as elsewhere
+
+    def slowed(self, program: Program, prices: "Prices") -> "Prices":
+        """The prices with slower passes on the blocks that hold the rank."""
+        passes = np.flatnonzero(program.is_pass)
+        block = program.blocks(passes)
+        low, high = (np.concatenate([getattr(b, name) for b in program.layout.blocks]) for name in ("low", "high"))
+        slow = passes[(low[block] <= self.rank) & (self.rank <= high[block])]
+        duration = prices.duration_s.copy()
+        duration[slow] += (self.factor - 1.0) * (duration[slow] - prices.comm_s[slow])
+        return replace(prices, duration_s=duration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +125,7 @@ class CostTruth:
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     noise: ActionNoise = field(default_factory=ActionNoise)
     measured: ProfiledTimes | None = None  # from a device profile; None: roofline
+    slow_rank: SlowRank | None = None  # None: all ranks are equally fast
     layer_times: LayerTimes = field(init=False, repr=False, compare=False)
     memory: Memory = field(init=False, repr=False, compare=False)
     step_costs: StepCosts = field(init=False, repr=False, compare=False)
@@ -150,8 +176,10 @@ class CostTruth:
         return priced_by_width(placed, replica, loads, priced)[0]
 
     def charge(self, program: Program) -> Prices:
-        """Return the costs of one execution: the program's prices with noise on its passes."""
+        """Return the costs of one execution: the program's prices with a slow rank and noise on its passes."""
         prices = self.price(program)
+        if self.slow_rank is not None:
+            prices = self.slow_rank.slowed(program, prices)
         factors = self.noise.factors(program)
         return replace(prices, duration_s=factors * prices.duration_s, comm_s=factors * prices.comm_s)
 

@@ -21,7 +21,7 @@ COSMETIC_KEYS = frozenset({"label", "display_order", "family", "in_figures", "so
 # The option by which planners name a file that they read; its content is part of the key.
 PLAN_FILE = "path"
 # Keys that are used after planning only: a plan belongs to a job, not to a seed.
-BEYOND_PLANS = frozenset({"iterations", "harness", "seed", "action_noise"})
+BEYOND_PLANS = frozenset({"iterations", "harness", "seed", "action_noise", "slow_rank", "slow_rank_factor", "on_oom"})
 
 
 def identify(config: RunConfig, fingerprints: dict[str, list[str]] | None = None) -> tuple[str, str]:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 TIME = "iteration_time_s"
 # The strategy's estimate of the same program: not of the timeline, so ``measure`` does not return it.
 BELIEVED = "believed_time_s"
+# Share of iterations without a result; a run that has any is not compared.
+FAILED = "failed_iterations"
 # Shares are differences of sums.
 ROUNDING = 1e-9
 # Modules with metrics in a folder of the user's.
@@ -147,6 +149,7 @@ SUITE: tuple[Metric, ...] = (
     Metric("llm_forward_std_ms", "ms", "low", lambda run: forward_std_ms(run.timeline, [run.truth.model.llm_index])),
     Metric("peak_memory_bytes", "bytes", "low", lambda run: float(run.timeline.peak_memory_bytes.max())),
     Metric("exposed_comm_s", "s", "low", lambda run: run.waits_s / run.num_gpus),
+    Metric(FAILED, "1", "low"),
     Metric("planning_time_s", "s", "low", wall_time=True),
     Metric("assignment_time_s", "s", "low", lambda run: run.host_time.total_s, wall_time=True),
     Metric("assignment_exposed_s", "s", "low", lambda run: run.host_time.exposed_s(run.seconds), wall_time=True),

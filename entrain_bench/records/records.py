@@ -25,7 +25,7 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.records.code import made_by, metrics_version
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.leaves import parameters_text, setting_text
-from entrain_bench.records.metrics import KNOWN, SUITE, RunResult, check_results
+from entrain_bench.records.metrics import FAILED, KNOWN, SUITE, RunResult, check_results
 from entrain_bench.records.sealed import log_warning, say_nothing, sealed, unsealed
 from entrain_bench.specs.workload import Counts
 
@@ -178,6 +178,15 @@ def new_record(
     return Record(
         cell.key, status, reason, labels_of(cell.config), cell.config.content(), cell.code_version, **made, **result
     )
+
+
+def record_of(cell: Cell, outcome: RunResult) -> Record:
+    """The record of a run that came to its end; one with failed iterations counts as failed, and keeps its metrics."""
+    failed = round(outcome.metrics.get(FAILED, 0.0) * cell.config.iterations)
+    if not failed:
+        return new_record(cell, "ok", outcome=outcome)
+    reason = f"memory: {failed} of {cell.config.iterations} iterations need more than a rank has (on_oom=count)"
+    return new_record(cell, "failed", reason, outcome, settled=True)
 
 
 def labels_of(config: RunConfig) -> dict[str, Any]:
@@ -344,7 +353,7 @@ def _record_of(values: dict[str, Any]) -> Record:
     record = Record(**{**values, **listed})
     if record.status not in STATUSES:
         raise ValueError(f"status={record.status!r} must be one of {', '.join(STATUSES)}")
-    if record.status == "ok":
+    if record.status == "ok" or record.metrics.get(FAILED):
         check_results(record.metrics, record.iterations)
     elif record.metrics or record.iterations:
         raise ValueError(f"status={record.status!r} must not have metrics")

@@ -23,7 +23,7 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.config.targets import class_of
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.metrics import metrics_in
-from entrain_bench.records.records import Record, Results, new_record
+from entrain_bench.records.records import Record, Results, new_record, record_of
 from entrain_bench.records.sealed import CachedLayouts
 from entrain_bench.run.experiment import run_experiment
 from entrain_bench.run.parallel import Died, RayCluster, run_parallel
@@ -56,7 +56,7 @@ def run_one(cell: Cell, results: Results, progress: Callable[[int], None] = lamb
     added = metrics_in(cell.config_dir)
     plans = CachedLayouts(results.root)
     outcome = run_experiment(cell.config, progress, plans=plans, keep_timeline=cell.timeline, added=added)
-    record = _merged(results.read(cell.key), new_record(cell, "ok", outcome=outcome))
+    record = _merged(results.read(cell.key), record_of(cell, outcome))
     return results.write(record, outcome.timeline)
 
 
@@ -140,7 +140,7 @@ def run_or_explain(cell: Cell, plans: CachedLayouts | None) -> "tuple[Record, pd
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exc()
         return new_record(cell, "failed", explain(error)), None
-    return new_record(cell, "ok", outcome=outcome), outcome.timeline
+    return record_of(cell, outcome), outcome.timeline
 
 
 def is_settled(cell: Cell, error: Exception) -> bool:

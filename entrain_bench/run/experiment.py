@@ -14,21 +14,21 @@ from entrain_bench.balancing.chunk_estimates import packed_iteration_s
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.profile import Profile, create_profile
 from entrain_bench.balancing.variants import free_options
-from entrain_bench.base.errors import ExecutionError, UserError, require
+from entrain_bench.base.errors import ExecutionError, OutOfMemoryError, UserError, require
 from entrain_bench.base.hosttime import HostTime, stopwatch
 from entrain_bench.base.remembered import remembered
 from entrain_bench.config.constants import speed_of
-from entrain_bench.config.schema import RunConfig
+from entrain_bench.config.schema import FAIL, RunConfig
 from entrain_bench.config.targets import instantiate
 from entrain_bench.costs.bound import Need, find_need
 from entrain_bench.costs.profiled.times import ProfiledDevice, cluster_with_times
-from entrain_bench.costs.truth import ActionNoise, CostTruth
+from entrain_bench.costs.truth import ActionNoise, CostTruth, SlowRank
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.keys import plan_key, workload_of
-from entrain_bench.records.metrics import BELIEVED, Metric, RunResult, check_results, measure
+from entrain_bench.records.metrics import BELIEVED, FAILED, Metric, RunResult, check_results, measure
 from entrain_bench.records.sealed import CachedLayout, CachedLayouts
 from entrain_bench.specs.framework import with_options
 from entrain_bench.specs.job import Job
@@ -46,6 +46,7 @@ OWN = {
     "strategy",
     "harness",
     "iterations",
+    "on_oom",
     "belief_error",
     "belief_bias",
     "tuning",
@@ -133,6 +134,8 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
     executor = instantiate(config.harness, "harness", ("execute", "train"), truth=truth, memory_budget_bytes=budget)
     if executor.trains:
         require(not config.action_noise, "action_noise", config.action_noise, "0 with harness=train")
+        require(config.slow_rank is None, "slow_rank", config.slow_rank, "null with harness=train")
+        require(config.on_oom == FAIL, "on_oom", config.on_oom, f"{FAIL} with harness=train")
     known = shared.job, truth.beyond, shared.source
     wrong = config.belief_error, config.belief_bias
     profile = create_profile(*known, config.seed, *wrong)
@@ -172,7 +175,12 @@ def _made(config: RunConfig, source: ShapeSource | None) -> SharedJob:
     )
     model = with_options(model, config.framework)
     job = replace(job, model=model)
-    truth = CostTruth(model, cluster, config.framework, ActionNoise(config.action_noise, config.seed), measured)
+    slow = None
+    if config.slow_rank is not None:
+        allowed = f"null or in 0..{cluster.num_ranks - 1}"
+        require(0 <= config.slow_rank < cluster.num_ranks, "slow_rank", config.slow_rank, allowed)
+        slow = SlowRank(config.slow_rank, config.slow_rank_factor)
+    truth = CostTruth(model, cluster, config.framework, ActionNoise(config.action_noise, config.seed), measured, slow)
     workload: Workload = instantiate(config.workload, "workload", "source")
     return SharedJob(job, truth, workload, workload.source(model.tokens) if source is None else source)
 
@@ -272,19 +280,30 @@ def run_experiment(
     upcoming = feed.program(feed.batch(0))
     measured = []
     frame = None
+    misfit: OutOfMemoryError | None = None
     for iteration in range(config.iterations):
         program, host_time = upcoming
         if iteration + 1 < config.iterations:
             upcoming = feed.program(feed.batch(iteration + 1))
-        timeline = setting.executor.execute(program)
+        try:
+            timeline = setting.executor.execute(program)
+        except OutOfMemoryError as error:
+            if config.on_oom == FAIL:
+                raise
+            misfit = misfit or error
+            progress(iteration + 1)
+            continue
         feed.observe(timeline)
         need = setting.shared.need(iteration, config.seed)
         row = measure(timeline, setting.truth, host_time, need, added)
         measured.append({**row, BELIEVED: feed.believed_s(program)})
-        if keep_timeline and iteration == 0 and program.num_actions <= MAX_KEPT_ACTIONS:
+        if keep_timeline and len(measured) == 1 and program.num_actions <= MAX_KEPT_ACTIONS:
             frame = timeline_frame(timeline)
         progress(iteration + 1)
+    if misfit and not measured:
+        raise misfit
     metrics = {name: float(np.mean([row[name] for row in measured])) for name in measured[0]}
+    metrics[FAILED] = (config.iterations - len(measured)) / config.iterations
     metrics["planning_time_s"] = plan.planning_time_s
     return _believable(RunResult(layout, metrics, tuple(measured), frame, counts_of(setting.source)), added)
 

@@ -36,6 +36,7 @@ class FrameworkOptions:
     tp_overlap: Annotated[float, between(0, 1, "in [0, 1]")] = 0.0
     grad_dtype: Annotated[str, OneOf(GRAD_DTYPES)] = FP32
     cross_entropy: Annotated[str, OneOf(CROSS_ENTROPIES)] = UNFUSED
+    communicator_bytes: Annotated[float, between(0, 1e10, "from 0 to 1e10")] = 0.0
     freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from entrain_bench.answers.comparison import LeadSummary, lead_of
 from entrain_bench.answers.console_table import summary
 from entrain_bench.answers.posterior import ChanceSummary, Spread
 from entrain_bench.answers.report import html, markdown, report_json, report_of
-from entrain_bench.answers.sentences import lead_sentence, notices, problems, sentences
+from entrain_bench.answers.sentences import host_notices, lead_sentence, notices, problems, sentences
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.answers.text import escape_markdown, load_template, one_line
 from entrain_bench.records.records import Record
@@ -212,3 +212,15 @@ def listed(number: int, truncated: int = 0, dropped: int = 0) -> dict[str, float
 )  # fmt: skip
 def test_what_is_said(record: Record, says: list[str]) -> None:
     assert notices([record, record]) == says
+
+
+def test_assignment_that_takes_long_is_named() -> None:
+    def timed(strategy: str, assignment_time_s: float) -> Record:
+        metrics = {"iteration_time_s": 0.5, "assignment_time_s": assignment_time_s}
+        return Record("0", "ok", "", {"strategy": strategy}, {}, "", metrics=metrics)
+
+    records = [timed("slow", 0.05), timed("slow", 0.1), timed("quick", 0.02), timed("other", 0.03)]
+    assert host_notices(records) == [
+        "assignment on the host takes more than 5% of an iteration, and is not in its time: slow 20%, other 6%"
+    ]
+    assert host_notices(records[2:3]) == []

@@ -13,7 +13,7 @@ from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.arrays import FloatArray, rows_of
 from entrain_bench.costs.edges import held_s, moved_s
 from entrain_bench.costs.memory import Memory
-from entrain_bench.costs.truth import ActionNoise, CostTruth
+from entrain_bench.costs.truth import ActionNoise, CostTruth, SlowRank
 from entrain_bench.program import ActionView, Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks
 from entrain_bench.program.layout import Layout, are_grids
@@ -233,3 +233,34 @@ def test_two_instances_of_the_optimizer_by_hand() -> None:
     # The LLM has one instance: a ring of two links between the nodes.
     llm = costs.sync_s(LLM, placed(LLM, [[[0]], [[1]], [[8]], [[9]]]))
     assert llm == pytest.approx([3 * (1e-5 + 4 * LLM.parameters / 4 / 2e8)], rel=1e-12)
+
+
+def test_the_slowest_rank_of_a_group_decides() -> None:
+    """The greatest of n uniform draws has mean n / (n + 1); the first rank draws what it would alone."""
+    shapes, assignment = uniform_batch(SMALL, 256)
+    factors = {}
+    for width in (1, 4):
+        placed_on = [placed(module, np.arange(width).reshape(1, 1, width), tp=width) for module in SMALL.modules]
+        layout = Layout(tuple(placed_on), 256)
+        made = chain_program(SMALL, shapes, layout, assignment, stages_behind(layout))
+        factors[width] = ActionNoise(0.1, seed=3).factors(made)[made.chunk >= 0]
+    low, high = 1 - 0.1 * 3**0.5, 1 + 0.1 * 3**0.5
+    assert np.all(factors[4] >= factors[1])
+    assert factors[4].max() <= high
+    assert np.mean(factors[4] == factors[1]) == pytest.approx(1 / 4, abs=0.05)
+    assert factors[4].mean() == pytest.approx(low + (high - low) * 4 / 5, abs=0.005)
+
+
+def test_a_slow_rank_slows_the_computation_of_its_block_alone() -> None:
+    made = program()
+    even = CostTruth(SMALL, tiny_cluster())
+    rank = 2  # The first LLM stage of replica 0 is on ranks 2 and 3, one a stage.
+    slow = replace(even, slow_rank=SlowRank(rank, 1.5)).charge(made)
+    prices = even.price(made)
+    here = np.zeros(made.num_actions, bool)
+    here[made.lane_actions[made.lane_offsets[rank] : made.lane_offsets[rank + 1]]] = True
+    here &= made.chunk >= 0
+    expected = prices.duration_s + 0.5 * here * (prices.duration_s - prices.comm_s)
+    assert 0 < here.sum() < len(here)
+    np.testing.assert_allclose(slow.duration_s, expected, rtol=1e-15)
+    assert slow.comm_s.tolist() == prices.comm_s.tolist()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -36,6 +36,9 @@ TIMES = tuple(
         ("overlap", 0.50, 0.8),
     )
 )
+# Factors on a device's constants by another source that contradicts them: the A40's forwards allow 0.43
+# of attained arithmetic, its BERT runs ask for 0.91 (experiments/cluster/sources.csv).
+OTHER_READING = {"A40": Speed(gemm=0.91 / 0.43, attention=0.91 / 0.43)}
 PEAKS = (Constant("speed", "reserve", 1.0, 0.25, 0.8, ""),)
 
 
@@ -59,7 +62,24 @@ def draw_constants(ledger: Ledger, error: float) -> Draws:
             reserves = draw(memory, device if device in known else known[0])
         sets = np.hstack([factors, reserves])
         draws[device] = {number: _speed([*TIMES, *PEAKS], row) for number, row in enumerate(sets, 1)}
+        if device in OTHER_READING:
+            draws[device] = pulled(draws[device], OTHER_READING[device])
     return draws | {device: draws[other] for device, other in CARRIED.items() if other in draws and device not in draws}
+
+
+def pulled(draws: Mapping[int, Speed], reading: Speed) -> dict[int, Speed]:
+    """Draws that cover two readings: each moves a share, uniform in [0, 1], of its log distance to the other one.
+
+    Only factors that ``reading`` states move, all of a draw by one share.
+    """
+    stated = {name: factor for name, factor in asdict(reading).items() if factor != 1.0}
+    shares = np.random.default_rng(1).permutation((np.arange(len(draws)) + 0.5) / len(draws))
+
+    def moved(drawn: Speed, share: float) -> Speed:
+        between = {name: getattr(drawn, name) ** (1 - share) * factor**share for name, factor in stated.items()}
+        return replace(drawn, **{name: float(f"{factor:.{DIGITS}g}") for name, factor in between.items()})
+
+    return {number: moved(drawn, float(share)) for (number, drawn), share in zip(draws.items(), shares, strict=True)}
 
 
 def at_factors(constants: Sequence[Constant], factors: FloatArray) -> Change:

@@ -11,7 +11,7 @@ import pytest
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError
 from entrain_bench.lab.ledger import draws as drawing
-from entrain_bench.lab.ledger.draws import draw, draw_constants
+from entrain_bench.lab.ledger.draws import draw, draw_constants, pulled
 from entrain_bench.lab.ledger.fit import Constant, Fit, Point, fit_points
 from entrain_bench.lab.ledger.predict import Interval
 from entrain_bench.specs.cluster import Speed
@@ -81,3 +81,15 @@ def test_a_source_stays_within_the_error_of_predictions() -> None:
     loose = Fit(wide.problem, wide.at, wide.covariance + np.diag([0.09, 0.0]), 0.05)
     logs = np.log(draw(loose, "a")[:, 0])
     assert 0.05 < np.abs(logs).max() < 0.101
+
+
+def test_pulled_draws_cover_both_readings() -> None:
+    drawn = {number: Speed(gemm=0.9, attention=1.0, memory=0.8) for number in range(1, 51)}
+    moved = pulled(drawn, Speed(gemm=2.0, attention=2.0))
+    gemm = np.array([speed.gemm for speed in moved.values()])
+    assert (gemm.min(), gemm.max()) == pytest.approx((0.9, 2.0), rel=0.01)
+    # Even on the logs, and one share a draw: attention lies where products do.
+    assert np.log(gemm).mean() == pytest.approx(np.log([0.9, 2.0]).mean(), abs=0.001)
+    attention = np.array([speed.attention for speed in moved.values()])
+    np.testing.assert_allclose(np.log(attention) / np.log(2), np.log(gemm / 0.9) / np.log(2 / 0.9), atol=0.001)
+    assert {speed.memory for speed in moved.values()} == {0.8}
