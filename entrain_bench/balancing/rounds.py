@@ -27,7 +27,6 @@ from entrain_bench.balancing.planning import (
     stage_sums,
 )
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.recomputation import recompute_all, recompute_by_chunk
 from entrain_bench.balancing.schedules import backward_microbatch, chain_chunks, check_order, one_f_one_b
 from entrain_bench.balancing.tuning import Candidates, candidate_key, chosen_layout
 from entrain_bench.base.arithmetic import decisive
@@ -146,14 +145,21 @@ def group_numbers(placed: ModuleLayout, first: IntArray, width: IntArray) -> Int
 
 
 def rounds_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:
-    """1F1B over the stages; rounds are microbatches. ``IncompatibleError`` if a sample comes before its items."""
+    """1F1B over the stages; rounds are microbatches. ``IncompatibleError`` if a sample comes before its items.
+
+    In one stage all groups of a round run encoders forward, then the LLM, then generators, and then all of them back.
+    """
     chunks = chain_chunks(model, shapes, layout, assignment, split_backward=False)
     check_order(model, shapes, assignment)
     freed = backward_microbatch(model, shapes, assignment, chunks)
     count = 1 + max(int(last.max(initial=-1)) for last in freed)
     last = max(int(placed.ranks.max()) for placed in layout.modules)
     slots = []
-    for rows, back, placed in zip(chunks, freed, layout.modules, strict=True):
+    for module, rows, back, placed in zip(model.modules, chunks, freed, layout.modules, strict=True):
+        if layout.is_one_stage:
+            depth = 0 if module.is_encoder else 1 if module is model.llm else 2
+            slots.append(Slots(6 * rows.microbatch[:, None] + depth, 6 * back[:, None] + 5 - depth))
+            continue
         # Stages have equally many ranks and follow each other.
         ahead = (last - placed.plane[:, 0]) // placed.plane.shape[1]
         forward, _ = one_f_one_b(rows.microbatch[:, None], np.array([[count]]), ahead)
@@ -231,23 +237,6 @@ def group_widths(layout: Layout) -> IntArray:
     module_widths = [{tp * cp for tp, cp in placed.degrees} for placed in layout.modules]
     narrowest = max(min(widths) for widths in module_widths)
     return np.array(sorted(width for width in set().union(*module_widths) if width >= narrowest))
-
-
-def packed_program(shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-    """Packs one after another: encoders, LLM and generators forward, then back; recomputed where memory is short."""
-    model = profile.job.model
-    labels = zip(model.modules, assignment.modules, strict=True)
-    chunks = [group_chunks(module, shapes, labelled) for module, labelled in labels]
-    slots = []
-    for module, rows in zip(model.modules, chunks, strict=True):
-        base = 6 * rows.microbatch.astype(np.int64)[:, None]
-        depth = 0 if module.is_encoder else 1 if module is model.llm else 2
-        slots.append(Slots(base + depth, base + 5 - depth))
-    program = build_program(model, layout, shapes, chunks, slots)
-    fits = profile.memory.peak_bytes(program).max() <= profile.job.planning_budget_bytes
-    if fits or profile.job.request.recompute is not None:
-        return program
-    return recompute_by_chunk(recompute_all(program), profile)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
-"""Braid, this project's own: encoders and LLM on all ranks of a replica, encoder work where the LLM leaves time."""
+"""Braid, this project's own: longest first on groups of several widths, or in pipelines where they pay."""
 
 from .assigner import BraidAssigner
 from .planner import BraidPlanner
-from .scheduler import BraidScheduler
 
-__all__ = ["BraidAssigner", "BraidPlanner", "BraidScheduler"]
+__all__ = ["BraidAssigner", "BraidPlanner"]
