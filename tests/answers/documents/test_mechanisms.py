@@ -29,7 +29,7 @@ def test_every_variant_belongs_to_a_mechanism() -> None:
 def test_a_gain_is_paired_by_seed_and_a_failure_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
     defined = read_mechanisms()
     job = next(iter(defined.jobs))
-    plain, dealt = defined.mechanisms["deal total time"].alone
+    _, dealt = defined.mechanisms["deal total time"].alone
 
     def table(label: object, _: object) -> pd.DataFrame:
         # Three halves of the time without it at the seed that both have.
