@@ -5,6 +5,8 @@ No figure of arXiv:2605.27918 or the other papers, which measure systems as a wh
 and last in the stack of all. A dot is a job, geometric mean over seeds; a bar is the mean of jobs.
 """
 
+from typing import Any
+
 import pandas as pd
 import seaborn as sns
 from matplotlib.lines import Line2D
@@ -26,7 +28,7 @@ def draw(data: pd.DataFrame) -> style.Picture:
     colours = style.palette(table["job"].unique())
     height_in = 0.75 + 0.26 * len(order)
     figure, axes = style.panels(1, len(SWITCHES), style.DOUBLE_COLUMN_IN, height_in, sharex=True, sharey=True)
-    look = {"order": order, "size": 4, "alpha": 0.9, "jitter": False, "legend": False}
+    look: dict[str, Any] = {"order": order, "size": 4, "alpha": 0.9, "jitter": False, "legend": False}
     for panel, (switch, title) in zip(axes, SWITCHES.items(), strict=True):
         mine = table[table["switched"] == switch]
         panel.axvline(0, color=style.FAINT, linewidth=0.8, zorder=0)
@@ -38,12 +40,12 @@ def draw(data: pd.DataFrame) -> style.Picture:
         panel.set(title=title, xlabel="", ylabel="")
         panel.tick_params(axis="y", length=0)
     figure.supxlabel("Gain (time without / time with - 1), %")
-    dots = {"linestyle": "", "marker": "o", "markersize": 4}
+    dots: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 4}
     style.legend_above(figure, [Line2D([], [], color=colour, label=job, **dots) for job, colour in colours.items()], 3)
     return style.Picture(figure, table.drop(columns="percent"), _message(means))
 
 
-def _message(means: pd.Series) -> str:
+def _message(means: "pd.Series[float]") -> str:
     told = []
     for switch in SWITCHES:
         mine = means[means.index.get_level_values("switched") == switch].dropna()

@@ -82,7 +82,7 @@ def gains(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame
                 without, with_it = (tables[defined.label(job, variant)] for variant in pair)
                 other, mine = times_by_seed(without), times_by_seed(with_it)
                 both = [(other[seed], time) for seed, time in mine.items() if time and other.get(seed)]
-                ratio = ratio_interval(*map(list, zip(*both, strict=True))).mean if both else math.nan
+                ratio = ratio_interval([one for one, _ in both], [two for _, two in both]).mean if both else math.nan
                 reasons = pd.concat([without, with_it]).query("status != 'ok'")["reason"]
                 failed = next(iter(reasons), "")
                 rows.append((name, switch, job, ratio - 1, len(both), failed, "; ".join(mechanism.runs_in)))
