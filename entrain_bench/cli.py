@@ -68,7 +68,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
         return 0
     from entrain_bench.config.grammar import read
 
-    command = importlib.import_module(f"entrain_bench.commands.{name}")
+    command = importlib.import_module(f"entrain_bench.commands.{name.replace('-', '_')}")
     code: int = command.main(read(line, name, command.VERB))
     return code
 

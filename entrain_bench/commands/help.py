@@ -81,7 +81,7 @@ def verbs() -> dict[str, str]:
 
 def takes(name: str) -> Verb[Any]:
     """Return the keys and options of a verb, or of ``run``."""
-    verb: Verb[Any] = importlib.import_module(f"{__package__}.{name}").VERB
+    verb: Verb[Any] = importlib.import_module(f"{__package__}.{name.replace('-', '_')}").VERB
     return verb
 
 

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,7 @@ import yaml
 
 import entrain_bench.figures as package
 from entrain_bench.answers.commands import command_line
+from entrain_bench.answers.documents.mechanisms import row_label
 from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
 from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.text import consecutive
@@ -102,8 +104,16 @@ UNLABELLED = ""
 
 
 def rows_of(experiment: str, config_dir: str | None = None) -> dict[str, SweepOverrides]:
-    """Overrides of every row of ``experiments/figure/<experiment>.yaml`` by its label; ``UserError`` for others."""
+    """Overrides of every row of ``experiments/figure/<experiment>.yaml`` by its label; ``UserError`` for others.
+
+    Of a list of mappings every combination is a row.
+    """
     rows = (_yaml(experiment, config_dir).get("figure") or {}).get("rows", {})
+    if isinstance(rows, list):
+        rows = {
+            row_label([label for label, _ in chosen]): [text for _, texts in chosen for text in texts]
+            for chosen in product(*(axis.items() for axis in rows))
+        }
     for label, overrides in rows.items():
         listed = isinstance(overrides, list) and all(isinstance(text, str) for text in overrides)
         require(listed, f"figure.rows.{label}", overrides, "a list of overrides")

@@ -13,6 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from entrain_bench.answers.documents.mechanisms import read_mechanisms
 from entrain_bench.answers.tables import Runs
 from entrain_bench.figures._style import Picture, styled
 from entrain_bench.records.time_shares import TIME_SHARES
@@ -206,6 +207,18 @@ def twins(strategies: Sequence[str], traces: Sequence[str]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def gains() -> pd.DataFrame:
+    """Gains of the mechanisms that fall from one to the next, less as the last; one has no result."""
+    defined = read_mechanisms()
+    rows = []
+    for place, (name, mechanism) in enumerate(defined.mechanisms.items()):
+        for switch, pair in (("alone", mechanism.alone), ("last", mechanism.last)):
+            for number, job in enumerate(defined.jobs if pair else ()):
+                gain = (0.4 - 0.06 * place) * (1.0 if switch == "alone" else 0.4) + 0.015 * number
+                rows.append((name, switch, job, np.nan if number == 5 and place == 4 else gain, 2, "", ""))
+    return pd.DataFrame(rows, columns=["mechanism", "switched", "job", "gain", "num_seeds", "reason", "runs_in"])
+
+
 def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
     """Data for any figure."""
     made: dict[str, Callable[[], Any]] = {
@@ -222,6 +235,7 @@ def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
         "ablation": lambda: combinations(traces[:3]),
         "twins": lambda: twins(strategies, traces[:4]),
         "out_of_the_box": lambda: changes(strategies, traces[:5], ["PP 1, DP 32", "PP 4, DP 8", "PP 8, DP 4"]),
+        "mechanisms": gains,
         "bubble_ratio": lambda: table(strategies, traces[:3]),
     }
     if name in ("schedule_gantt", "memory_over_time"):
