@@ -96,7 +96,7 @@ class MakeProgram:
 
     @property
     def variants(self) -> list[Variant]:
-        """What the tuner may change in a plan beside its layout."""
+        """Variants of a plan that the tuner considers, beside its layout."""
         return [
             Variant(option.key, value, partial(self._with_option, option, value))
             for option in self._strategy.options
