@@ -15,7 +15,7 @@ from entrain_bench.balancing.candidates import (
     heaviest,
     too_few_layers,
 )
-from entrain_bench.balancing.fixed_jobs import FAR, by_turns, default_job, fixed_jobs, recomputing
+from entrain_bench.balancing.fixed_jobs import FAR, by_turns, default_job, fixed_jobs, holds_states, recomputing
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive, log2
@@ -255,6 +255,7 @@ def halved(trials: Trials, offers: Sequence[Candidate], budget: int, entered: Se
 type Candidates = Callable[[Profile], Iterable[Candidate]]
 """A planner's candidates for a job, by rising estimate."""
 
+
 def list_knobs(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
     """Return the values of a layout's knobs: those of the LLM, of the other modules, and the candidate set."""
     llm = layout.modules[llm_index]
@@ -305,7 +306,11 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
     entered: list[Layout] = []
     fixed = default_job(profile.job)
     problems = list[UserError]()
-    for jobs in (*([[fixed]] if fixed else []), fixed_jobs(profile, samples)):
+
+    def fits(job: Job) -> bool:
+        return holds_states(profile, job, sets, chosen_later=chosen_later)
+
+    for jobs in (*([[fixed]] if fixed else []), fixed_jobs(profile, samples, fits)):
         variants = [one for job in jobs for one in recomputing(job, chosen_later=chosen_later)]
         each_most = max(2, most // len(variants))
         offers = asked(profile, variants, sets, each_most, problems, make_program.chooses_microbatches)
