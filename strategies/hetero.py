@@ -69,6 +69,7 @@ class Pair(NamedTuple):
     llm: Degrees
     turns: int = 1  # LLM stages of a rank
     at_once: bool = False  # whether encoders that recompute keep no activations of layers
+    widest: int = 1  # ranks of a node that may share an item, at most
 
 
 def island_sizes(job: Job) -> list[int]:
@@ -175,7 +176,7 @@ def list_candidates(
         return layers, stage_sums(costs, layers).reshape(turns, degrees.pp).sum(axis=0)
 
     for pair in pairs:
-        encoder, llm, turns, at_once = pair
+        encoder, llm, turns, at_once, _ = pair
         count = job.num_microbatches(llm.dp)
         if turns > 1 and (llm.pp == 1 or count % llm.pp or turns * llm.pp > len(job.model.llm.layers)):
             continue
@@ -199,6 +200,7 @@ def list_candidates(
                     recompute=again,
                     recompute_whole=at_once and again and module.is_encoder,
                     offload=away and module.is_encoder,
+                    widths=item_widths(job, pair) if module.is_encoder and not away else (),
                 )
                 for module, placed, again in zip(job.model.modules, plain.modules, recompute, strict=True)
             )
@@ -206,6 +208,15 @@ def list_candidates(
             parameters = sum(module.parameters for module in job.model.encoders) / encoder.tp
             link_s = 2 * BF16_BYTES * parameters / job.cluster.device.host_bandwidth_bytes_per_s
             yield Candidate(seconds + step + (link_s if away else 0.0), replace(plain, modules=modules))
+
+
+def item_widths(job: Job, pair: Pair) -> tuple[tuple[int, int], ...]:
+    """TP and CP of the groups in a node that may share an encoder's item; none if items stay on one replica."""
+    tp = pair.encoder.tp
+    most = min(pair.widest, job.cluster.gpus_per_node, job.cluster.num_ranks) // tp
+    if tp & (tp - 1) or most < 2:
+        return ()
+    return tuple((tp, 2**i) for i in range(most.bit_length()))
 
 
 def estimate_s(
@@ -244,26 +255,34 @@ class ColocatedPlanner(TrialOptions):
         virtual_stages: numbers of LLM stages of a rank that are considered.
         recompute_encoders: whether encoders are always recomputed, at once or by layer as memory allows;
             ``layout.recompute`` goes before it.
+        recompute_whole: whether recomputation of whole encoders is offered, which keeps no activations of layers;
+            ``layout.recompute`` goes before it.
+        widest_item: ranks of a node that may share an item, at most; for assigners that split items.
     """
 
     encoder_tp: int | None = None
     offload_encoder: bool = False
     virtual_stages: tuple[Count, ...] = (1,)
     recompute_encoders: bool = False
+    recompute_whole: bool = False
+    widest_item: Count = 1
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.samples.draw(self.profile_samples)
 
-        always = self.recompute_encoders and profile.job.request.recompute is None
+        is_free = profile.job.request.recompute is None
+        always = self.recompute_encoders and is_free
+        whole = (True, False) if self.recompute_encoders else (False, True)[: 1 + (self.recompute_whole and is_free)]
 
         def candidates(turns: int, at_once: bool, sized: Profile) -> list[Candidate]:
             pairs = list_pairs(sized.job, colocated=True, encoder_tp=self.encoder_tp)
-            pairs = [pair._replace(turns=turns, at_once=at_once) for pair in pairs]
+            pairs = [pair._replace(turns=turns, at_once=at_once, widest=self.widest_item) for pair in pairs]
             listed = list_candidates(sized, samples, pairs, colocated=True, offload=self.offload_encoder)
-            return by_estimate(one for one in listed if not always or all(m.recompute for m in one.layout.modules[:-1]))
+            recomputed = always or (at_once and is_free)
+            return by_estimate(c for c in listed if not recomputed or all(m.recompute for m in c.layout.modules[:-1]))
 
-        sets = product((True, False) if self.recompute_encoders else (False,), self.virtual_stages)
+        sets = product(whole, self.virtual_stages)
         first, *others = (partial(candidates, turns, at_once) for at_once, turns in sets)
         return chosen_layout(profile, first, make_program, self.num_trials, others)
 

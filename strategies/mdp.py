@@ -10,7 +10,7 @@ arXiv:2607.24653, section 5.2.3) spreads the items of the whole batch over all r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.recomputation import Recomputation
 from entrain_bench.balancing.schedules import check_colocated, three_phase_program
-from entrain_bench.base.arrays import BoolArray, IntArray
+from entrain_bench.base.arithmetic import decisive
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.base.compiled import njit
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
@@ -39,7 +40,16 @@ ENCODER_FORWARDS = 4
 
 @dataclass(frozen=True, slots=True)
 class SpreadItems:
-    """Samples in arrival order; each LLM replica's items by LPT over the encoder replicas on its ranks, in one pass."""
+    """Samples in arrival order; each LLM replica's items by LPT over the encoder replicas on its ranks.
+
+    They run in one pass, or in several if whole encoders are recomputed, since a backward then holds all of its pass.
+
+    Attributes:
+        pass_tokens: tokens that a rank encodes at a time if the layout recomputes whole encoders; a longer item is
+            encoded alone.
+    """
+
+    pass_tokens: Count = 8192
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """LLM labels by arrival, encoder replicas by seconds; ``IncompatibleError`` without an integer DP ratio."""
@@ -55,7 +65,11 @@ class SpreadItems:
             load = loads.setdefault(placed.dp, np.zeros(placed.dp, np.int64))
             first = consumer // ratio.fan_out * ratio.fan_in
             worker = spread(cost, first, ratio.fan_in, endpoints(placed, llm)[consumer], load, SLACK_PERMILLE)
-            modules.append(ModuleAssignment(np.asarray(worker), np.zeros(len(worker), np.int64)))
+            number = np.zeros(len(worker), np.int64)
+            if placed.recompute_whole:
+                tokens = module.lengths(shapes, module.units(shapes))
+                number = cut_passes(worker, np.zeros(len(worker), bool), tokens, self.pass_tokens)
+            modules.append(ModuleAssignment(np.asarray(worker), number))
         return Assignment((*modules, ModuleAssignment(replica, microbatch)))
 
 
@@ -63,12 +77,16 @@ class SpreadItems:
 class BalancedVision:
     """Samples in arrival order; the items of the whole batch by LPT over all encoder replicas.
 
+    With layouts whose groups of ranks can share an item, long items are encoded first (``share_long``).
+
     Attributes:
         load: what is balanced: ``patches`` (an encoder's tokens), ``items``, or estimated ``seconds``.
         pass_tokens: tokens that a rank encodes at a time; a longer item is encoded alone.
         bubbles: whether ranks that wait longer while the LLM's pipeline fills and drains take more of the items of all
             microbatches but the first ones, as many as the pipeline has ranks (K3).
     """
+
+    handles_widths: ClassVar[bool] = True
 
     load: Annotated[str, OneOf(("patches", "items", "seconds"))] = "patches"
     pass_tokens: Count = 8192
@@ -93,15 +111,43 @@ class BalancedVision:
             cost = np.rint(cost).astype(np.int64)
             local = endpoints(placed, llm)[replica[owner]]
             load = np.zeros(placed.dp, np.int64)
-            worker = np.zeros_like(owner)
+            worker, number = share_long(cost, seconds, placed, load)
+            alone = worker < 0
             later = self.bubbles & (microbatch[owner] >= num_ranks)
-            for mine in (np.flatnonzero(~later), np.flatnonzero(later)):
+            for mine in (np.flatnonzero(~later & alone), np.flatnonzero(later & alone)):
                 anywhere = np.zeros_like(mine)
                 worker[mine] = spread(cost[mine], anywhere, placed.dp, local[mine], load, SLACK_PERMILLE)
                 waits_s = stage_s * place[placed.ranks[:, 0, 0]]
                 load -= np.rint(waits_s * (cost.sum() / (ENCODER_FORWARDS * max(seconds.sum(), 1e-9)))).astype(np.int64)
-            modules.append(ModuleAssignment(worker, cut_passes(2 * worker + later, later, tokens, self.pass_tokens)))
+            group = (2 * worker + later)[alone]
+            passes = cut_passes(group, later[alone], tokens[alone], self.pass_tokens)
+            number[alone] = 1 + int(number.max(initial=-1)) + passes
+            modules.append(ModuleAssignment(worker, number))
         return Assignment((*modules, ModuleAssignment(replica, microbatch)))
+
+
+def share_long(cost: IntArray, seconds: FloatArray, placed: ModuleLayout, load: IntArray) -> tuple[IntArray, IntArray]:
+    """Group of ranks of each item longer than an even share of all, and its place; -1 for others ``[2, items]``.
+
+    Kimi K3's report splits huge images over sub-groups of context parallelism, without a rule for which and how many
+    ranks. Ours: an item whose estimated seconds exceed those of all items over the number of ranks takes the narrowest
+    group in which its part does not, or the widest one. By falling seconds, each goes to the group that is free first.
+    ``load`` grows by the parts ``[replicas]``.
+    """
+    group, place = np.full((2, len(cost)), -1)
+    widths = np.array([cp for _, cp in placed.degrees])
+    share_s = seconds.sum() / placed.dp
+    level = np.searchsorted(share_s * widths[:-1], seconds) if len(widths) > 1 else np.zeros_like(cost)
+    before = np.cumsum(placed.num_groups) - placed.num_groups
+    falling = np.argsort(-decisive(seconds), kind="stable")
+    for number, item in enumerate(falling[level[falling] > 0].tolist()):
+        width = int(widths[level[item]])
+        loads = load[: placed.num_groups[level[item]] * width].reshape(-1, width)
+        best = int(loads.max(axis=1).argmin())
+        loads[best] = loads[best].max() + -(-cost[item] // width)
+        group[item] = before[level[item]] + best
+        place[item] = number
+    return group, place
 
 
 def cut_passes(group: IntArray, later: BoolArray, tokens: IntArray, most: int) -> IntArray:
@@ -117,6 +163,8 @@ def cut_passes(group: IntArray, later: BoolArray, tokens: IntArray, most: int) -
 @dataclass(frozen=True, slots=True)
 class DecoupledScheduler(Recomputation):
     """All encoder forwards, the LLM's (interleaved) 1F1B as if there were no encoder, all encoder backwards."""
+
+    handles_widths: ClassVar[bool] = True
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program; ``IncompatibleError`` if an encoder is not on exactly the LLM's ranks."""

@@ -1,22 +1,27 @@
 """Jobs with fixed knobs that stand for those which a job leaves free."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from itertools import compress, islice
+from itertools import compress, islice, product
 
 import numpy as np
 
-from entrain_bench.balancing.planning import average_layer_s, recompute_choices
+from entrain_bench.balancing.candidates import Candidate
+from entrain_bench.balancing.planning import average_layer_s, recompute_choices, replica_ranks, widest_tp
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError
+from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.specs.job import DEFAULT_DEGREES, DEFAULT_MICROBATCH_SIZE, Job
 from entrain_bench.specs.shapes import SampleShapes
 
 FAR = 3.0  # estimates at most so many times the least are considered before drafts correct them
 MAX_JOBS = 64  # fixed jobs (degrees and microbatch sizes) that a planner is asked about, at most
+MAX_CHECKED = 256  # fixed jobs that are checked for memory to find these, at most
+CHECKED_LAYOUTS = 2  # layouts of a job and a candidate set that are checked, at most
 
 
 def by_turns(
@@ -59,8 +64,12 @@ def default_job(job: Job) -> Job | None:
     return fixed
 
 
-def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
-    """Return jobs with fixed TP, CP, DP and microbatch size, rated by balanced 1F1B and the longest units' times."""
+def fixed_jobs(profile: Profile, samples: SampleShapes, fits: Callable[[Job], bool] = lambda _: True) -> list[Job]:
+    """Return jobs with fixed TP, CP, DP and microbatch size, rated by balanced 1F1B and the longest units' times.
+
+    ``fits`` says whether a planner has a layout whose states fit memory. If it has none for any job, the best jobs are
+    returned, so that the planner can say why.
+    """
     jobs: list[Job] = []
     ratings_s: list[float] = []
     knobs: list[tuple[object, ...]] = []
@@ -70,11 +79,13 @@ def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
     @cache
     def longest_s(tp: int, cp: int) -> float:
         given = [(module, np.array([length])) for module, length in zip(modules, longest, strict=True) if length]
-        return sum(float(profile.layers.layer_s(module, length, tp, cp).sum()) for module, length in given)
+        return sum(
+            float(profile.layers.layer_s(module, length, widest_tp(module, tp), cp).sum()) for module, length in given
+        )
 
     for sized in profile.each_microbatch_size():
         try:
-            degrees = [*sized.job.degrees()]
+            degrees = [*sized.job.degrees(of_llm=True)]
         except UserError:
             continue
         layers_s = {width: average_layer_s(sized, samples, *width) for width in {(one.tp, one.cp) for one in degrees}}
@@ -90,7 +101,30 @@ def fixed_jobs(profile: Profile, samples: SampleShapes) -> list[Job]:
         return profile.job.each_microbatch_size()
     near = decisive(np.array(ratings_s)) <= decisive(FAR * min(ratings_s))
     turns = by_turns(np.array(ratings_s), knobs, lambda index: bool(near[index]))
-    return [jobs[index] for index in islice(turns, MAX_JOBS)]
+    best = [jobs[index] for index in islice(turns, MAX_CHECKED)]
+    return [*islice(filter(fits, best), MAX_JOBS)] or best[:MAX_JOBS]
+
+
+def holds_states(
+    profile: Profile, job: Job, sets: Sequence[Callable[[Profile], Iterable[Candidate]]], *, chosen_later: bool
+) -> bool:
+    """Whether a planner has a layout for a job whose weights and optimizer states fit memory.
+
+    The planner is asked only if a rank cannot hold the whole LLM: then it depends on the planner's stages and sharding.
+    """
+    limit = job.planning_budget_bytes
+    llm = job.model.llm
+    tp = job.request.tp or 1
+    ranks = replica_ranks(job.cluster.num_ranks // tp, 1, tp)
+    whole = ModuleLayout(llm.name, tp, 1, (len(llm.layers),), ranks)
+    if profile.memory.stage_state_bytes(llm, whole)[0] <= limit:
+        return True
+    for variant, candidates in product(recomputing(job, chosen_later=chosen_later), sets):
+        with suppress(UserError):
+            for candidate in islice(candidates(profile.for_job(variant)), CHECKED_LAYOUTS):
+                if profile.memory.lane_state_bytes(candidate.layout).max() <= limit:
+                    return True
+    return False
 
 
 def recomputing(job: Job, *, chosen_later: bool) -> list[Job]:

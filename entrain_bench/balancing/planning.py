@@ -198,12 +198,15 @@ def mean_length(lengths: IntArray) -> int:
 
 
 def average_layer_s(profile: Profile, samples: SampleShapes, tp: int, cp: int) -> list[FloatArray]:
-    """Return measured seconds of both passes of every layer on a mean microbatch, one array ``[layers]`` a module."""
+    """Return measured seconds of both passes of every layer on a mean microbatch, one array ``[layers]`` a module.
+
+    A module that ``tp`` does not split has its widest TP below.
+    """
     costs = []
     for module in profile.job.model.modules:
         lengths = module.lengths(samples, module.units(samples))
         count = max(1, round(profile.job.microbatch_size * len(lengths) / len(samples)))
-        layer_s = profile.layers.layer_s(module, np.full(count, mean_length(lengths)), tp, cp)
+        layer_s = profile.layers.layer_s(module, np.full(count, mean_length(lengths)), widest_tp(module, tp), cp)
         costs.append(layer_s if len(lengths) else np.zeros(len(module.layers)))
     return costs
 
@@ -219,6 +222,11 @@ def chain_starts(model: ModelSpec, pp: int, layers: Sequence[tuple[int, ...]], l
     ahead = max((len(layers[index]) for index in range(model.llm_index)), default=0) if leading else 0
     first = {Role.ENCODER: 0, Role.LLM: ahead}
     return [first.get(module.role, pp - len(split)) for module, split in zip(model.modules, layers, strict=True)]
+
+
+def widest_tp(module: ModuleSpec, tp: int) -> int:
+    """Return the largest tensor-parallel degree that splits a module and divides ``tp``."""
+    return max(degree for degree in divisors(tp) if module.splits_into(degree))
 
 
 def tensor_degrees(job: Job, modules: Sequence[ModuleSpec]) -> list[int]:

@@ -229,7 +229,7 @@ def plane_degrees(job: Job, degrees: Sequence[int]) -> list[int]:
 
 def splits(module: ModuleSpec, tp: int) -> bool:
     """Whether a tensor-parallel degree splits a module."""
-    return all(size % tp == 0 for size in module.sharded_sizes.values())
+    return module.splits_into(tp)
 
 
 def group_widths(layout: Layout) -> IntArray:

@@ -151,11 +151,11 @@ def slotted_program(
 
 
 def microbatches_per_replica(layout: Layout, chunks: Sequence[Chunks], freed: Sequence[IntArray]) -> list[IntArray]:
-    """Places in the order of every replica, one array a module; modules of one DP count together."""
-    counts = {placed.dp: np.zeros(placed.dp, np.int64) for placed in layout.modules}
+    """Places in the order of every replica, one array a module; modules with as many replicas count together."""
+    counts = {placed.copies: np.zeros(placed.copies, np.int64) for placed in layout.modules}
     for rows, last, placed in zip(chunks, freed, layout.modules, strict=True):
-        np.maximum.at(counts[placed.dp], rows.replica, last + 1)
-    return [counts[placed.dp] for placed in layout.modules]
+        np.maximum.at(counts[placed.copies], rows.replica, last + 1)
+    return [counts[placed.copies] for placed in layout.modules]
 
 
 def unordered_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:

@@ -15,7 +15,7 @@ from entrain_bench.balancing.candidates import (
     heaviest,
     too_few_layers,
 )
-from entrain_bench.balancing.fixed_jobs import FAR, by_turns, default_job, fixed_jobs, recomputing
+from entrain_bench.balancing.fixed_jobs import FAR, by_turns, default_job, fixed_jobs, holds_states, recomputing
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.variants import Variant
@@ -336,8 +336,12 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
     """
     trials = Trials(profile, make_program, tuning_batches(profile))
     fixed = default_job(profile.job)
-    free = fixed_jobs(profile, trials.batches.drawn[trials.batches.drafts[0]])
     problems = list[UserError]()
+
+    def fits(job: Job) -> bool:
+        return holds_states(profile, job, sets, chosen_later=make_program.chooses_recomputation)
+
+    free = fixed_jobs(profile, trials.batches.drawn[trials.batches.drafts[0]], fits)
     variants = make_program.variants
     first = int(budget * OWN_OPTIONS) if variants else budget
 

@@ -76,11 +76,12 @@ class Memory:
 
     def stage_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Parameters of stages before TP ``[stages]``; both ends hold a tied embedding, unless on one set of ranks."""
-        return _per_stage(module, placed, [layer.parameters for layer in module.kinds])
+        return _per_stage(module, placed, [layer.parameters for layer in module.padded(placed.tp).kinds])
 
     def learning_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Those of ``stage_parameters`` that learn."""
-        return _per_stage(module, placed, [layer.parameters * layer.learns for layer in module.kinds])
+        kinds = module.padded(placed.tp).kinds
+        return _per_stage(module, placed, [layer.parameters * layer.learns for layer in kinds])
 
     def stage_state_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Weights, gradients and optimizer states on a rank of each stage ``[stages]``; of frozen layers weights."""
@@ -139,20 +140,22 @@ class Memory:
     def layer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         """Bytes a token adds on a rank by a layer of each kind ``[kinds]``: kept, and at most while a pass runs."""
         tp = placed.tp
+        kinds = module.padded(tp).kinds
         split = self.framework.splits_tokens(module, placed.tp)
         size = self.element_bytes
-        kept = np.array([layer.kept_bytes(tp, split, size) for layer in module.kinds])
-        gathered = np.array([layer.hidden_size * (layer.num_gathers > 0) for layer in module.kinds])
-        working = np.array([layer.working_bytes(tp, size) for layer in module.kinds]) + gathered * (size * split)
+        kept = np.array([layer.kept_bytes(tp, split, size) for layer in kinds])
+        gathered = np.array([layer.hidden_size * (layer.num_gathers > 0) for layer in kinds])
+        working = np.array([layer.working_bytes(tp, size) for layer in kinds]) + gathered * (size * split)
         if placed.recomputes_layers:
-            working += np.array([layer.recomputed_bytes(tp, split, size) for layer in module.kinds])
-            kept = np.array([layer.held_bytes(tp, split, size) for layer in module.kinds])
+            working += np.array([layer.recomputed_bytes(tp, split, size) for layer in kinds])
+            kept = np.array([layer.held_bytes(tp, split, size) for layer in kinds])
         parts = self.framework.sequence_parts(module, placed.cp)
         return kept * (self.reserved / parts), working * (self.reserved / parts)
 
     def weight_token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Bytes of a token that a weight pass needs, on one rank of each stage ``[stages]``; 0 where nothing learns."""
-        bytes_per_kind = np.array([layer.weight_pass_bytes(placed.tp, self.element_bytes) for layer in module.kinds])
+        kinds = module.padded(placed.tp).kinds
+        bytes_per_kind = np.array([layer.weight_pass_bytes(placed.tp, self.element_bytes) for layer in kinds])
         reserved = self.reserved / self.framework.sequence_parts(module, placed.cp)
         return matmul(module.kind_counts(placed.layers_per_stage), bytes_per_kind * reserved)
 
@@ -249,7 +252,9 @@ class Memory:
             if placed.recompute_whole:
                 # Input and output stay, and later the output's gradient; the backward makes the rest again.
                 projected = sum_rows(chunks.offsets, program.shapes.item_llm_tokens[chunks.members])
+                parts = np.array([self.framework.sequence_parts(module, cp) for _, cp in placed.degrees])
                 given = tokens * (module.layers[0].input_bytes_per_token / BF16_BYTES)
+                given = given / parts[placed.degree_of_copy[chunks.replica]]
                 ends = (given + projected * self.model.llm.config.hidden_size) * (self.element_bytes * self.reserved)
                 again = np.maximum(kept - ends, 0.0)
                 kept = ends

@@ -198,7 +198,8 @@ class Roofline:
 
         def made() -> tuple[ModuleSpec, list[PassTimes]]:
             # With the module, so that no other gets its identity.
-            return module, [self.of(module)._kind_s(layer, loads, tp, parts, split) for layer in module.kinds]
+            kinds = module.padded(tp).kinds
+            return module, [self.of(module)._kind_s(layer, loads, tp, parts, split) for layer in kinds]
 
         if len(loads.tokens) > MAX_KNOWN_CHUNKS:
             return made()[1]
@@ -280,7 +281,7 @@ class Roofline:
 
     def knows(self, module: ModuleSpec, tp: int) -> bool:
         """Whether that tensor-parallel degree splits a module; all times are known."""
-        return all(size % tp == 0 for size in module.sharded_sizes.values())
+        return module.splits_into(tp)
 
     def gpu_s(self, module: ModuleSpec, loads: Loads, counts: FloatArray) -> FloatArray:
         """Least GPU time of each stage for a chunk's sequences ``[chunks, stages]``: one GPU, no recomputation."""

@@ -27,9 +27,10 @@ from entrain_bench.specs.model import ModuleSpec
 LAYERS_GATHERED = 2
 
 
-def layer_parameters(module: ModuleSpec, *, learning: bool = False, closed: bool = True) -> FloatArray:
-    """Parameters (that learn) of each layer ``[layers]``; if closed, a tied embedding counts with the first one."""
-    parameters = np.array([float(layer.parameters * (layer.learns or not learning)) for layer in module.layers])
+def layer_parameters(module: ModuleSpec, tp: int, *, learning: bool = False, closed: bool = True) -> FloatArray:
+    """Parameters (that learn) of each layer on all ``tp`` ranks ``[layers]``; if closed, tied embeddings count once."""
+    layers = module.padded(tp).layers
+    parameters = np.array([float(layer.parameters * (layer.learns or not learning)) for layer in layers])
     if module.config.tied_embeddings and closed:
         parameters[-1] -= parameters[0]
     return parameters
@@ -40,7 +41,7 @@ def gathered_bytes(
 ) -> tuple[float, float]:
     """Bytes of gathered weights (two layers, a tied embedding), and with a layer's gradients, on a rank."""
     shards = module.weight_shards(placed.tp)
-    inner = layer_parameters(module) / shards
+    inner = layer_parameters(module, placed.tp) / shards
     kept = 0.0
     if module.config.tied_embeddings:
         kept = float(inner[0])
@@ -48,7 +49,7 @@ def gathered_bytes(
     ahead = min(LAYERS_GATHERED, len(inner))
     pairs = np.convolve(inner, np.ones(ahead), "valid")
     whole = element_bytes * (kept + float(pairs.max()))
-    gradients = gradient_bytes * float(layer_parameters(module, learning=True).max()) / shards
+    gradients = gradient_bytes * float(layer_parameters(module, placed.tp, learning=True).max()) / shards
     return whole, whole + gradients
 
 
@@ -68,7 +69,7 @@ def layer_traffic(
     shards = module.weight_shards(placed.tp)
     copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
     tier = cluster.ring_tiers(placed.ranks[:, 0, ::shards].reshape(1, -1))[0]
-    weights, learning = (layer_parameters(module, learning=learns) / shards for learns in (False, True))
+    weights, learning = (layer_parameters(module, placed.tp, learning=learns) / shards for learns in (False, True))
     runs_backward = np.array([layer.backward_share > 0 for layer in module.layers])
 
     def seconds(num_bytes: FloatArray) -> FloatArray:

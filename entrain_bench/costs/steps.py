@@ -106,7 +106,8 @@ class StepCosts:
         if not module.config.tied_embeddings or placed.is_closed or not module.layers[0].learns:
             return 0.0
         tier = self.cluster.group_tier(placed.ranks[0, [0, -1]])
-        return float(all_reduce_s(self.memory.gradient_bytes * module.layers[0].parameters / placed.tp, 2, tier))
+        embedding = module.padded(placed.tp).layers[0].parameters / placed.tp
+        return float(all_reduce_s(self.memory.gradient_bytes * embedding, 2, tier))
 
     def exposed(self, module: ModuleSpec, placed: ModuleLayout) -> ExposedStep:
         """Return the step that no overlap hides: only the bucket with a stage's first layers; read-only."""
@@ -179,7 +180,8 @@ class StepCosts:
         across = self._ring_tiers(rings[:, ::sharing])
         if framework.distributed_optimizer:
             rings = rings[:, :sharing]
-        learning = layer_parameters(module, learning=True, closed=placed.is_closed) / module.weight_shards(placed.tp)
+        tp = placed.tp
+        learning = layer_parameters(module, tp, learning=True, closed=placed.is_closed) / module.weight_shards(tp)
         bounds = np.cumsum(placed.layers_per_stage[:-1])
         held = self._parameters(module, placed).tolist()
         stages = zip(np.split(learning, bounds), held, self._ring_tiers(rings), across, strict=True)

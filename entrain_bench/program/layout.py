@@ -324,6 +324,13 @@ def check_tensor_parallel(module: ModuleSpec, tp: int, key: str = "layout.tp") -
             raise UserError(f"{key}={tp}: must divide the {size} {what} of module {module.name}")
 
 
+def check_words(module: ModuleSpec, tp: int, key: str = "layout.tp") -> None:
+    """Raise ``UserError`` if a vocabulary would be padded, which training does not support."""
+    if module.padded(tp) is not module:
+        words = module.config.vocab_size
+        raise UserError(f"{key}={tp}: must divide the {words} words of module {module.name} in training")
+
+
 def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None:
     """Raise ``UserError`` for a layout that the model or the cluster cannot take."""
     names = [module.name for module in model.modules]

@@ -9,7 +9,7 @@ from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
 from entrain_bench.specs.cluster import ATTENTION_KERNELS, DeviceSpec
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import FULL, SELECTIVE, ModelSpec, ModuleSpec
-from entrain_bench.specs.module_layers import CROSS_ENTROPIES, UNFUSED, language_head
+from entrain_bench.specs.module_layers import CROSS_ENTROPIES, UNFUSED
 from entrain_bench.specs.parse import Count, OneOf, between, check_fields
 
 P2P = ("blocking", "overlapped")
@@ -118,7 +118,5 @@ class FrameworkOptions:
 def with_options(model: ModelSpec, framework: FrameworkOptions) -> ModelSpec:
     """The model with the head that the framework runs, what it recomputes, and what it freezes."""
     if framework.cross_entropy != UNFUSED:
-        head = language_head(model.llm.config, framework.cross_entropy)
-        now = model.llm.layers[-1]
-        model = model.with_head(head if now.learns else head.frozen(passes_gradients=now.backward_share > 0))
+        model = model.with_cross_entropy(framework.cross_entropy)
     return model.with_recomputation(framework.recompute_granularity).with_frozen(framework.freeze)

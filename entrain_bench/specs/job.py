@@ -116,13 +116,16 @@ class Job:
             most = self.max_stages
             require(asked.pp <= most, "layout.pp", asked.pp, f"at most {most}, the layers of model={self.model.name}")
 
-    def degrees(self) -> Iterator[Degrees]:
-        """Every homogeneous (TP, CP, PP, DP) on all ranks that meets the request; ``UserError`` if there is none."""
+    def degrees(self, *, of_llm: bool = False) -> Iterator[Degrees]:
+        """Every homogeneous (TP, CP, PP, DP) on all ranks that meets the request; ``UserError`` if there is none.
+
+        ``of_llm``: TP has to split the LLM only, because planners may choose that of the other modules.
+        """
         ranks = self.cluster.num_ranks
         node = self.cluster.gpus_per_node
         asked = self.request
-        heads = [size for module in self.model.modules for size in module.sharded_sizes.values()]
-        tps = [t for t in divisors(node) if all(size % t == 0 for size in heads)]
+        split = [self.model.llm] if of_llm else self.model.modules
+        tps = [tp for tp in divisors(node) if all(module.splits_into(tp) for module in split)]
         cps = [2**i for i in range(ranks.bit_length())]
         dps = [d for d in divisors(ranks) if not self.global_batch % (d * self.microbatch_size)]
         self.check_request()

@@ -108,6 +108,10 @@ class Layer:
         nothing: dict[str, Any] = dict.fromkeys(KEPT_BYTES, 0.0)
         return replace(self, remade=None, learns=False, backward_share=0.0, **nothing)
 
+    def learning_as(self, other: Layer) -> Layer:
+        """The layer, frozen if another one is."""
+        return self if other.learns else self.frozen(passes_gradients=other.backward_share > 0)
+
     def unneeded_flops(self, lengths: IntArray) -> FloatArray:
         """FLOPs per sequence that a frozen layer does not need, of three times those of a forward."""
         if self.backward_share > 0:

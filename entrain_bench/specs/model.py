@@ -12,12 +12,15 @@ from entrain_bench.base.arrays import FloatArray, IntArray, freeze
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.specs.layer import BF16_BYTES, Layer
 from entrain_bench.specs.module_layers import (
+    UNFUSED,
     ModuleConfig,
     Role,
     alternate_splits,
     build_layers,
     check_numerics,
+    language_head,
     mlp_of_block,
+    token_embedding,
 )
 from entrain_bench.specs.parse import check_keys, check_mapping, parse
 from entrain_bench.specs.shapes import SampleShapes
@@ -29,6 +32,7 @@ MAX_SIZE = 2**24  # sizes of a layer, of which two are multiplied for its parame
 # The part of a block that recomputation covers: all of it, or its MLP with the norm before it.
 FULL = "full"
 SELECTIVE = "selective"
+WORDS_MULTIPLE = 128  # Megatron-LM pads a vocabulary to a multiple of this times TP (make-vocab-size-divisible-by)
 TRAINING_FLOPS = 3.0  # A backward takes twice the forward's model FLOPs
 
 
@@ -40,9 +44,11 @@ class ModuleSpec:
     role: Role
     config: ModuleConfig
     layers: tuple[Layer, ...]
+    cross_entropy: str = UNFUSED  # how an LLM computes its loss
     kinds: tuple[Layer, ...] = field(init=False)
     layer_kind: IntArray = field(init=False, compare=False)
     _counts: dict[tuple[int, ...], FloatArray] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _padded: dict[int, ModuleSpec] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         by_name = {layer.kind: layer for layer in self.layers}
@@ -62,14 +68,17 @@ class ModuleSpec:
 
     @property
     def sharded_sizes(self) -> dict[str, int]:
-        """Sizes that tensor parallelism must divide, by name; empty if it does not split the module."""
+        """Sizes that tensor parallelism must divide, by name; empty if it does not split the module.
+
+        A vocabulary is not among them, because it can be ``padded``.
+        """
         config = self.config
         if config.unet is not None:
             return {}
         sizes = {"heads": config.num_heads, "key-value heads": config.num_kv_heads}
         sizes["feed-forward width"] = config.ffn_hidden_size
         if self.role is Role.LLM:
-            return sizes | {"words": config.vocab_size}
+            return sizes
         # Row-parallel products split the channels of the rows that were folded into k.
         ends = ("embed_gemms", self.layers[0], 0), ("head_gemms", self.layers[-1], config.hidden_size)
         for name, layer, channels in ends:
@@ -77,6 +86,28 @@ class ModuleSpec:
                 sizes[f"channels of {name}[{index}]"] = (channels or gemm.k) if gemm.row_parallel else gemm.n
                 channels = gemm.n
         return sizes
+
+    def splits_into(self, tp: int) -> bool:
+        """Whether a tensor-parallel degree splits the module."""
+        return all(size % tp == 0 for size in self.sharded_sizes.values())
+
+    def padded(self, tp: int) -> ModuleSpec:
+        """The module with a vocabulary that ``tp`` ranks can share; itself if ``tp`` divides it already.
+
+        Padding is up to a multiple of ``WORDS_MULTIPLE * tp``, as in Megatron-LM. Megatron-LM also pads a vocabulary
+        that ``tp`` divides; here it keeps its size.
+        """
+        words = self.config.vocab_size
+        if words % tp == 0:
+            return self
+        if tp not in self._padded:
+            multiple = WORDS_MULTIPLE * tp
+            config = replace(self.config, vocab_size=-(-words // multiple) * multiple)
+            first, *inner, last = self.layers
+            first = token_embedding(config).learning_as(first)
+            last = language_head(config, self.cross_entropy).learning_as(last)
+            self._padded[tp] = replace(self, config=config, layers=(first, *inner, last))
+        return self._padded[tp]
 
     def weight_shards(self, tp: int) -> int:
         """Parts that tensor parallelism splits the weights into."""
@@ -207,9 +238,11 @@ class ModelSpec:
         roles = [[i for i, module in enumerate(self.modules) if module.role is role] for role in Role]
         return tuple(tuple(unit) for unit in roles if unit)
 
-    def with_head(self, head: Layer) -> ModelSpec:
-        """The model with another last layer of its LLM."""
-        changed = replace(self.llm, layers=(*self.llm.layers[:-1], head))
+    def with_cross_entropy(self, cross_entropy: str) -> ModelSpec:
+        """The model with another last layer of its LLM: one of ``CROSS_ENTROPIES``."""
+        *layers, last = self.llm.layers
+        head = language_head(self.llm.config, cross_entropy).learning_as(last)
+        changed = replace(self.llm, layers=(*layers, head), cross_entropy=cross_entropy)
         return replace(self, modules=tuple(changed if module is self.llm else module for module in self.modules))
 
     def with_frozen(self, names: Sequence[str]) -> ModelSpec:

@@ -84,7 +84,7 @@ UNFUSED, FUSED, EAGER = CROSS_ENTROPIES = ("unfused", "fused", "eager")
 def build_layers(config: ModuleConfig) -> tuple[Layer, ...]:
     """The layers of a module: ``embed``, ``num_layers`` blocks (``block`` or ``window_block``), ``head``."""
     is_llm = config.role == Role.LLM
-    embed = _token_embedding(config) if is_llm else _encoder_embedding(config)
+    embed = token_embedding(config) if is_llm else _encoder_embedding(config)
     head = language_head(config) if is_llm else _projector(config)
     full = _block(config, "block", window_tokens=0)
     window = _block(config, "window_block", config.window_tokens) if config.window_tokens else full
@@ -147,7 +147,8 @@ def _block(config: ModuleConfig, kind: str, window_tokens: int) -> Layer:
     )
 
 
-def _token_embedding(config: ModuleConfig) -> Layer:
+def token_embedding(config: ModuleConfig) -> Layer:
+    """Return the LLM's first layer: a row of the embedding per token."""
     h = config.hidden_size
     return Layer(
         kind="embed",

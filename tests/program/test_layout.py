@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.schedules import stages_behind, three_phase_program
 from entrain_bench.base.errors import IncompatibleError, UserError
-from entrain_bench.program.layout import Layout, ModuleLayout, check_layout, check_tensor_parallel
+from entrain_bench.program.layout import Layout, ModuleLayout, check_layout, check_tensor_parallel, check_words
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from support.builders import chain_layout, placed, tiny_cluster, tiny_model, uniform_batch
@@ -140,11 +140,23 @@ def test_stages_that_go_back_another_way_are_refused(ranks: list[int]) -> None:
         check_layout(Layout((placed(VISION, [[[0]]]), llm), 1), MODEL, tiny_cluster())
 
 
-def test_tensor_parallelism_must_divide_words_and_channels() -> None:
+def test_vocabularies_are_padded_except_in_training() -> None:
     (cell,) = compose_cells(["model=tiny_av", "model.modules.llm.vocab_size=1022"])
     model = prepare(cell.config).job.model
-    check_tensor_parallel(model.llm, 2)
+    assert model.llm.padded(2) is model.llm
+    check_words(model.llm, 2)
+    padded = model.llm.padded(4)
+    hidden = padded.config.hidden_size
+    # 1022 words need 2 x 512; the first layer holds an embedding, the last a weight that is as large, and a norm.
+    assert padded.config.vocab_size == 1024
+    for mine, whole in zip(
+        (model.llm.layers[0], model.llm.layers[-1]), (padded.layers[0], padded.layers[-1]), strict=True
+    ):
+        assert whole.parameters - mine.parameters == 2 * hidden
+    assert padded.layers[-1].gemms[0].n == 1024
+    assert padded.layers[1:-1] == model.llm.layers[1:-1]
+    check_tensor_parallel(model.llm, 4)
     with pytest.raises(UserError, match=r"layout.tp=4: must divide the 1022 words of module llm"):
-        check_tensor_parallel(model.llm, 4)
+        check_words(model.llm, 4)
     audio = model.module("audio")
     assert audio.sharded_sizes["channels of embed_gemms[0]"] == audio.layers[0].gemms[0].n

@@ -19,7 +19,7 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.hetero import ColocatedPlanner, Pair, place_pair
-from entrain_bench_strategies.mdp import BalancedVision, DecoupledScheduler, cut_passes
+from entrain_bench_strategies.mdp import BalancedVision, DecoupledScheduler, cut_passes, share_long
 from support.builders import passes, profile_of, random_samples, samples, tiny_cluster, tiny_job
 from support.hetero import MODEL, pair_layout, profile_for
 
@@ -176,3 +176,27 @@ def test_virtual_stages_need_microbatches_that_fill_groups() -> None:
     assignment = same_microbatches(MODEL, shapes, zero, np.arange(3), np.arange(3))
     with pytest.raises(IncompatibleError, match=r"has 3 microbatches; .* a multiple of 2"):
         DecoupledScheduler().schedule(shapes, layout, assignment, profile_of(job, shapes))
+
+
+def test_ranks_share_an_image_that_is_longer_than_an_even_share_of_all() -> None:
+    # Image seconds 8, 1, 1, 1, 1: an even share of four ranks is 3, so that four ranks share the first one.
+    vision = replace(TWO_BY_TWO.modules[0], widths=((1, 1), (1, 2), (1, 4)))
+    load = np.zeros(4, np.int64)
+    cost = np.array([1, 8, 1, 1, 1])
+    group, place = share_long(cost, cost.astype(float), vision, load)
+    # Groups of one rank are 0 to 3, of two 4 and 5, of four 6.
+    assert group.tolist() == [-1, 6, -1, -1, -1]
+    assert place.tolist() == [-1, 0, -1, -1, -1]
+    assert load.tolist() == [2, 2, 2, 2]
+    # Of 5, 4, 1, 1, 1 each of the first two is longer than 3 and takes two ranks.
+    group, place = share_long(np.array([5, 4, 1, 1, 1]), np.array([5.0, 4, 1, 1, 1]), vision, load := np.zeros(4, int))
+    assert group.tolist() == [4, 5, -1, -1, -1]
+    assert place.tolist() == [0, 1, -1, -1, -1]
+    assert load.tolist() == [3, 3, 2, 2]
+
+
+def test_programs_with_shared_images_hold() -> None:
+    vision, llm = TWO_BY_TWO.modules
+    layout = replace(TWO_BY_TWO, modules=(replace(vision, widths=((1, 1), (1, 2), (1, 4))), llm))
+    program = scheduled(samples((10, [4000]), *[(10, [40])] * 7), layout)
+    assert program.chunks[0].replica.tolist()[-1] == 6

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch.utils.checkpoint import checkpoint
 
 from entrain_bench.base.errors import IncompatibleError
-from entrain_bench.program.layout import check_tensor_parallel
+from entrain_bench.program.layout import check_tensor_parallel, check_words
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.device import to_device
 from entrain_bench.train.modules.blocks import (
@@ -217,6 +217,7 @@ def build_stage(
     ``IncompatibleError`` for an architecture that cannot be built, ``UserError`` if TP does not divide a width.
     """
     check_tensor_parallel(module, groups.tp.size())
+    check_words(module, groups.tp.size())
     config = module.config
     where = f"model.modules.{module.name}"
     llm_size = model.llm.config.hidden_size

@@ -7,7 +7,7 @@ from itertools import product
 
 from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.config.grammar import own
-from entrain_bench.program.layout import check_tensor_parallel
+from entrain_bench.program.layout import check_tensor_parallel, check_words
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.settings import DEVICES, DTYPES
 
@@ -67,9 +67,10 @@ class ProfileSettings:
         """Pairs of TP and CP degrees to profile; ``UserError`` for a TP degree that does not divide the model."""
         degrees = self.tp
         if degrees is None:
-            sizes = [size for module in model.modules for size in module.sharded_sizes.values()]
-            degrees = tuple(tp for tp in USUAL_TP if all(size % tp == 0 for size in sizes))
+            unpadded = (tp for tp in USUAL_TP if model.llm.padded(tp) is model.llm)
+            degrees = tuple(tp for tp in unpadded if all(module.splits_into(tp) for module in model.modules))
         for tp in self.tp or ():
             for module in model.modules:
                 check_tensor_parallel(module, tp, "tp")
+                check_words(module, tp, "tp")
         return [*product(degrees, self.cp)]
