@@ -9,7 +9,7 @@ from entrain_bench.balancing.interleaved import find_turns
 from entrain_bench.balancing.planning import average_layer_s
 from entrain_bench.balancing.rounds import layouts_with_widths
 from entrain_bench.program.validate import check_program
-from entrain_bench_strategies.braid.planner import chains
+from entrain_bench_strategies.braid import chains
 from support.braid import BRAID, MODEL, profile_for
 from support.builders import random_samples
 
