@@ -74,8 +74,8 @@ class Load(NamedTuple):
         """The load of each of so many groups."""
         longest_s = np.zeros(count)
         np.maximum.at(longest_s, group, seconds)
-        sums = (np.bincount(group, values, count) for values in (seconds, bytes_))
-        return cls(*sums, np.bincount(group, minlength=count), longest_s)
+        load_s, load_bytes = (np.bincount(group, values, count) for values in (seconds, bytes_))
+        return cls(load_s, load_bytes, np.bincount(group, minlength=count), longest_s)
 
 
 def count_microbatches(load: Load, microbatch_s: float, layout: Layout, profile: Profile) -> IntArray:
@@ -178,7 +178,8 @@ class UnitWork(NamedTuple):
         owner = self.owner
         sums = np.stack([np.bincount(owner, unit_s, count) for unit_s in self.seconds])
         longest = np.zeros_like(sums)
-        np.maximum.at(longest, (slice(None), owner), self.seconds)
+        for row, unit_s in zip(longest, self.seconds, strict=True):
+            np.maximum.at(row, owner, unit_s)
         seconds = np.zeros((len(widths), count))
         pack_s = np.zeros(len(widths))
         for level, width in enumerate(widths.tolist()):

@@ -129,18 +129,3 @@ def packed_iteration_s(program: Program, profile: Profile) -> float:
     duration = np.zeros(program.num_actions)
     duration[: program.first_action[-1]] = packed_durations(program, profile)
     return profile.programs.iteration_s(program, duration)
-
-
-def sync_after_s(program: Program, profile: Profile) -> FloatArray:
-    """Estimate the seconds from each pass to the end of its stage's synchronization ``[first_action[-1]]``."""
-    layout = program.layout
-    after = np.zeros(int(program.first_action[-1]))
-    exposed = [step.sync_s for step in profile.programs.exposed_steps(layout)]
-    lanes_s = layout.lane_sums(exposed)
-    for index, (blocks, seconds) in enumerate(zip(layout.blocks, exposed, strict=True)):
-        if not profile.job.framework.overlap_grad_reduce:
-            block_s = np.maximum.reduceat(lanes_s[blocks.lanes], blocks.offsets[:-1])
-            seconds = block_s.reshape(-1, blocks.num_stages).max(axis=0)
-        after[program.forward_actions(index)] = seconds
-        after[program.backward_actions(index)] = seconds
-    return after

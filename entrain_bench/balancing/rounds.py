@@ -33,7 +33,7 @@ from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program import Program, Slots, build_program
-from entrain_bench.program.assignment import Assignment, ModuleAssignment, group_chunks
+from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Degrees, Job, LayoutRequest
 from entrain_bench.specs.model import ModelSpec, ModuleSpec

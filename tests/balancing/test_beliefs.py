@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from entrain_bench.balancing.chunk_estimates import packed_chunks_s, packed_iteration_s, sync_after_s
+from entrain_bench.balancing.chunk_estimates import packed_chunks_s, packed_iteration_s
 from entrain_bench.balancing.estimates import LENGTHS, pack_times, probes
 from entrain_bench.balancing.interleaved import ZeroBubbleH1
 from entrain_bench.balancing.schedules import chain_program, stages_behind, three_phase_program
 from entrain_bench.base.arrays import sum_rows
 from entrain_bench.costs.layer_times import PassTimes
 from entrain_bench.program.assignment import group_chunks, same_microbatches
-from entrain_bench.program.layout import Layout, ModuleLayout
+from entrain_bench.program.layout import Layout
 from entrain_bench.specs.framework import FrameworkOptions
 from support.builders import (
     chain_layout,
@@ -87,28 +87,6 @@ def test_weight_passes_are_believed() -> None:
     program = ZeroBubbleH1().schedule(shapes, layout, assignment, profile)
     assert program.splits_backward(0)
     assert packed_iteration_s(program, profile) == pytest.approx(profile.trial_s(program), rel=0.1)
-
-
-@pytest.mark.parametrize("overlapped", [True, False])
-def test_overlapped_synchronisations_go_on_beside_other_modules(overlapped: bool) -> None:
-    model = tiny_model(encoder=2, llm=4)
-    framework = FrameworkOptions(overlap_grad_reduce=overlapped)
-    profile = profile_of(tiny_job(model, tiny_cluster(1, 8), framework=framework), samples((10, [40])))
-    vision, llm = model.modules
-    # Two replicas: the encoder on the ranks of the LLM's first stage.
-    shared = ModuleLayout(vision.name, 1, 1, (len(vision.layers),), np.array([[[0]], [[2]]]))
-    chain = ModuleLayout(llm.name, 1, 1, (3, len(llm.layers) - 3), np.array([[[0], [1]], [[2], [3]]]))
-    layout = Layout((shared, chain), 4)
-    shapes, assignment = uniform_batch(model, 4, dp=2)
-    program = three_phase_program(model, shapes, layout, assignment)
-    after = sync_after_s(program, profile)
-    (encoder,), (first, last) = (each.sync_s for each in profile.programs.exposed_steps(layout))
-    assert min(encoder, first, last) > 0
-    both = encoder + first
-    expected = (encoder, first, last) if overlapped else (both, both, last)
-    assert after[program.backward_actions(0)] == pytest.approx(expected[0])
-    assert after[program.backward_actions(1)[:, 0]] == pytest.approx(expected[1])
-    assert after[program.backward_actions(1)[:, 1]] == pytest.approx(expected[2])
 
 
 # A chunk, a token, a token squared.

@@ -12,11 +12,11 @@ from entrain_bench.balancing.rounds import layouts_with_widths
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
 from entrain_bench.simulate.executor import Simulator
-from support.braid import BRAID, MODEL, layout_of, shape
+from support.braid import BRAID, MODEL, chain_of
 from support.builders import profile_of, random_samples, tiny_cluster, tiny_job
 
 SAMPLES = random_samples(np.random.default_rng(4), 2048, longest=4000)
-LAYOUTS = ["groups", "sharded", "pipelines"]
+LAYOUTS = ["groups", "pipelines"]
 
 
 def profile_with(**wrong: float) -> Profile:
@@ -26,8 +26,8 @@ def profile_with(**wrong: float) -> Profile:
 def layout_in(kind: str) -> Layout:
     exact = profile_with()
     if kind == "pipelines":
-        return layout_of(exact, shape(tp=1, pp=4, encoder_tp=1))
-    return next(own for own in layouts_with_widths(exact.job) if own.modules[0].sharded == (kind == "sharded"))
+        return chain_of(exact)
+    return next(layouts_with_widths(exact.job))
 
 
 def learnt(profile: Profile, layout: Layout, iterations: int = 24, slower: float = 1.0) -> Corrector:

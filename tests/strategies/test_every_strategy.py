@@ -99,8 +99,7 @@ def test_programs_are_valid_and_within_memory(strategy: str, encoder: int, audio
 
 # Of each part the options with values that are refused, and the key and value that the error names.
 WRONG: dict[str, dict[str, list[Any]]] = {
-    "braid.BraidPlanner": {"num_trials": [0], "microbatches": [[]]},
-    "braid.BraidScheduler": {"rollouts": [-1], "llm_leads": [[]]},
+    "braid.BraidPlanner": {"num_trials": [0], "virtual_stages": [[]]},
     "bytescale.HybridData": {"buckets": [0]},
     "dip.DipPlanner": {"profile_samples": [0], "chunks": ["two"]},
     "dip.DipScheduler": {"memory": ["none"], "priorities": ["none"], "search_rounds": [-1, 2**63]},
@@ -122,7 +121,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
 }
 # Options that are wrong together or in a list, and what the error names.
 OTHERS: list[tuple[str, dict[str, Any], str]] = [
-    ("braid.BraidPlanner", {"spans": [1]}, "spans[0]=1"),
+    ("braid.BraidPlanner", {"virtual_stages": [0]}, "virtual_stages[0]=0"),
     ("dflop.DflopAssigner", {"correction": {"_target_": "dflop.Corrector", "window": 0}}, "correction.window=0"),
     ("dflop.DflopPlanner", {"microbatches": "released", "num_microbatches": 2}, "num_microbatches=2"),
     ("megatron.MegatronPlanner", {"split": "uniform", "placement": "leading_stages"}, "placement=leading_stages"),

@@ -26,6 +26,8 @@ from entrain_bench.specs.job import Degrees
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.lpt import (
     CROWDED,
+    Line,
+    Load,
     LongestFirst,
     LongestFirstOnWidths,
     count_microbatches,
@@ -37,6 +39,7 @@ from support.builders import chain_layout, profile_of, random_samples, samples, 
 
 MODEL = tiny_model()
 WHOLE = [(len(module.layers),) for module in MODEL.modules]
+ONE = Line(1, 1)
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -60,14 +63,14 @@ def with_room(profile: Profile, layout: Layout, room: float) -> Profile:
 def test_microbatches_by_hand() -> None:
     # 8 | 6, then 5 to 6 and 4 to 8: 12 and 11; the longest is the last.
     seconds = np.array([8.0, 6.0, 5.0, 4.0])
-    assert divide(seconds, seconds, 2).tolist() == [1, 0, 0, 1]
+    assert divide(seconds, seconds, 2, ONE).tolist() == [1, 0, 0, 1]
     # Bytes count as well: two long samples part though both microbatches would take the same with them together.
-    assert divide(np.array([2.0, 2.0, 2.0, 2.0]), np.array([9.0, 9.0, 1.0, 1.0]), 2).tolist() in (
+    assert divide(np.array([2.0, 2.0, 2.0, 2.0]), np.array([9.0, 9.0, 1.0, 1.0]), 2, ONE).tolist() in (
         [0, 1, 1, 0],
         [0, 1, 0, 1],
     )
-    assert divide(seconds, seconds, 9).tolist() == [3, 2, 1, 0]
-    assert divide(np.zeros(0), np.zeros(0), 3).tolist() == []
+    assert divide(seconds, seconds, 9, ONE).tolist() == [3, 2, 1, 0]
+    assert divide(np.zeros(0), np.zeros(0), 3, ONE).tolist() == []
 
 
 def test_exchanges_know_what_buckets_have() -> None:
@@ -140,14 +143,14 @@ def test_microbatches_need_at_most_what_recomputation_can_make_up_for(
     profile = profile.for_job(replace(profile.job, request=request))
     seconds = rng.uniform(0.1, 2.0, 4)
     bytes_ = rng.uniform(0.1, 1.0, 4) * scale * 1e6
-    counts = count_microbatches(seconds, bytes_, np.full(4, 64), np.ones(4), 1e-3, layout, profile)
+    counts = count_microbatches(Load(seconds, bytes_, np.full(4, 64), seconds / 9), 1e-3, layout, profile)
     crowded = bytes_ / counts / 1e6
     assert crowded.max() <= (1.0 if recompute == () else CROWDED) * (1 + 1e-6)
     # More are never needed than fit without recomputation.
     assert np.all(counts <= np.maximum(np.ceil(bytes_ / 1e6 - 1e-6), 1))
     # No microbatch is empty, however little room there is.
     few = np.array([1, 2, 3, 0])
-    counts = count_microbatches(seconds, 1e12 * bytes_, few, np.ones(4), 1e-3, layout, profile)
+    counts = count_microbatches(Load(seconds, 1e12 * bytes_, few, seconds / 9), 1e-3, layout, profile)
     assert np.all(counts <= np.maximum(few, 1))
 
 
@@ -160,23 +163,28 @@ def test_the_number_of_microbatches_weighs_recomputation_against_fixed_time_and_
     # A batch of 1.25 rooms recomputes a fifth in one microbatch: a fifteenth of its time.
     seconds = 15 * more_s * np.array([0.9, 1.1])
     bytes_ = np.array([1.25e6, 1.25e6])
-    assert count_microbatches(seconds, bytes_, np.full(2, 8), np.ones(2), 1.0, layout, profile).tolist() == [1, 2]
+    load = Load(seconds, bytes_, np.full(2, 8), seconds / 9)
+    assert count_microbatches(load, 1.0, layout, profile).tolist() == [1, 2]
 
 
-@settings(max_examples=20, deadline=None)
-@given(SEEDS)
-def test_replicas_of_a_pipeline_have_the_same_number_of_balanced_microbatches(seed: int) -> None:
-    shapes = random_samples(np.random.default_rng(seed), 32)
-    profile = profile_of(tiny_job(MODEL), shapes)
+def test_a_pipeline_has_as_many_microbatches_as_its_fill_is_worth() -> None:
+    profile = profile_of(tiny_job(MODEL), random_samples(np.random.default_rng(0), 32))
     layout = chain_layout(MODEL, 1, 1, 4, dp=2)
-    labels = LongestFirst().assign(shapes, layout, profile)
-    check_assignment(labels, MODEL, layout, shapes)
-    llm = labels.modules[-1]
-    assert {*zip(llm.replica.tolist(), llm.microbatch.tolist(), strict=True)} == {*product(range(2), range(4))}
-    (seconds,), _, _ = sample_costs(shapes, layout, profile, spread=False)
-    loads = np.bincount(4 * llm.replica + llm.microbatch, seconds, 8).reshape(2, 4)
-    assert np.all(np.diff(loads, axis=1) >= -1e-6 * loads.max())
-    assert loads.max() <= loads.mean() + seconds.max()
+    depth = Line.of(layout, MODEL).depth
+
+    def best(seconds: float, fixed_s: float, longest_s: float) -> int:
+        load = Load(np.array([seconds]), np.ones(1), np.array([16]), np.array([longest_s]))
+        return int(count_microbatches(load, fixed_s, layout, profile)[0])
+
+    # m microbatches of 1 s besides take (64 + m + (depth - 1) (64 / m + 1)) / depth seconds.
+    assert best(64.0, 1.0, 4.0) == min(range(1, 17), key=lambda m: m + (depth - 1) * 64 / m)
+    assert best(64.0, 0.0, 4.0) == 16
+    # Fill and drain are as long as the longest sample in any case.
+    assert best(64.0, 1.0, 16.0) == 4
+    order = divide(np.arange(1.0, 6.0), np.ones(5), 5, Line(2, 1))
+    assert order.tolist() == [0, 4, 1, 3, 2]
+    # Interleaved, the last takes the last place of a whole group.
+    assert divide(np.arange(1.0, 4.0), np.ones(3), 4, Line(2, 2)).max() == 3
 
 
 @settings(max_examples=20, deadline=None)
@@ -207,7 +215,7 @@ def with_long(rng: np.random.Generator) -> SampleShapes:
 
 @settings(max_examples=20, deadline=None)
 @given(SEEDS)
-def test_no_rank_does_two_things_at_once(seed: int) -> None:
+def test_ranks_have_several_microbatches_in_the_last_round_alone(seed: int) -> None:
     shapes = with_long(np.random.default_rng(seed))
     profile = profile_of(tiny_job(MODEL), shapes)
     layout = groups(profile)
@@ -218,22 +226,25 @@ def test_no_rank_does_two_things_at_once(seed: int) -> None:
     held: dict[tuple[int, int], tuple[int, int]] = {}
     for one, wide, place in zip(group.tolist(), level.tolist(), labels.microbatch.tolist(), strict=True):
         for rank in range(one << wide, (one + 1) << wide):
-            assert held.setdefault((rank, place), (wide, one)) == (wide, one)
+            is_last = place == labels.microbatch.max()
+            assert is_last or held.setdefault((rank, place), (wide, one)) == (wide, one)
     assert level.max() > 0
 
 
 def test_the_order_of_groups_lets_long_microbatches_be_last_by_hand() -> None:
-    # Two narrow groups and a wide one on both ranks. Wide first: the last microbatches begin after 2 and 2 seconds.
-    # Narrow first: after 5. A group's own microbatches follow each other, its longest last.
+    # Two narrow groups and a wide one on both ranks. In a pipeline, narrow first the last begins after 5 s, wide first
+    # after 2; with one stage and room for all, they share a round and begin at once.
     group = np.array([0, 1, 2, 0])
     ranks = [slice(0, 1), slice(1, 2), slice(0, 2)]
     seconds = np.array([3.0, 5.0, 2.0, 2.0])
     count = np.array([1, 1, 1])
-    assert numbered(group, ranks, seconds, np.ones(4), count, 2).tolist() == [1, 1, 0, 1]
+    bytes_ = np.ones(4)
+    assert numbered(group, ranks, seconds, bytes_, count, Line(2, 1), 9.0).tolist() == [1, 1, 0, 1]
+    assert numbered(group, ranks, seconds, bytes_, count, ONE, 9.0).tolist() == [0, 0, 0, 0]
     # A wide one of 9 begins after 5 if it is last; the others would begin after 9.
     seconds[2] = 9.0
-    assert numbered(group, ranks, seconds, np.ones(4), count, 2).tolist() == [0, 0, 1, 0]
-    assert numbered(group, ranks, seconds, np.ones(4), np.array([2, 1, 1]), 2).tolist() == [1, 0, 2, 0]
+    assert numbered(group, ranks, seconds, bytes_, count, Line(2, 1), 9.0).tolist() == [0, 0, 1, 0]
+    assert numbered(group, ranks, seconds, bytes_, np.array([2, 1, 1]), ONE, 9.0).tolist() == [1, 1, 1, 0]
 
 
 def test_layouts_of_one_stage_are_offered_once_whatever_the_number_of_microbatches() -> None:
@@ -252,5 +263,5 @@ def test_layouts_of_one_stage_are_offered_once_whatever_the_number_of_microbatch
 def test_widths_are_needed() -> None:
     shapes = samples(*[(10, [40])] * 8)
     profile = profile_of(tiny_job(MODEL), shapes)
-    with pytest.raises(IncompatibleError, match=r"lpt_widths needs groups of several widths with one TP"):
+    with pytest.raises(IncompatibleError, match=r"lpt_widths needs groups of several widths"):
         LongestFirstOnWidths().assign(shapes, replicas(profile, 2), profile)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from entrain_bench.balancing.interface import Strategy
+from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.listing import BACKWARD, ListedActions, Wish, list_schedule
+from entrain_bench.balancing.planning import place_chain
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.rounds import even_layers
 from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
-from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees, LayoutRequest
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner, BraidScheduler
-from entrain_bench_strategies.braid.planner import Shape, ShapeWork, place, split_layers
+from entrain_bench_strategies.braid import BraidAssigner, BraidPlanner
 from support.builders import profile_of, random_samples, tiny_cluster, tiny_job, tiny_model
 
 type Row = tuple[Sequence[int], bool, float]
@@ -131,7 +129,7 @@ def lanes_of(actions: ListedActions, action: int) -> IntArray:
 
 
 MODEL = tiny_model(encoder=6, llm=6)
-BRAID = Strategy("braid", BraidPlanner(num_trials=4), BraidAssigner(), BraidScheduler(rollouts=16))
+BRAID = Strategy("braid", BraidPlanner(num_trials=4), BraidAssigner(), Interleaved(memory="greedy"))
 
 
 def profile_for(model: ModelSpec = MODEL, **request: int) -> Profile:
@@ -139,17 +137,9 @@ def profile_for(model: ModelSpec = MODEL, **request: int) -> Profile:
     return profile_of(job, random_samples(np.random.default_rng(0), 64))
 
 
-def shape(tp: int = 2, pp: int = 2, dp: int = 2, **changes: object) -> Shape:
-    plain = Shape(Degrees(tp, 1, pp, dp), tp, 1, 1, pp, 1, (False, False), 8)
-    return replace(plain, **changes)  # type: ignore[arg-type]
-
-
-def layout_of(profile: Profile, wanted: Shape) -> Layout:
-    return place(profile.job, wanted, split_layers(ShapeWork(profile, profile.samples.draw(64)), wanted)[0])
-
-
-def assigned_in_chunks(shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-    """Braid's assignment with small encoder chunks: half of their time is what a chunk costs anyway."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("entrain_bench_strategies.braid.assigner.OVERHEAD", 0.5)
-        return BraidAssigner().assign(shapes, layout, profile)
+def chain_of(profile: Profile, pp: int = 4, turns: int = 1) -> Layout:
+    """A chain of PP ranks with so many stages each, of TP 1."""
+    dp = profile.job.cluster.num_ranks // pp
+    layer_s = [np.ones(len(module.layers)) for module in MODEL.modules]
+    layers, leading = even_layers(MODEL, layer_s, pp * turns)[0]
+    return place_chain(profile.job, Degrees(1, 1, pp, dp), layers, (False, False), leading, turns)

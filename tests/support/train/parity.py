@@ -34,8 +34,6 @@ from entrain_bench.train.running.data import SampleData, content_of
 from entrain_bench.train.running.loop import WorkFeed, plan
 from entrain_bench.train.running.runtime import Runtime, Work, build_runtime
 from entrain_bench.train.running.stages import ShardedStage, TrainedStage
-from entrain_bench_strategies.braid import BraidPlanner
-from entrain_bench_strategies.braid.planner import Shape, place
 from entrain_bench_strategies.dip import DipPlanner, colocate
 from support.train.faults import OtherInputs, drop_sample, repeat_weights, reverse_rows, skip_weights
 from support.train.four_ranks import split_backwards
@@ -144,20 +142,6 @@ class VirtualPlanner(DipPlanner):
         degrees = next(job.degrees())
         layers = [partition_layers(np.ones(len(module.layers)), 2 * degrees.pp) for module in job.model.modules]
         return colocate(job, degrees, layers, [False] * len(layers))
-
-
-@dataclass(frozen=True, slots=True)
-class WidePlanner(BraidPlanner):
-    """Stages of encoders on two blocks of a replica each, of the LLM on the first of both."""
-
-    def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:  # noqa: ARG002
-        job = profile.job
-        degrees = next(job.degrees())
-        stages = degrees.pp // 2
-        layers = [partition_layers(np.ones(len(module.layers)), stages) for module in job.model.modules]
-        plain = (False,) * len(layers)
-        shape = Shape(degrees, degrees.tp, 2 * degrees.cp, 1, stages, 2, plain, job.num_microbatches(degrees.dp))
-        return place(job, shape, layers)
 
 
 def compare(_: int, cases: list[tuple[str, str]], reference: Path) -> list[dict[str, float] | str]:

@@ -50,12 +50,8 @@ VIRTUAL = {
     "interleaved": ("strategy.planner.virtual_stages=2", *DEGREES["pp2_dp2"]),
     "dep": ("strategy=dep", *DEGREES["pp2_dp2"]),
     "dep_interleaved": ("strategy=dep", "strategy.planner.virtual_stages=[2]", *DEGREES["pp2_dp2"]),
+    "braid_interleaved": ("strategy.planner.virtual_stages=[2]", "strategy.planner.widths=false", *DEGREES["pp2_dp2"]),
     "virtual_closed": ("strategy.planner._target_=support.train.parity.VirtualPlanner", "layout.tp=1", "layout.dp=4"),
-}
-# Encoders on two of the LLM's blocks each.
-WIDE = {
-    name: ("strategy.planner._target_=support.train.parity.WidePlanner", *degrees)
-    for name, degrees in (("wide", DEGREES["pp2_dp2"]), ("wide_pp4", ("layout.tp=1", "layout.pp=4", "layout.dp=1")))
 }
 # Schedules of virtual stages and of split backwards.
 PP4 = ("layout.tp=1", "layout.pp=4", "layout.dp=1")
@@ -92,7 +88,7 @@ WIDTHS = {
     "flexsp_recomputed": ("strategy=flexsp", "layout.recompute=[vision,llm]"),
 }
 FEW_WIDTHS: list[Case] = [("", name, "") for name in ("sliced", "hybrid_cp_pp2", "flexsp")]
-LAYOUTS = DEGREES | VIRTUAL | WIDE | SETTINGS | STAGES | SAMPLES | SCHEDULES | WIDTHS
+LAYOUTS = DEGREES | VIRTUAL | SETTINGS | STAGES | SAMPLES | SCHEDULES | WIDTHS
 TINY = ("model=tiny",)
 MODELS = {"one_encoder": TINY, "two_encoders": ("model=tiny_av", AUDIO)}
 QUICK: list[Case] = [
@@ -111,7 +107,7 @@ USUAL: dict[str, list[Case]] = {
         ("megatron", "sharded_pipeline", ""),
         ("megatron", "interleaved", ""),
         ("dip", "virtual_closed", ""),
-        ("braid", "wide", ""),
+        ("braid", "braid_interleaved", ""),
         ("", "dep", ""),
         ("", "dep_interleaved", ""),
         ("lpt", "single", ""),

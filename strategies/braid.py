@@ -1,4 +1,4 @@
-"""The layout: pipelines of fixed degrees and groups of several widths compete in simulated batches."""
+"""Braid, this project's own: LPT on groups of several widths, and in pipelines with virtual stages where they pay."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ from entrain_bench.balancing.rounds import even_layers, layouts_with_widths
 from entrain_bench.balancing.tuning import Candidates, tuned
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import UserError
+from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees
 from entrain_bench.specs.parse import Allowed, Count
 from entrain_bench.specs.shapes import SampleShapes
+
+from .lpt import LongestFirst, LongestFirstOnWidths
 
 type Layers = Sequence[tuple[int, ...]]
 """Layers of each stage, for every module of the model."""
@@ -118,3 +121,17 @@ def chains(
 def has_room(profile: Profile, layout: Layout) -> bool:
     """Whether states leave room for anything else."""
     return bool(profile.memory.lane_state_bytes(layout).max() <= profile.job.planning_budget_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class BraidAssigner:
+    """Deals by ``lpt_widths`` where the layout has several widths, otherwise by ``lpt``."""
+
+    handles_generators: ClassVar[bool] = True
+    handles_widths: ClassVar[bool] = True
+    chooses_microbatches: ClassVar[bool] = True
+
+    def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
+        """Labels of all units."""
+        dealer = LongestFirstOnWidths() if layout.modules[0].widths else LongestFirst()
+        return dealer.assign(shapes, layout, profile)
