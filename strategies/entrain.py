@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, by_estimate
+from entrain_bench.balancing.fixed_jobs import default_job
 from entrain_bench.balancing.interface import Assigner, Drafter, MakeProgram, Observer
 from entrain_bench.balancing.lpt import fill_groups
 from entrain_bench.balancing.options import Eager
@@ -30,7 +31,6 @@ from entrain_bench.balancing.planning import (
 )
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import OneForwardOneBackward
-from entrain_bench.balancing.fixed_jobs import default_job
 from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.arithmetic import log
 from entrain_bench.base.arrays import FloatArray, IntArray

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.shardings import check_sharding, job_for
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program import Program
@@ -113,11 +114,14 @@ class Strategy:
     scheduler: Scheduler
 
     def plan(self, profile: Profile) -> Layout:
-        """Return the planner's layout; ``IncompatibleError`` if a part does not support the model's generators."""
+        """Return the planner's layout; ``IncompatibleError`` for generators or sharding that a part does not take."""
         self.check_generators(profile.job.model)
+        profile = profile.for_job(job_for(profile.job, self.planner))
         quick = replace(self, assigner=self.assigner.draft()) if isinstance(self.assigner, Drafter) else self
         layout = self.planner.plan(profile, MakeProgram(quick, profile))
-        return _expect(Layout, layout, self.planner.plan)
+        layout = _expect(Layout, layout, self.planner.plan)
+        check_sharding(layout, profile.job, self.planner)
+        return layout
 
     def check_generators(self, model: ModelSpec) -> None:
         """Refuse a model with generators unless every part has ``handles_generators = True``."""

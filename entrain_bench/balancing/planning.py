@@ -1,7 +1,7 @@
 """Building blocks of planners: shares of ranks, stages of layers, placement on ranks, and layouts of a file."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import ClassVar
@@ -19,6 +19,7 @@ from entrain_bench.specs.job import Degrees, Job, LayoutRequest, divisors
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import Role
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.sharding import HYBRID, SHARDINGS, ZERO1
 
 
 def proportional_allocation(
@@ -164,8 +165,12 @@ def replica_ranks(dp: int, pp: int, width: int) -> IntArray:
 
 
 def checked_layout(job: Job, modules: Sequence[ModuleLayout], num_microbatches: int, **options: bool) -> Layout:
-    """Return the layout of the modules; ``UserError`` if the job's model or cluster cannot take it."""
-    layout = Layout(tuple(modules), num_microbatches, **options)
+    """Return the layout of the modules, sharded as the job asks; ``UserError`` if model or cluster cannot take it."""
+    kind = job.request.sharding or ZERO1
+    node = job.cluster.gpus_per_node
+    nodes = [max(1, placed.ranks.size // node) if kind == HYBRID else 1 for placed in modules]
+    sharded = [replace(placed, sharding=kind, nodes=count) for placed, count in zip(modules, nodes, strict=True)]
+    layout = Layout(tuple(sharded), num_microbatches, **options)
     check_layout(layout, job.model, job.cluster)
     return layout
 
@@ -295,6 +300,7 @@ class GivenPlanner:
     """
 
     handles_generators: ClassVar[bool] = True
+    shardings: ClassVar[tuple[str, ...]] = SHARDINGS  # the one of the file
 
     path: str
 

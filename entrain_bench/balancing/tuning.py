@@ -255,6 +255,7 @@ def halved(trials: Trials, offers: Sequence[Candidate], budget: int, entered: Se
 type Candidates = Callable[[Profile], Iterable[Candidate]]
 """A planner's candidates for a job, by rising estimate."""
 
+
 def list_knobs(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
     """Return the values of a layout's knobs: those of the LLM, of the other modules, and the candidate set."""
     llm = layout.modules[llm_index]

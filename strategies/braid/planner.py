@@ -16,11 +16,11 @@ import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, Draft, by_estimate, rising_candidates
 from entrain_bench.balancing.chunk_estimates import packed_units_s
+from entrain_bench.balancing.fixed_jobs import default_job
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.planning import partition_layers, recompute_choices, stage_sums
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rounds import layouts_with_widths, splits
-from entrain_bench.balancing.fixed_jobs import default_job
 from entrain_bench.balancing.tuning import Candidates, tuned
 from entrain_bench.base.arithmetic import decisive, matmul
 from entrain_bench.base.arrays import FloatArray, IntArray

@@ -34,7 +34,7 @@ EMBEDDING, HEAD = 1000 * 128, 1000 * 128 + 128
 
 def sharded(module: ModuleSpec, dp: int, tp: int = 1, **changes: Any) -> ModuleLayout:
     place = placed(module, np.arange(dp * tp).reshape(dp, 1, tp), tp=tp)
-    return replace(place, sharded=True, **changes)
+    return replace(place, sharding="zero3", **changes)
 
 
 def layout_of(model: ModelSpec, dp: int, **changes: Any) -> Layout:
@@ -76,7 +76,7 @@ def test_states_and_gathered_layers_by_hand() -> None:
     whole = 2 * (2 * BLOCK) / 2
     assert gathered_bytes(LLM, place, 2) == (whole, whole + 4 * BLOCK / 2)
     program, plain = two_microbatches(), Memory(MODEL)
-    held = replace(program, layout=Layout(tuple(replace(m, sharded=False) for m in program.layout.modules), 2))
+    held = replace(program, layout=Layout(tuple(replace(m, sharding="zero1") for m in program.layout.modules), 2))
     during, without = (plain.over_program(one)[0] - plain.lane_state_bytes(one.layout).max() for one in (program, held))
     extra = {"vision": gathered_bytes(VISION, sharded(VISION, 2), 2), "llm": gathered_bytes(LLM, sharded(LLM, 2), 2)}
     for entry, action in enumerate(program.lane_actions.tolist()):
@@ -99,7 +99,7 @@ def test_layouts_survive_text_and_are_checked() -> None:
     again = layout_from_json(layout_to_json(layout))
     assert [module.sharded for module in again.modules] == [True, True]
     assert layout_to_json(again) == layout_to_json(layout)
-    stages = replace(placed(LLM, [[[0], [1]]]), sharded=True)
+    stages = replace(placed(LLM, [[[0], [1]]]), sharding="zero3")
     for wrong, field in ((stages, "pp"), (sharded(LLM, 2, offload=True), "offload")):
         with pytest.raises(UserError, match=f"layout.llm.{field}=.* with sharded weights"):
             check_layout(Layout((sharded(VISION, 2), wrong), 2), MODEL, CLUSTER)

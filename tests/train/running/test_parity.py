@@ -288,7 +288,7 @@ def test_ranks_are_in_one_group_of_each_width_and_blocks_are_consecutive() -> No
 
 @pytest.mark.parametrize(
     "changes",
-    [{"tp": 2, "ranks": np.arange(4).reshape(2, 1, 2), "widths": ((2, 1), (4, 1))}, {"sharded": True}],
+    [{"tp": 2, "ranks": np.arange(4).reshape(2, 1, 2), "widths": ((2, 1), (4, 1))}, {"sharding": "zero3"}],
     ids=["split_encoder", "sharded"],
 )
 def test_slices_that_are_not_trained_are_refused_in_one_line(changes: dict[str, Any]) -> None:
