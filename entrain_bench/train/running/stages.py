@@ -303,8 +303,11 @@ class ShardedStage:
         """Nothing to do: passes gather what they need."""
 
     def zero_grad(self) -> None:
-        """Forget the last iteration's gradients."""
+        """Forget the last iteration's gradients; gather weights that it keeps, for ranks may have no first forward."""
         self.optimizer.zero_grad()
+        for part in self.stage.modules() if self.keeps else ():
+            if isinstance(part, FSDPModule):
+                part.unshard()
 
     def sync_gradients(self) -> None:
         """Drop weights; sum gradients that saw a part of the tokens over TP ranks. A stage has both tied embeddings."""
