@@ -8,7 +8,7 @@ pull request 425) ranks deal out the items of a micro-step, encode, and send the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from entrain_bench.balancing.options import TrialOptions
 from entrain_bench.balancing.planning import mean_length, place_chain, recompute_choices
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.rank_groups import step_assignment
-from entrain_bench.balancing.rounds import PlanePlanner, samples_at_once, sharded_degrees, sharded_job
+from entrain_bench.balancing.rounds import FULLY_SHARDED, PlanePlanner, samples_at_once, sharded_degrees, sharded_job
 from entrain_bench.balancing.tuning import chosen_layout
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
@@ -34,6 +34,8 @@ from entrain_bench.specs.shapes import SampleShapes
 class FsdpPlanner(TrialOptions):
     """One stage, weights sharded over all data- and context-parallel ranks; TP, CP and recomputation by trial runs.
 
+    Another ``layout.sharding`` shares out less (ZeRO-1: plain data parallelism), or inside nodes.
+
     DP is what TP and CP leave of the ranks: ``layout.dp`` if CP is fixed, too, otherwise a multiple of it.
 
     Attributes:
@@ -41,6 +43,7 @@ class FsdpPlanner(TrialOptions):
     """
 
     handles_generators: ClassVar[bool] = True
+    shardings: ClassVar[tuple[str, ...]] = FULLY_SHARDED
     widths: bool = False
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
@@ -68,12 +71,10 @@ def _candidates(profile: Profile, samples: SampleShapes, *, chosen_later: bool) 
     for degrees in sharded_degrees(job):
         for recompute in recompute_choices(job, chosen_later=chosen_later):
             own_job = job.with_microbatch_size(samples_at_once(job, degrees.dp))
-            chain = place_chain(own_job, degrees, whole, recompute, leading=False)
-            modules = tuple(replace(placed, sharded=True) for placed in chain.modules)
-            layout = replace(chain, modules=modules)
+            layout = place_chain(own_job, degrees, whole, recompute, leading=False)
             each_s = sum(
                 micro_step_s(profile.for_job(own_job), module, placed, samples)
-                for module, placed in zip(job.model.modules, modules, strict=True)
+                for module, placed in zip(job.model.modules, layout.modules, strict=True)
             )
             yield Candidate(layout.num_microbatches * each_s + profile.programs.step_s(layout), layout)
 
@@ -89,7 +90,8 @@ def micro_step_s(profile: Profile, module: ModuleSpec, placed: ModuleLayout, sam
     forward, backward, once_more = np.array(kinds)[module.layer_kind, :, 0].T
     again = np.array([placed.recompute and layer.recomputed and layer.backward_share > 0 for layer in module.layers])
     traffic = profile.layers.traffic(module, placed)
-    forward_s = np.maximum(forward, traffic.gather_s).sum()
+    gather_s = traffic.gather_s * (not placed.keeps_weights)
+    forward_s = np.maximum(forward, gather_s).sum()
     return float(forward_s + np.maximum(backward + again * once_more, traffic.again_s + traffic.scatter_s).sum())
 
 

@@ -44,6 +44,7 @@ from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import Count, OneOf, at_least
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.sharding import SHARDINGS
 
 type Layers = list[tuple[int, ...]]
 """Layers of each stage, for every module of the model."""
@@ -87,6 +88,7 @@ class MegatronPlanner(TrialOptions):
     """
 
     handles_generators: ClassVar[bool] = True
+    shardings: ClassVar[tuple[str, ...]] = SHARDINGS
     placement: Annotated[str, OneOf(("auto", "first_stage", "leading_stages"))] = "auto"
     split: Annotated[str, OneOf(("balanced", "uniform", "ends"))] = "balanced"
     virtual_stages: Count = 1

@@ -175,7 +175,7 @@ def _recomputing(
 
 def _degrees(layout: Layout) -> tuple[object, ...]:
     """Key shared by layouts that differ only in recomputation and in the layers of stages."""
-    degrees = [(placed.tp, placed.cp, placed.pp, placed.dp, placed.sharded) for placed in layout.modules]
+    degrees = [(placed.tp, placed.cp, placed.pp, placed.dp, placed.sharding) for placed in layout.modules]
     return layout.num_microbatches, *degrees
 
 

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Protocol, runtime_checkable
 
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.shardings import check_sharding, job_for, job_sharded_as, sharding_variants
 from entrain_bench.balancing.variants import VARYING, Option, Variant, with_options
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.base.hosttime import each_replica_alone
@@ -16,6 +17,7 @@ from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
+from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -97,11 +99,16 @@ class MakeProgram:
     @property
     def variants(self) -> list[Variant]:
         """Variants of a plan that the tuner considers, beside its layout."""
-        return [
+        shardings = sharding_variants(self._profile.job, self._strategy.planner) if self._strategy.free_sharding else ()
+        return [*shardings] + [
             Variant(option.key, value, partial(self._with_option, option, value))
             for option in self._strategy.options
             for value in option.values
         ]
+
+    def sharded_as(self, job: Job, layout: Layout) -> Job:
+        """Return the job that asks the planner for a plan's kind of sharding."""
+        return job_sharded_as(job, self._strategy.planner, layout)
 
     def _with_option(self, option: Option, value: object, layout: Layout) -> Layout:
         """Return the plan with a value of an option; a scheduler that now chooses recomputation chooses all of it."""
@@ -134,13 +141,17 @@ class Strategy:
     assigner: Assigner
     scheduler: Scheduler
     options: tuple[Option, ...] = ()  # of assigner and scheduler, that the tuner chooses as well as the layout
+    free_sharding: bool = False  # whether the tuner chooses the kind of sharding, too
 
     def plan(self, profile: Profile) -> Layout:
-        """Return the planner's layout; ``IncompatibleError`` if a part does not support the model's generators."""
+        """Return the planner's layout; ``IncompatibleError`` for generators or sharding that a part does not take."""
         self.check_generators(profile.job.model)
+        profile = profile.for_job(job_for(profile.job, self.planner))
         quick = replace(self, assigner=self.assigner.draft()) if isinstance(self.assigner, Drafter) else self
         layout = self.planner.plan(profile, MakeProgram(quick, profile))
-        return _expect(Layout, layout, self.planner.plan)
+        layout = _expect(Layout, layout, self.planner.plan)
+        check_sharding(layout, profile.job, self.planner)
+        return layout
 
     def under(self, layout: Layout) -> Strategy:
         """Return the strategy with the options that a layout was planned with."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.shardings import sharded_as
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
@@ -19,6 +20,7 @@ from entrain_bench.specs.job import Degrees, Job, LayoutRequest, divisors
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import Role
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.sharding import SHARDINGS, ZERO1
 
 
 def proportional_allocation(
@@ -164,8 +166,10 @@ def replica_ranks(dp: int, pp: int, width: int) -> IntArray:
 
 
 def checked_layout(job: Job, modules: Sequence[ModuleLayout], num_microbatches: int, **assumed: Any) -> Layout:
-    """Return the layout of the modules; ``UserError`` if the job's model or cluster cannot take it."""
-    layout = Layout(tuple(modules), num_microbatches, **assumed)
+    """Return the layout of the modules, sharded as the job asks; ``UserError`` if model or cluster cannot take it."""
+    kind = job.request.sharding or ZERO1
+    sharded = (sharded_as(placed, kind, job.cluster.gpus_per_node) for placed in modules)
+    layout = Layout(tuple(sharded), num_microbatches, **assumed)
     check_layout(layout, job.model, job.cluster)
     return layout
 
@@ -303,6 +307,7 @@ class GivenPlanner:
     """
 
     handles_generators: ClassVar[bool] = True
+    shardings: ClassVar[tuple[str, ...]] = SHARDINGS  # the one of the file
 
     path: str
 

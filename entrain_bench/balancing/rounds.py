@@ -38,6 +38,7 @@ from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Degrees, Job, LayoutRequest
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.sharding import SHARDINGS, ZERO1, ZERO3
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,6 @@ def plane_layout(
     leading: bool,
     recompute: Sequence[bool],
     num_rounds: int,
-    *,
-    sharded: bool = False,
 ) -> Layout:
     """Return a layout of equally wide planes with groups of CP 1, 2, 4, ...; ``leading``: encoders come first."""
     llm = job.model.llm_index
@@ -73,7 +72,7 @@ def plane_layout(
     modules = []
     for module, split, first, again in zip(job.model.modules, layers, firsts, recompute, strict=True):
         held = np.ascontiguousarray(ranks[:, first : first + len(split)])
-        modules.append(ModuleLayout(module.name, tp, 1, split, held, again, sharded=sharded, widths=widths))
+        modules.append(ModuleLayout(module.name, tp, 1, split, held, again, widths=widths))
     return checked_layout(job, modules, num_rounds)
 
 
@@ -168,6 +167,8 @@ def rounds_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assig
     return build_program(model, layout, shapes, chunks, slots)
 
 
+# Kinds of sharding for planners whose own is ZeRO-3.
+FULLY_SHARDED = (ZERO3, *(kind for kind in SHARDINGS if kind != ZERO3))
 # Ranks of a group, and ways to split layers among them.
 GROUPS = (1, 2, 4, 8, 16, 32)
 TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -198,10 +199,13 @@ def layouts_with_widths(job: Job) -> Iterator[Layout]:
             modules.append(ModuleLayout(module.name, base, 1, split, ranks, again, widths=tuple(widths)))
         else:
             yield Layout(tuple(modules), 1)
-    for tp in plane_degrees(job, TENSOR_PARALLEL) if job.framework.encoder_optimizers == 1 else ():
+    if job.framework.encoder_optimizers > 1 or job.request.sharding is not None:
+        return
+    fully = replace(job, request=replace(job.request, sharding=ZERO3))
+    for tp in plane_degrees(job, TENSOR_PARALLEL):
         positions = num_ranks // tp
         if not positions & (positions - 1) and all(splits(module, tp) for module in job.model.modules):
-            yield plane_layout(job, tp, whole, False, recomputed, 1, sharded=True)
+            yield plane_layout(fully, tp, whole, False, recomputed, 1)
 
 
 def without_stages(job: Job) -> Job:
@@ -244,7 +248,7 @@ class PlanePlanner(TrialOptions):
     """Plans TP and PP as in a static layout, DP x CP as one plane of groups, and one round per static microbatch.
 
     Attributes:
-        sharded: whether weights are sharded over all ranks, in one stage.
+        sharded: whether weights are sharded over all ranks, in one stage, unless the job asks for other sharding.
         rounds: whether the number of rounds is the layout's; otherwise the assigner of sharded weights chooses it.
     """
 
@@ -252,6 +256,11 @@ class PlanePlanner(TrialOptions):
 
     sharded: bool = False
     rounds: bool = True
+
+    @property
+    def shardings(self) -> tuple[str, ...]:
+        """Every kind, its own first."""
+        return FULLY_SHARDED if self.sharded else SHARDINGS
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """Return the fastest of the most promising candidates that fit memory; ``UserError`` says why there is none."""
@@ -275,7 +284,7 @@ class PlanePlanner(TrialOptions):
             for layers, leading in even_layers(job.model, known.layers(profile, tp), pp):
                 for recompute in recompute_choices(job, chosen_later=chosen_later):
                     try:
-                        layout = plane_layout(job, tp, layers, leading, recompute, rounds, sharded=self.sharded)
+                        layout = plane_layout(job, tp, layers, leading, recompute, rounds)
                         candidate = known.estimated(profile, layout, own_rounds=self.rounds)
                     except UserError as error:
                         problems.append(error.with_traceback(None))
@@ -317,7 +326,7 @@ class PlaneEstimates:
     def estimated(self, profile: Profile, layout: Layout, *, own_rounds: bool) -> Candidate:
         """The layout with the believed seconds of the batch's program; ``UserError`` if there is none."""
         again = [placed.recompute for placed in layout.modules]
-        if any(again) and not layout.modules[0].sharded:
+        if any(again) and not layout.modules[0].scatters:
             plain = replace(layout, modules=tuple(replace(placed, recompute=False) for placed in layout.modules))
             module_s = np.array([float(layer_s.sum()) for layer_s in self.layers(profile, layout.modules[0].tp)])
             slower = float((module_s * [recompute_factor(recompute) for recompute in again]).sum() / module_s.sum())
@@ -332,14 +341,19 @@ class PlaneEstimates:
 
 
 def sharded_job(job: Job) -> Job:
-    """The job ``without_stages``; ``IncompatibleError`` if it asks for some, or for optimizer states of some ranks."""
+    """The job ``without_stages``, its weights sharded unless it asks for other sharding.
+
+    ``IncompatibleError`` if it asks for stages, or for optimizer states of some ranks.
+    """
     asked = job.request
+    kind = asked.sharding or ZERO3
     if asked.pp not in (None, 1):
         raise IncompatibleError(f"layout.pp={asked.pp}: must be 1 or null with sharded weights")
-    if job.framework.encoder_optimizers > 1:
+    if job.framework.encoder_optimizers > 1 and kind != ZERO1:
         instances = job.framework.encoder_optimizers
         raise IncompatibleError(f"encoder_optimizers={instances}: must be 1 with sharded weights")
     job = without_stages(job)
+    job = replace(job, request=replace(job.request, sharding=kind))
     if is_plane_fixed(asked := job.request) and not plane_degrees(job, TENSOR_PARALLEL):
         tps = [asked.tp] if asked.tp else [tp for tp in TENSOR_PARALLEL if job.cluster.gpus_per_node % tp == 0]
         allowed = " or ".join(str(job.cluster.num_ranks // (tp * (asked.cp or 1))) for tp in tps)

@@ -362,7 +362,8 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
         return leader
     again = int(rest * (1 - OPTIONS))
     # Planners know the strategy's own options only: a job that recomputes nothing stands for a scheduler that chooses.
-    recomputed = [one for job in free for one in recomputing(job, chosen_later=False)]
+    jobs = [make_program.sharded_as(job, leader) for job in free]
+    recomputed = [one for job in jobs for one in recomputing(job, chosen_later=False)]
     if profile.job.request.recompute is None and make_program.recomputes_under(leader):
         recomputed = [job for job in recomputed if not job.request.recompute]
     changed = [replace(one, layout=replace(one.layout, options=leader.options)) for one in offers(recomputed, again)]

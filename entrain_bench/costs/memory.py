@@ -53,10 +53,15 @@ class Memory:
         init=False, default_factory=dict, repr=False, compare=False
     )
 
-    def parameter_bytes(self, copies: IntArray | int) -> FloatArray:
-        """Weight, gradient and optimizer states of a parameter on a rank; ``copies`` ranks share out the latter."""
+    def parameter_bytes(self, copies: IntArray | int, scatters: bool = False) -> FloatArray:
+        """Weight, gradient and optimizer states of a parameter on a rank; ``copies`` ranks share out the latter.
+
+        With ``scatters`` they share out gradients as well.
+        """
         states = MOMENT_BYTES + (FP32_BYTES if self.element_bytes < FP32_BYTES else 0)
         shared = np.asarray(copies if self.framework.distributed_optimizer else 1)
+        if scatters:
+            return np.asarray(self.element_bytes + (self.gradient_bytes + states) / shared)
         return np.asarray(self.element_bytes + self.gradient_bytes + states / shared)
 
     @property
@@ -72,7 +77,7 @@ class Memory:
     def sharing(self, module: ModuleSpec, placed: ModuleLayout) -> int:
         """Ranks that share out the optimizer states of the same weights."""
         copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
-        return copies // (1 if placed.sharded else self.framework.optimizer_instances(module, copies))
+        return copies // (placed.nodes if placed.scatters else self.framework.optimizer_instances(module, copies))
 
     def stage_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Parameters of stages before TP ``[stages]``; both ends hold a tied embedding, unless on one set of ranks."""
@@ -91,13 +96,15 @@ class Memory:
         frozen = self.stage_parameters(module, placed) - learning
         if placed.sharded:
             held = learning * (FP32_BYTES + FP32_BYTES + MOMENT_BYTES) + frozen * self.element_bytes
-            return np.asarray(held / (shards * sharing))
-        return np.asarray(learning / shards * self.parameter_bytes(sharing) + frozen / shards * self.element_bytes)
+            kept = (learning + frozen) * (self.element_bytes * placed.keeps_weights)
+            return np.asarray(held / (shards * sharing) + kept / shards)
+        each = self.parameter_bytes(sharing, placed.scatters)
+        return np.asarray(learning / shards * each + frozen / shards * self.element_bytes)
 
     def optimizer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Bytes of fp32 copies of gradients, needed on a rank of each stage during its optimizer step ``[stages]``."""
         casts = self.gradient_bytes < FP32_BYTES and not placed.sharded
-        shared = self.sharing(module, placed) if self.framework.distributed_optimizer or placed.sharded else 1
+        shared = self.sharing(module, placed) if self.framework.distributed_optimizer or placed.scatters else 1
         learning = self.learning_parameters(module, placed) / module.weight_shards(placed.tp)
         return np.asarray(learning * (FP32_BYTES * casts * self.reserved / shared))
 
@@ -272,7 +279,7 @@ class Memory:
             shares = [kind.backward_share for kind in module.kinds]
             runs = np.tile((module.kind_counts(placed.layers_per_stage) * shares).any(axis=1), len(chunks))
             working[backward] = (extra + again) * runs + handed.sent[backward] + handed.received[backward]
-            if placed.sharded:
+            if placed.scatters:
                 whole, with_gradients = gathered_bytes(module, placed, self.element_bytes, self.gradient_bytes)
                 working[forward] += whole * self.reserved
                 working[backward] += with_gradients * self.reserved * runs

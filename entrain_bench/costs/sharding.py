@@ -1,5 +1,7 @@
-"""Fully sharded weights (FSDP, ZeRO-3): the time and memory that gathering weights layer by layer adds.
+"""Sharded weights and gradients: the time and memory that gathering and scattering them layer by layer adds.
 
+With ZeRO-3 (FSDP) every pass gathers, with ``zero3_kept`` the forwards of the first microbatch, with ZeRO-2 none; every
+backward scatters. Hybrid sharding gathers and scatters inside a node, then all-reduces shards of gradients over nodes.
 While a layer computes, the next layer's gather and the previous layer's scatter run (torch 2.13,
 ``_fsdp_param_group.py``): it takes the longer of both, and ``overlap_cost`` seconds for each second of communication.
 Nothing hides the first gather and the last scatter of a micro-step through all modules.
@@ -12,7 +14,7 @@ import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
 from entrain_bench.costs.layer_times import PassTimes, priced_by_width
-from entrain_bench.costs.links import all_gather_s
+from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.profiled.times import LayerTimes
 from entrain_bench.program import Pass, Program
@@ -39,7 +41,10 @@ def layer_parameters(module: ModuleSpec, tp: int, *, learning: bool = False, clo
 def gathered_bytes(
     module: ModuleSpec, placed: ModuleLayout, element_bytes: int, gradient_bytes: int = FP32_BYTES
 ) -> tuple[float, float]:
-    """Bytes of gathered weights (two layers, a tied embedding), and with a layer's gradients, on a rank."""
+    """Bytes of gathered weights (two layers, a tied embedding), and with a layer's gradients, on a rank.
+
+    Weights that it keeps are states (``Memory``), not counted here.
+    """
     shards = module.weight_shards(placed.tp)
     inner = layer_parameters(module, placed.tp) / shards
     kept = 0.0
@@ -48,7 +53,7 @@ def gathered_bytes(
         inner = inner[1:]
     ahead = min(LAYERS_GATHERED, len(inner))
     pairs = np.convolve(inner, np.ones(ahead), "valid")
-    whole = element_bytes * (kept + float(pairs.max()))
+    whole = 0.0 if placed.keeps_weights else element_bytes * (kept + float(pairs.max()))
     gradients = gradient_bytes * float(layer_parameters(module, placed.tp, learning=True).max()) / shards
     return whole, whole + gradients
 
@@ -57,9 +62,9 @@ def gathered_bytes(
 class LayerTraffic:
     """Seconds of the collectives of each layer of a module ``[layers]``."""
 
-    gather_s: FloatArray  # all-gather of bf16 weights before the forward
-    again_s: FloatArray  # before the backward; 0 if weights are still gathered, or the layer has no backward
-    scatter_s: FloatArray  # reduce-scatter of gradients; 0 for frozen layers
+    gather_s: FloatArray  # all-gather of bf16 weights before the (first) forward; 0 if they are not sharded
+    again_s: FloatArray  # before the backward; 0 if weights are still there, or the layer has no backward
+    scatter_s: FloatArray  # reduce-scatter of gradients after every backward; 0 for frozen layers
 
 
 def layer_traffic(
@@ -68,16 +73,21 @@ def layer_traffic(
     """Return the times of a module's collectives, over its data-parallel and context-parallel ranks."""
     shards = module.weight_shards(placed.tp)
     copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
-    tier = cluster.ring_tiers(placed.ranks[:, 0, ::shards].reshape(1, -1))[0]
+    sharing = copies // placed.nodes
+    ring = placed.ranks[:, 0, ::shards].reshape(1, -1)
+    tier = cluster.ring_tiers(ring[:, :sharing])[0]
     weights, learning = (layer_parameters(module, placed.tp, learning=learns) / shards for learns in (False, True))
     runs_backward = np.array([layer.backward_share > 0 for layer in module.layers])
 
     def seconds(num_bytes: FloatArray) -> FloatArray:
-        return np.where(num_bytes > 0, all_gather_s(num_bytes, copies, tier), 0.0)
+        return np.where(num_bytes > 0, all_gather_s(num_bytes, sharing, tier), 0.0)
 
-    gather_s = seconds(BF16_BYTES * weights)
-    scatter_s = seconds(gradient_bytes * learning)
-    again_s = gather_s * runs_backward
+    gather_s = seconds(BF16_BYTES * weights) * placed.sharded
+    scatter_s = seconds(gradient_bytes * learning) * placed.scatters
+    if placed.nodes > 1:
+        across = cluster.ring_tiers(ring[:, ::sharing])[0]
+        scatter_s += all_reduce_s(gradient_bytes * learning / sharing, placed.nodes, across) * (learning > 0)
+    again_s = gather_s * (runs_backward & (not placed.keeps_weights))
     if module.config.tied_embeddings:
         again_s[0] = 0.0
     return LayerTraffic(gather_s, again_s, scatter_s)
@@ -94,8 +104,8 @@ class Passes:
 
 
 def sharded_modules(program: Program) -> list[int]:
-    """Return the indices of modules with sharded weights."""
-    return [index for index, placed in enumerate(program.layout.modules) if placed.sharded]
+    """Return the indices of modules with sharded weights or gradients."""
+    return [index for index, placed in enumerate(program.layout.modules) if placed.scatters]
 
 
 def exposed_s(
@@ -142,16 +152,23 @@ def exposed_s(
 
 
 def collective_passes(program: Program) -> IntArray:
-    """Return groups of passes that start on all replicas together, by microbatch and part ``[actions]``; -1: none."""
+    """Return groups of passes that start on all replicas together, by microbatch and part ``[actions]``; -1: none.
+
+    Backwards do, and forwards that gather weights.
+    """
     group = np.full(program.num_actions, -1)
     count = 0
     for index, (placed, chunks) in enumerate(zip(program.layout.modules, program.chunks, strict=True)):
-        if not placed.sharded or placed.copies == 1 or not len(chunks):
+        if not placed.scatters or placed.copies == 1 or not len(chunks):
             continue
         _, number = np.unique(np.stack([chunks.microbatch, chunks.part]), axis=1, return_inverse=True)
-        for actions in (program.forward_actions(index), program.backward_actions(index)):
-            group[actions[:, 0]] = count + number.ravel()
-            count += int(number.max()) + 1
+        number = number.ravel()
+        for actions, alike in (
+            (program.forward_actions(index), gathering(program, index)),
+            (program.backward_actions(index), np.ones(len(chunks), bool)),
+        ):
+            group[actions[alike, 0]] = count + number[alike]
+            count += 1 + int(number[alike].max(initial=-1))
     return group
 
 
@@ -185,13 +202,29 @@ def price_passes(
     forward_s, backward_s = layers_s
     runs = np.array([layer.backward_share > 0 for layer in module.layers])[::-1]
     nothing = np.zeros(len(module.layers))
-    forwards = Passes(program.forward_actions(index)[:, 0], forward_s, traffic.gather_s, nothing)
+    actions = program.forward_actions(index)[:, 0]
+    gathers = gathering(program, index)
+    forwards = tuple(
+        Passes(actions[alike], forward_s[alike], ready_s, nothing)
+        for alike, ready_s in ((gathers, traffic.gather_s), (~gathers, nothing))
+        if alike.any()
+    )
     if not runs.any():
-        return (forwards,)
+        return forwards
     gather_s = traffic.again_s[::-1][runs]
     scatter_s = traffic.scatter_s[::-1][runs]
     backwards = Passes(program.backward_actions(index)[:, 0], backward_s[:, ::-1][:, runs], gather_s, scatter_s)
-    return forwards, backwards
+    return *forwards, backwards
+
+
+def gathering(program: Program, index: int) -> BoolArray:
+    """Return whether the forward of each chunk gathers weights: those of the first microbatch if they stay."""
+    placed = program.layout.modules[index]
+    chunks = program.chunks[index]
+    if not placed.keeps_weights or not len(chunks):
+        return np.full(len(chunks), placed.sharded)
+    first = (chunks.microbatch == chunks.microbatch.min()) & placed.sharded
+    return np.asarray(first & (chunks.part == chunks.part[first].min(initial=len(chunks.part))))
 
 
 def remade_layers(program: Program, index: int) -> BoolArray:

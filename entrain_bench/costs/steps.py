@@ -89,7 +89,7 @@ class StepCosts:
 
     def optimizer_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Optimizer step of each stage ``[stages]``; a distributed optimizer steps a shard on every rank."""
-        sharded = self.memory.framework.distributed_optimizer or placed.sharded
+        sharded = self.memory.framework.distributed_optimizer or placed.scatters
         shard = self.memory.sharing(module, placed) if sharded else 1
         return self.layer_times.optimizer_s(self._parameters(module, placed) / shard)
 
@@ -153,7 +153,8 @@ class StepCosts:
             traffic = self._traffic(module, placed)
             return module, traffic, self._exposed(module, placed, traffic)
 
-        key = id(module), placed.tp, placed.cp, placed.layers_per_stage, placed.digest_of_ranks, placed.sharded
+        sharding = placed.sharding, placed.nodes
+        key = id(module), placed.tp, placed.cp, placed.layers_per_stage, placed.digest_of_ranks, *sharding
         return remembered(self._known, key, made, MAX_KNOWN)
 
     def _exposed(self, module: ModuleSpec, placed: ModuleLayout, traffic: Sequence[Traffic]) -> ExposedStep:
@@ -187,7 +188,7 @@ class StepCosts:
         stages = zip(np.split(learning, bounds), held, self._ring_tiers(rings), across, strict=True)
         stages_traffic = list[Traffic]()
         size = self.memory.gradient_bytes
-        # Sharded weights travel within their passes (``sharding``).
+        # Sharded weights and gradients travel within their passes (``sharding``).
         travels = copies > 1 and not placed.sharded
         for stage_learning, total, ring, instances in stages:
             # megatron-core splits the first stage of a pipeline only: later ones have its backwards to hide behind.
@@ -195,8 +196,9 @@ class StepCosts:
             sync_s = gather_s = np.zeros(len(parameters))
             if travels and framework.distributed_optimizer:
                 # Scattered inside an instance of the optimizer, each shard then reduced over all of them.
-                sync_s = all_gather_s(size * parameters, sharing, ring)
-                sync_s = sync_s + all_reduce_s(size * parameters / sharing, copies // sharing, instances)
+                if not placed.scatters:
+                    sync_s = all_gather_s(size * parameters, sharing, ring)
+                    sync_s = sync_s + all_reduce_s(size * parameters / sharing, copies // sharing, instances)
                 gather_s = all_gather_s(BF16_BYTES * parameters, sharing, ring)
             elif travels:
                 sync_s = all_reduce_s(size * parameters, copies, ring)

@@ -1,10 +1,10 @@
 """Layouts: which ranks hold which layers of which module, and the lanes that follow: ranks that always act together."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from entrain_bench.base.arrays import FloatArray, IntArray, digest_of, freeze, o
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
-from entrain_bench.specs.parse import Count
+from entrain_bench.specs.parse import Count, OneOf
+from entrain_bench.specs.sharding import HYBRID, SHARDINGS, ZERO1, ZERO2, ZERO3, ZERO3_KEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +158,31 @@ class ModuleLayout:
     recompute_whole: bool = False
     # Whether weights and gradient buffers leave the device between a rank's last forward and first backward.
     offload: bool = False
-    # Whether weights and gradients are sharded over data and context parallelism as well as optimizer states, and
-    # gathered layer by layer (FSDP, ZeRO-3); one stage only.
-    sharded: bool = False
+    # What data- and context-parallel ranks share out, optimizer states first if the job shards them at all; more than
+    # those in one stage only.
+    sharding: Annotated[str, OneOf(SHARDINGS)] = ZERO1
+    nodes: Count = 1  # that hold the weights once each, with hybrid sharding
     # (TP, CP) of the groups of ranks that may process a unit, narrow to wide; empty: each replica is the only group of
     # its ranks. A group of w = TP x CP ranks holds w consecutive ranks of every stage, from a multiple of w among the
     # stage's ranks, so narrow groups lie inside wide ones. Weights stay where ``ranks`` says; a group whose TP is wider
     # than ``tp`` computes with slices of them. Assignments number groups as replicas: those of the first width by
     # position, then those of the next (``copies``).
     widths: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def sharded(self) -> bool:
+        """Whether ranks share out weights, and gather those of a layer where a pass needs them."""
+        return self.sharding not in (ZERO1, ZERO2)
+
+    @property
+    def scatters(self) -> bool:
+        """Whether ranks share out gradients, so that every backward reduce-scatters its own."""
+        return self.sharding != ZERO1
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether all weights of a rank's layers stay on it from the first forward to the last backward."""
+        return self.sharding in (ZERO1, ZERO2, ZERO3_KEPT)
 
     @property
     def pp(self) -> int:
@@ -272,7 +289,7 @@ class Layout:
     @property
     def content(self) -> tuple[object, ...]:
         """The parts in which layouts of one model differ, without the planner's assumptions."""
-        names = ("tp", "cp", "layers_per_stage", "recompute", "recompute_whole", "offload", "sharded", "widths")
+        names = ("tp", "cp", "layers_per_stage", "recompute", "recompute_whole", "offload", "sharding", "widths")
         return self.single_rank_boundary, *(
             (*(getattr(m, name) for name in names), m.ranks.shape, m.ranks.tobytes()) for m in self.modules
         )
@@ -311,7 +328,7 @@ class Layout:
             + (" recompute" if m.recompute else "")
             + (" whole" if m.recompute_whole else "")
             + (" offload" if m.offload else "")
-            + (" sharded" if m.sharded else "")
+            + {ZERO1: "", ZERO3: " sharded"}.get(m.sharding, f" {m.sharding}")
             + (f" widths {' '.join(f'{tp}x{cp}' for tp, cp in m.widths)}" if m.widths else "")
             for m in self.modules
         }
@@ -345,9 +362,12 @@ def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None
         if placed.recompute_whole:
             fits = placed.recompute and placed.pp == 1 and module.is_encoder
             require(fits, f"{where}.recompute_whole", True, "false but for recomputed encoders in one stage")
-        if placed.sharded:
-            require(placed.pp == 1, f"{where}.pp", placed.pp, "1 with sharded weights")
-            require(not placed.offload, f"{where}.offload", placed.offload, "false with sharded weights")
+        if placed.scatters:
+            shards = f"sharded {'weights' if placed.sharded else 'gradients'}"
+            require(placed.pp == 1, f"{where}.pp", placed.pp, f"1 with {shards}")
+            require(not placed.offload, f"{where}.offload", placed.offload, f"false with {shards}")
+        nodes = max(1, placed.ranks.size // cluster.gpus_per_node) if placed.sharding == HYBRID else 1
+        require(placed.nodes == nodes, f"{where}.nodes", placed.nodes, f"{nodes} with sharding={placed.sharding}")
         shape = (placed.dp, placed.pp, placed.ranks_per_block)
         require(placed.ranks.shape == shape, f"{where}.ranks", placed.ranks.shape, f"of shape {shape}")
         held_in_turn = _goes_round(placed.ranks) or _goes_back(placed.ranks)
@@ -415,6 +435,14 @@ def layout_values(layout: Layout) -> dict[str, Any]:
     return {"modules": modules, **rest}
 
 
+def module_values(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a module as they are written now; earlier plans say whether weights are ``sharded``."""
+    values = {**written}
+    if "sharded" in values:
+        values["sharding"] = ZERO3 if values.pop("sharded") else ZERO1
+    return values
+
+
 def layout_to_json(layout: Layout) -> str:
     """A layout as text, complete and comparable."""
     return json.dumps(layout_values(layout), sort_keys=True)
@@ -423,6 +451,7 @@ def layout_to_json(layout: Layout) -> str:
 def layout_from_json(text: str) -> Layout:
     """The layout that ``layout_to_json`` wrote."""
     values = json.loads(text)
+    values["modules"] = [*map(module_values, values["modules"])]
     for module in values["modules"]:
         module["layers_per_stage"] = tuple(module["layers_per_stage"])
         module["ranks"] = np.array(module["ranks"])

@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from entrain_bench.base.errors import UserError, require
-from entrain_bench.program.layout import Layout, ModuleLayout, layout_values
+from entrain_bench.program.layout import Layout, ModuleLayout, layout_values, module_values
 from entrain_bench.specs.parse import Count, Rate, between, check_keys, check_mapping, parse
 
 VERSION = 1
@@ -146,7 +146,7 @@ def _parsed(values: Any) -> TrainingPlan:
 
 
 def _module(values: Any, where: str) -> ModuleLayout:
-    module = parse(ModuleLayout, values, where)
+    module = parse(ModuleLayout, module_values(check_mapping(values, where)), where)
     stages = module.layers_per_stage
     for degrees in module.widths:
         pair = len(degrees) == 2 and min(degrees) >= 1

@@ -10,9 +10,10 @@ from entrain_bench.program.columns import Program
 def check_program(program: Program) -> None:
     """Raise ``UserError`` unless every unit is processed exactly once and every lane runs exactly its own actions."""
     for index, placed in enumerate(program.layout.modules):
-        if placed.sharded and program.splits_backward(index):
+        if placed.scatters and program.splits_backward(index):
+            shared = "weights" if placed.sharded else "gradients"
             raise IncompatibleError(
-                f"strategy.scheduler: cannot split the backward of {placed.module}, because its weights are sharded"
+                f"strategy.scheduler: cannot split the backward of {placed.module}, because its {shared} are sharded"
             )
     shapes = program.shapes
     for module, chunks in zip(program.model.modules, program.chunks, strict=True):

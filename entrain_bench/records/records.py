@@ -20,6 +20,7 @@ from entrain_bench.base.errors import UnwritableError, UserError
 from entrain_bench.base.files import remove_partial, write_atomically
 from entrain_bench.base.hosttime import host_name
 from entrain_bench.config.schema import ASIDE, GROUP_KEYS, ConfigSchema, RunConfig
+from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.program.table import chrome_trace
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.code import made_by, metrics_version
@@ -67,6 +68,7 @@ class Record:
         labels, config: what the run is called in tables, and its resolved configuration.
         host: the machine that planning and assignment times are of; empty for records older than it.
         layout, degrees: short text, and ``tp``, ``cp``, ``pp`` and ``dp``, of each module.
+        sharding: value of ``layout.sharding`` in use, ``none`` if ranks share out nothing; several with ``+``.
         metrics, iterations: means over iterations, and metrics of every one.
         samples, execution, remarks: as in ``RunResult``.
         settled: whether a failure follows from configuration, data and code, so that another attempt would end alike.
@@ -87,6 +89,7 @@ class Record:
     host: str = ""
     layout: Mapping[str, str] = field(default_factory=dict)
     degrees: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    sharding: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     iterations: tuple[Mapping[str, float], ...] = ()
     samples: Counts = field(default_factory=dict)
@@ -140,6 +143,7 @@ class Record:
             **degrees,
             RECOMPUTE: None if recompute is None else "+".join(recompute) or "none",
             "layout": "; ".join(f"{name} {text}" for name, text in sorted(self.layout.items())),
+            "sharding": self.sharding or None,
             **{part: self.labels[part] for part in PARTS},
             "strategy_parameters": parameters_text(self.config["strategy"]),
             "workload_parameters": parameters_text(self.config["workload"]),
@@ -147,6 +151,11 @@ class Record:
             "code_version": self.code_version,
             "key": self.key,
         }
+
+
+def _sharding(placed: ModuleLayout, config: RunConfig) -> str:
+    shares = placed.scatters or config.framework.distributed_optimizer
+    return placed.sharding if shares else "none"
 
 
 def new_record(
@@ -166,6 +175,7 @@ def new_record(
         result = {
             "layout": outcome.layout.describe() | chosen,
             "degrees": {m.module: {"tp": m.tp, "cp": m.cp, "pp": m.pp, "dp": m.dp} for m in outcome.layout.modules},
+            "sharding": "+".join(dict.fromkeys(_sharding(placed, cell.config) for placed in outcome.layout.modules)),
             "metrics": dict(outcome.metrics),
             "iterations": outcome.iterations,
             "samples": outcome.samples,

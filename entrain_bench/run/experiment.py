@@ -141,7 +141,9 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
     profile = create_profile(*known, config.seed, *wrong)
     planning = create_profile(*known, config.planning_seed, *wrong, config.simulated_batches)
     options = free_options(config.strategy.get("options", {}), parts) if config.tunes_options else ()
-    strategy = Strategy(str(config.strategy["name"]), **parts, options=tuple(options))
+    strategy = Strategy(
+        str(config.strategy["name"]), **parts, options=tuple(options), free_sharding=config.tunes_options
+    )
     known_job = shared.job, truth, shared.workload, shared.source
     return RunContext(shared, *known_job, strategy, executor, profile, planning)
 

@@ -10,7 +10,8 @@ from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
-from entrain_bench.specs.parse import Count, at_least, between, check_fields
+from entrain_bench.specs.parse import Count, OneOf, at_least, between, check_fields
+from entrain_bench.specs.sharding import SHARDINGS, ZERO1, ZERO2
 
 MAX_MICROBATCH_SIZE = 16  # largest microbatch that planners consider where its size is theirs to choose
 # Samples of an iteration, or of a profile; more would be refused by the machine's memory, not by a message.
@@ -28,6 +29,7 @@ class LayoutRequest:
     pp: Degree = None  # all stages of a replica
     dp: Degree = None
     recompute: tuple[str, ...] | None = None  # modules whose activations are recomputed; the others keep theirs
+    sharding: Annotated[str, OneOf(SHARDINGS)] | None = None  # what ranks with the same weights share out
 
     def __post_init__(self) -> None:
         check_fields(self, "layout.")
@@ -79,6 +81,13 @@ class Job:
             if name not in names:
                 raise unknown_choice("layout.recompute", name, names)
         self.framework.check_modules(names)
+        asked = self.request.sharding
+        if asked in (ZERO1, ZERO2):
+            states = self.framework.distributed_optimizer
+            require(states, "distributed_optimizer", "false", f"true with layout.sharding={asked}")
+        if asked not in (None, ZERO1):
+            instances = self.framework.encoder_optimizers
+            require(instances == 1, "encoder_optimizers", instances, f"1 with layout.sharding={asked}")
 
     @property
     def planning_budget_bytes(self) -> float:

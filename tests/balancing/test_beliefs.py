@@ -69,11 +69,11 @@ def test_gathers_of_sharded_weights_are_believed() -> None:
     model = tiny_model(encoder=2, llm=4, vocab_size=100_000)
     profile = profile_of(tiny_job(model, tiny_cluster(2, 4)), samples((10, [40])))
     ranks = np.arange(4).reshape(4, 1, 1)
-    modules = tuple(replace(placed(module, ranks), sharded=True) for module in model.modules)
+    modules = tuple(replace(placed(module, ranks), sharding="zero3") for module in model.modules)
     shapes, assignment = uniform_batch(model, 2, dp=4)
     layout = Layout(modules, 2)
     program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
-    whole = replace(program, layout=Layout(tuple(replace(each, sharded=False) for each in modules), 2))
+    whole = replace(program, layout=Layout(tuple(replace(each, sharding="zero1") for each in modules), 2))
     passes_s = profile._truth.price(whole).duration_s
     assert profile.programs.iteration_s(program, passes_s) == pytest.approx(profile.trial_s(program), rel=0.01)
     assert profile.programs.iteration_s(program, passes_s) > 2 * passes_s[program.is_pass].sum() / 4

@@ -12,7 +12,10 @@ from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.sharding import (
+    collective_passes,
+    exposed_s,
     gathered_bytes,
+    gathering,
     layer_parameters,
     layer_traffic,
 )
@@ -34,7 +37,7 @@ EMBEDDING, HEAD = 1000 * 128, 1000 * 128 + 128
 
 def sharded(module: ModuleSpec, dp: int, tp: int = 1, **changes: Any) -> ModuleLayout:
     place = placed(module, np.arange(dp * tp).reshape(dp, 1, tp), tp=tp)
-    return replace(place, sharded=True, **changes)
+    return replace(place, sharding="zero3", **changes)
 
 
 def layout_of(model: ModelSpec, dp: int, **changes: Any) -> Layout:
@@ -76,7 +79,7 @@ def test_states_and_gathered_layers_by_hand() -> None:
     whole = 2 * (2 * BLOCK) / 2
     assert gathered_bytes(LLM, place, 2) == (whole, whole + 4 * BLOCK / 2)
     program, plain = two_microbatches(), Memory(MODEL)
-    held = replace(program, layout=Layout(tuple(replace(m, sharded=False) for m in program.layout.modules), 2))
+    held = replace(program, layout=Layout(tuple(replace(m, sharding="zero1") for m in program.layout.modules), 2))
     during, without = (plain.over_program(one)[0] - plain.lane_state_bytes(one.layout).max() for one in (program, held))
     extra = {"vision": gathered_bytes(VISION, sharded(VISION, 2), 2), "llm": gathered_bytes(LLM, sharded(LLM, 2), 2)}
     for entry, action in enumerate(program.lane_actions.tolist()):
@@ -99,7 +102,100 @@ def test_layouts_survive_text_and_are_checked() -> None:
     again = layout_from_json(layout_to_json(layout))
     assert [module.sharded for module in again.modules] == [True, True]
     assert layout_to_json(again) == layout_to_json(layout)
-    stages = replace(placed(LLM, [[[0], [1]]]), sharded=True)
+    stages = replace(placed(LLM, [[[0], [1]]]), sharding="zero3")
     for wrong, field in ((stages, "pp"), (sharded(LLM, 2, offload=True), "offload")):
         with pytest.raises(UserError, match=f"layout.llm.{field}=.* with sharded weights"):
             check_layout(Layout((sharded(VISION, 2), wrong), 2), MODEL, CLUSTER)
+
+
+# Four ranks, two a node; the LLM has two blocks beside embedding and head.
+NODES = tiny_cluster(num_nodes=2, gpus_per_node=2)
+# Bytes a rank holds all the time (bf16 weights, fp32 gradients, fp32 weights and moments), and besides in a pass.
+HELD = {
+    "zero1": 2 + 4 + 12 / 4,
+    "zero2": 2 + (4 + 12) / 4,
+    "zero3": 16 / 4,
+    "zero3_kept": 2 + 16 / 4,
+    "hybrid": 16 / 2,
+}
+# Whether a forward of the first microbatch, a later one, and a backward gather weights; whether a backward scatters.
+MOVES = {
+    "zero1": (0, 0, 0, 0),
+    "zero2": (0, 0, 0, 1),
+    "zero3": (1, 1, 1, 1),
+    "zero3_kept": (1, 0, 0, 1),
+    "hybrid": (1, 1, 1, 1),
+}
+NAMES = list(HELD)
+
+
+def kinds(kind: str) -> Program:
+    nodes = 2 if kind == "hybrid" else 1
+    modules = [
+        replace(placed(module, np.arange(4).reshape(4, 1, 1)), sharding=kind, nodes=nodes) for module in MODEL.modules
+    ]
+    layout = Layout(tuple(modules), 2)
+    check_layout(layout, MODEL, NODES)
+    shapes, assignment = uniform_batch(MODEL, 2, dp=4)
+    return chain_program(MODEL, shapes, layout, assignment, stages_behind(layout))
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_bytes_of_every_kind_by_hand(kind: str) -> None:
+    place = kinds(kind).layout.modules[-1]
+    assert Memory(MODEL).stage_state_bytes(LLM, place) == pytest.approx([LLM.parameters * HELD[kind]], rel=1e-12)
+    gathered = 0 if kind in ("zero1", "zero2", "zero3_kept") else 2 * 2 * BLOCK
+    assert gathered_bytes(LLM, place, 2) == (gathered, gathered + 4 * BLOCK)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_traffic_of_every_kind_by_hand(kind: str) -> None:
+    program = kinds(kind)
+    index = program.model.llm_index
+    traffic = layer_traffic(LLM, program.layout.modules[index], NODES)
+    held = np.array([EMBEDDING, BLOCK, BLOCK, HEAD])
+    inside, across = (NODES.ring_tiers(np.array([ranks]))[0] for ranks in ([0, 1], [0, 2]))
+    whole = NODES.ring_tiers(np.arange(4)[None])[0]
+    assert inside.bandwidth_bytes_per_s > across.bandwidth_bytes_per_s
+
+    def ring_s(num_bytes: Any, ranks: int, tier: Any) -> Any:
+        return (ranks - 1) * (tier.latency_s + num_bytes / ranks / tier.bandwidth_bytes_per_s)
+
+    ranks, tier = (2, inside) if kind == "hybrid" else (4, whole)
+    first, later, back, scatters = MOVES[kind]
+    gather_s, scatter_s = ring_s(2 * held, ranks, tier), ring_s(4 * held, ranks, tier)
+    if kind == "hybrid":
+        scatter_s = scatter_s + 2 * ring_s(4 * held / 2, 2, across)
+    assert traffic.gather_s == pytest.approx(first * gather_s, rel=1e-12)
+    assert traffic.again_s == pytest.approx(back * gather_s, rel=1e-12)
+    assert traffic.scatter_s == pytest.approx(scatters * scatter_s, rel=1e-12)
+    # A second microbatch gathers unless weights stay; passes with collectives start on all ranks together.
+    assert gathering(program, index).tolist() == [bool(later if m else first) for m in program.chunks[index].microbatch]
+    group = collective_passes(program)
+    starts = group[program.forward_actions(index)[:, 0]] >= 0
+    assert starts.tolist() == gathering(program, index).tolist()
+    assert np.all((group[program.backward_actions(index)] >= 0) == bool(scatters))
+    assert {*group[group >= 0].tolist()} == {*range(group.max() + 1)}
+    # What is left for the step: ZeRO-1 and ZeRO-2 gather, ZeRO-1 sums gradients.
+    costs = CostTruth(MODEL, NODES, FrameworkOptions()).step_costs
+    place = program.layout.modules[index]
+    total = float(held.sum())
+    gathers, sums = kind in ("zero1", "zero2"), kind == "zero1"
+    assert costs.gather_s(LLM, place) == pytest.approx([gathers * ring_s(2 * total, 4, whole)], rel=1e-12)
+    assert costs.sync_s(LLM, place) == pytest.approx([sums * ring_s(4 * total, 4, whole)], rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", NAMES[1:])
+def test_passes_of_a_rank_move_as_much_as_their_kind_says(kind: str) -> None:
+    program = kinds(kind)
+    # Nothing is hidden, so that all that passes gather and scatter adds to them.
+    framework = FrameworkOptions(overlap_param_gather=False, overlap_grad_reduce=False)
+    layers_s = {index: (np.ones((8, len(module.layers))),) * 2 for index, module in enumerate(MODEL.modules)}
+    added_s = exposed_s(program, layers_s, NODES, framework)[program.lane_actions[: program.lane_offsets[1]]].sum()
+    first, later, back, _ = MOVES[kind]
+    wanted_s = 0.0
+    for module, place in zip(MODEL.modules, program.layout.modules, strict=True):
+        traffic = layer_traffic(module, place, NODES)
+        wanted_s += (first + later) * traffic.gather_s.sum() + 2 * back * traffic.again_s.sum()
+        wanted_s += 2 * traffic.scatter_s.sum()
+    assert added_s == pytest.approx(wanted_s, rel=1e-9)

@@ -108,7 +108,9 @@ def plain_module(rng: np.random.Generator, module: ModuleSpec, sharded: bool) ->
     tp, cp = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4))[rng.integers(5)]
     pp = 1 if sharded else int(rng.integers(1, 3))
     ranks = np.arange(RANKS).reshape(pp, -1, tp * cp).swapaxes(0, 1)
-    return replace(placed(module, ranks, tp, cp, recompute=bool(rng.integers(2))), sharded=sharded)
+    return replace(
+        placed(module, ranks, tp, cp, recompute=bool(rng.integers(2))), sharding="zero3" if sharded else "zero1"
+    )
 
 
 def as_groups(own: ModuleLayout, held_by_tp: bool) -> ModuleLayout:

@@ -80,7 +80,7 @@ def test_recomputation_adds_a_forward_to_layers_that_compute_for_longer_than_the
     shapes = samples((64, [128]), (64, [128]))
     profile = profile_of(tiny_job(model), shapes)
     llm = model.llm
-    alone = replace(placed(llm, [[[0]]]), sharded=True)
+    alone = replace(placed(llm, [[[0]]]), sharding="zero3")
     # A microbatch of two samples of 96 tokens; one rank gathers nothing.
     times = profile.layers.measure(llm, np.full(2, 96), 1, 1)
     again_s = sum(float(times[kind].again_s[0]) for kind in llm.layer_kind if llm.kinds[kind].recomputed)

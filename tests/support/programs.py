@@ -148,7 +148,7 @@ def _random_shards(rng: np.random.Generator, model: ModelSpec) -> Layout:
     for module in model.modules:
         place = placed(module, ranks, *degrees[rng.integers(len(degrees))], recompute=bool(rng.integers(2)))
         widths = _some_widths(rng, place.tp, ranks.size) if grouped else ()
-        modules.append(replace(place, sharded=bool(rng.integers(4)), widths=widths))
+        modules.append(replace(place, sharding="zero3" if rng.integers(4) else "zero1", widths=widths))
     return Layout(tuple(modules), 4, single_rank_boundary=not rng.integers(4))
 
 

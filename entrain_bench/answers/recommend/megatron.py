@@ -104,8 +104,8 @@ def layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
     if model.generators:
         yield f"has no place for a generator ({model.generators[0].name})"
     for placed in layout.modules:
-        if placed.sharded or placed.offload:
-            yield f"{placed.module} is {'sharded' if placed.sharded else 'offloaded'}"
+        if placed.scatters or placed.offload:
+            yield f"{placed.module} is {'sharded' if placed.scatters else 'offloaded'}"
         if (placed.tp, placed.cp, placed.dp) != (llm.tp, llm.cp, llm.dp):
             yield f"{placed.module} has TP {placed.tp}, CP {placed.cp}, DP {placed.dp} of its own"
     for placed in _others(job, layout):

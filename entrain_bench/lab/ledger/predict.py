@@ -32,6 +32,7 @@ from entrain_bench.specs.layer import Layer
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import Role, build_layers
 from entrain_bench.specs.shapes import shapes_from_lists
+from entrain_bench.specs.sharding import ZERO1, ZERO3
 from entrain_bench.specs.tokens import TokenRules
 
 # Rounds of a pipeline after which all further ones take the same time, and microbatches that are few in any case.
@@ -157,7 +158,9 @@ def make_layout(job: LedgerJob) -> Layout:
     layers = layers_of_stages(job.config.num_layers, job.pp * job.vpp)
     whole = job.recompute >= job.config.num_layers
     placed = np.ascontiguousarray(np.tile(ranks, (1, job.vpp, 1)))
-    module = ModuleLayout("llm", job.tp, job.cp, layers, placed, recompute=whole, sharded=job.sharded)
+    module = ModuleLayout(
+        "llm", job.tp, job.cp, layers, placed, recompute=whole, sharding=ZERO3 if job.sharded else ZERO1
+    )
     return Layout((module,), job.num_microbatches)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import ExecutionError, OutOfMemoryError, UserError
 from entrain_bench.program import Program
+from entrain_bench.specs.sharding import ZERO1
 from entrain_bench.train.device import find_device, rank_of_many
 from entrain_bench.train.emulate import Emulator
 from entrain_bench.train.measuring import Clock
@@ -52,7 +53,7 @@ def measure_rank(emulator: Emulator, program: Program, rank: int) -> tuple[Float
         raise UserError(f"harness.device=cpu: {why}. Hide it with CUDA_VISIBLE_DEVICES= before the command")
     if dist.is_initialized():
         raise ExecutionError("harness=emulate: torch.distributed is already initialized in this process")
-    whole = tuple(replace(placed, sharded=False, offload=False) for placed in program.layout.modules)
+    whole = tuple(replace(placed, sharding=ZERO1, nodes=1, offload=False) for placed in program.layout.modules)
     program = replace(program, layout=replace(program.layout, modules=whole))
     num_ranks = emulator.truth.cluster.num_ranks
     settings = TrainSettings(emulator.truth, 0.0, num_ranks, dtype=emulator.dtype, preprocessing="inline")

@@ -230,7 +230,7 @@ def _collectives(
         mine = (program.module == module) & (program.stage == stage)
         forwards = np.flatnonzero(mine & (program.kind == Pass.FORWARD))
         learning = np.flatnonzero(mine & np.isin(program.kind, (Pass.BACKWARD, Pass.WEIGHT)))
-        if program.layout.modules[module].sharded or not len(learning):
+        if program.layout.modules[module].scatters or not len(learning):
             continue
         first = -1 if framework.align_param_gather else int(order[forwards].min())
         for place, sums in ((first, False), (int(order[learning].max()), True)):

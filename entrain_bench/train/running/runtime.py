@@ -24,6 +24,7 @@ from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.sharding import HYBRID
 from entrain_bench.train.device import dtype_on
 from entrain_bench.train.measuring import Clock, Seen, see
 from entrain_bench.train.messages.rank_plan import (
@@ -251,9 +252,14 @@ class Iteration:
         assert isinstance(stage, ShardedStage)
         chunks = self.work.program.chunks[step.place.module]
         key = step.place.module, int(chunks.microbatch[step.chunk]), int(chunks.part[step.chunk])
-        if step.kind is Pass.FORWARD:
+        if step.kind is Pass.FORWARD or key not in self.empty:
             self.empty[key] = stage.empty_pass()
+            if step.kind is not Pass.FORWARD:
+                # Forwards without collectives have no steps of their own.
+                next(self.empty[key])
         next(self.empty[key])
+        if step.kind is not Pass.FORWARD:
+            del self.empty[key]
 
     def norm(self) -> float:
         """Norm of all gradients, not a number if a loss is not finite; computed once, by all ranks together."""
@@ -359,11 +365,16 @@ def build_runtime(
     for module, given in zip(model.modules, layout.modules, strict=True):
         for tp, cp in given.degrees:
             framework.check_executable(module, cp, "train")
-            if tp != given.tp and (given.sharded or (module.is_encoder and given.tp > 1)):
+            if tp != given.tp and (given.scatters or (module.is_encoder and given.tp > 1)):
                 raise IncompatibleError(
                     f"layout.{given.module}.widths: harness=train slices no sharded weights, nor an encoder's of "
                     f"TP {given.tp} for groups of TP {tp}. Use harness=simulate, or groups of one TP"
                 )
+        if given.sharding == HYBRID:
+            raise IncompatibleError(
+                f"layout.sharding={HYBRID}: harness=train does not run it ({given.module}). Use harness=simulate, or "
+                "zero1, zero2, zero3, zero3_kept"
+            )
         if given.offload:
             raise IncompatibleError(
                 f"layout.{given.module}.offload: harness=train cannot offload weights. Use harness=simulate"
@@ -389,8 +400,8 @@ def build_runtime(
         if checkpoint:
             load_weights(checkpoint, model, stage)
         widths = groups.widths[index, number]
-        if placed.sharded:
-            stages[index, number] = shard_stage(stage, holders, adam, widths)
+        if placed.scatters:
+            stages[index, number] = shard_stage(stage, holders, adam, widths, keeps=placed.keeps_weights)
         else:
             is_last = number == placed.pp - 1
             tied = groups.tied.get(index) if is_last or not number else None

@@ -255,12 +255,16 @@ def train_stage(
 
 @dataclass(frozen=True, slots=True)
 class ShardedStage:
-    """A stage under FSDP2 and its optimizer, which steps this rank's parts; ``widths`` as in ``Groups``."""
+    """A stage under FSDP2 and its optimizer, which steps this rank's parts; ``widths`` as in ``Groups``.
+
+    If it ``keeps`` gathered weights, they stay until the end of the iteration.
+    """
 
     stage: Stage
     optimizer: torch.optim.AdamW
     groups: StageGroups
     widths: Mapping[int, StageGroups] = field(default_factory=dict)
+    keeps: bool = False
 
     def forward(self, leaf: Tensor | None, pack: Pack, degree: int = 0) -> Tensor:
         """The stage's output for a chunk, in groups of the given entry of ``ModuleLayout.degrees``."""
@@ -299,11 +303,17 @@ class ShardedStage:
         """Nothing to do: passes gather what they need."""
 
     def zero_grad(self) -> None:
-        """Forget the last iteration's gradients."""
+        """Forget the last iteration's gradients; gather weights that it keeps, for ranks may have no first forward."""
         self.optimizer.zero_grad()
+        for part in self.stage.modules() if self.keeps else ():
+            if isinstance(part, FSDPModule):
+                part.unshard()
 
     def sync_gradients(self) -> None:
-        """Sum gradients that saw a part of the tokens over tensor parallel ranks; a stage has both tied embeddings."""
+        """Drop weights; sum gradients that saw a part of the tokens over TP ranks. A stage has both tied embeddings."""
+        for part in self.stage.modules() if self.keeps else ():
+            if isinstance(part, FSDPModule):
+                part.reshard()
         for parameter in self.stage.parameters() if self.groups.splits_tokens else ():
             if parameter.grad is not None and getattr(parameter, "sequence_parallel", False):
                 dist.all_reduce(local_part(parameter.grad), group=self.groups.tp)
@@ -345,9 +355,17 @@ class ShardedStage:
 
 
 def shard_stage(
-    stage: Stage, groups: StageGroups, settings: OptimizerSettings, widths: Mapping[int, StageGroups] | None = None
+    stage: Stage,
+    groups: StageGroups,
+    settings: OptimizerSettings,
+    widths: Mapping[int, StageGroups] | None = None,
+    *,
+    keeps: bool = False,
 ) -> ShardedStage:
-    """Shard a stage layer by layer; collective over its replicas. A tied embedding stays with the root."""
+    """Shard a stage layer by layer; collective over its replicas. A tied embedding stays with the root.
+
+    Layers drop gathered weights after each pass, or the stage ``keeps`` them.
+    """
     notes: dict[str, dict[str, Any]] = {
         name: {note: getattr(parameter, note) for note in NOTES if hasattr(parameter, note)}
         for name, parameter in stage.named_parameters()
@@ -362,11 +380,12 @@ def shard_stage(
     alone = [layer for name, layer in stage.layers.items() if stage.tied_embedding() is None or name != "0"]
     for layer in alone:
         if any(True for _ in layer.parameters()):
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(stage, mesh=mesh, mp_policy=policy)
+            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keeps)
+    fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=False if keeps else None)
     for part in stage.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
+            part.set_reshard_after_backward(not keeps, recurse=False)
             # gloo, too, can add; the other way to a factor is NCCL's alone.
             part.set_force_sum_reduction_for_comms(True)
     for name, parameter in stage.named_parameters():
@@ -382,7 +401,7 @@ def shard_stage(
         betas=settings.betas,
         eps=settings.epsilon,
     )
-    return ShardedStage(stage, adam, groups, widths or {})
+    return ShardedStage(stage, adam, groups, widths or {}, keeps)
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -159,7 +159,8 @@ RANKS = 3
 def scattered(rng: np.random.Generator, *, sharded: bool) -> Program:
     """A few samples on three ranks, items and samples anywhere within their microbatch."""
     modules = tuple(
-        replace(placed(module, [[[rank]] for rank in range(RANKS)]), sharded=sharded) for module in AV_MODEL.modules
+        replace(placed(module, [[[rank]] for rank in range(RANKS)]), sharding="zero3" if sharded else "zero1")
+        for module in AV_MODEL.modules
     )
     layout, shapes = Layout(modules, 2), av_samples(rng, int(rng.integers(2, 7)))
     microbatch = np.sort(rng.integers(0, 2, len(shapes)))

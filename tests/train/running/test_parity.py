@@ -44,6 +44,10 @@ STAGES = {
     "tp2_cp2_pack": ("layout.tp=2", "layout.cp=2", "cp_split=pack"),
 }
 SAMPLES = {"single": ("layout.tp=1", "microbatch_size=1")}
+SHARDED = {
+    kind: (*SAMPLES["single"], f"layout.sharding={kind}", "distributed_optimizer=true")
+    for kind in ("zero1", "zero2", "zero3", "zero3_kept")
+}
 # Two stages of every module on each rank; with one block a replica, both copies of the tied embedding, too.
 VIRTUAL = {
     "virtual": ("strategy.planner._target_=support.train.parity.VirtualPlanner", *DEGREES["pp2_dp2"]),
@@ -88,7 +92,7 @@ WIDTHS = {
     "flexsp_recomputed": ("strategy=flexsp", "layout.recompute=[vision,llm]"),
 }
 FEW_WIDTHS: list[Case] = [("", name, "") for name in ("sliced", "hybrid_cp_pp2", "flexsp")]
-LAYOUTS = DEGREES | VIRTUAL | SETTINGS | STAGES | SAMPLES | SCHEDULES | WIDTHS
+LAYOUTS = DEGREES | VIRTUAL | SETTINGS | STAGES | SAMPLES | SHARDED | SCHEDULES | WIDTHS
 TINY = ("model=tiny",)
 MODELS = {"one_encoder": TINY, "two_encoders": ("model=tiny_av", AUDIO)}
 QUICK: list[Case] = [
@@ -169,6 +173,13 @@ def test_some_strategies_train_like_one_process(cases: list[Case], model: str, r
 @pytest.mark.timeout(600)
 def test_strategies_train_like_one_process(model: str, reference: Path) -> None:
     assert check(configured(USUAL[model], MODELS[model]), reference) == len(USUAL[model])
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(300)
+def test_every_kind_of_sharding_trains_like_one_process(model: str, reference: Path) -> None:
+    cases = [("fsdp", kind, "") for kind in SHARDED] + [("lpt", "zero2", ""), ("megatron", "zero3", "")]
+    assert check(configured(cases, MODELS[model]), reference) == len(cases)
 
 
 @pytest.mark.wide
@@ -284,7 +295,7 @@ def test_ranks_are_in_one_group_of_each_width_and_blocks_are_consecutive() -> No
 
 @pytest.mark.parametrize(
     "changes",
-    [{"tp": 2, "ranks": np.arange(4).reshape(2, 1, 2), "widths": ((2, 1), (4, 1))}, {"sharded": True}],
+    [{"tp": 2, "ranks": np.arange(4).reshape(2, 1, 2), "widths": ((2, 1), (4, 1))}, {"sharding": "zero3"}],
     ids=["split_encoder", "sharded"],
 )
 def test_slices_that_are_not_trained_are_refused_in_one_line(changes: dict[str, Any]) -> None:
