@@ -66,7 +66,7 @@ class Load(NamedTuple):
 
     seconds: FloatArray
     bytes_: FloatArray  # of the fullest stage
-    samples: IntArray
+    samples: FloatArray | IntArray
     longest_s: FloatArray  # of its longest sample
 
     @classmethod
@@ -112,7 +112,7 @@ def divide(seconds: FloatArray, bytes_: FloatArray, count: int, line: Line) -> I
     """
     places = min(count, len(seconds))
     if places <= 1:
-        microbatch = rank = np.zeros(len(seconds), np.int64)
+        rank: IntArray = np.zeros(len(seconds), np.int64)
     else:
         shares = np.stack([seconds / max(seconds.sum(), 1e-12), bytes_ / max(bytes_.sum(), 1.0)], axis=1)
         microbatch = lpt_with_exchange(decisive(shares), places)
@@ -254,7 +254,12 @@ class LongestFirstOnWidths:
         line = Line.of(layout, model)
         if line.depth > 1:
             # The groups of a position share its pipeline.
-            whole = Load(*(shared(values, ranks, num_positions, as_most=values is load.longest_s) for values in load))
+            whole = Load(
+                shared(load.seconds, ranks, num_positions),
+                shared(load.bytes_, ranks, num_positions),
+                shared(load.samples, ranks, num_positions),
+                shared(load.longest_s, ranks, num_positions, as_most=True),
+            )
             share = load.seconds / np.maximum(whole.seconds, 1e-12)
             counts = np.rint(decisive(count_microbatches(whole, float(microbatch_s[0]), layout, profile) * share))
             counts = np.maximum(counts, 1.0).astype(np.int64)
@@ -267,7 +272,9 @@ class LongestFirstOnWidths:
         return Assignment(tuple(one.labels(pack, number, first, width) for one in work))
 
 
-def shared(values: FloatArray | IntArray, ranks: list[slice], num_positions: int, *, as_most: bool) -> FloatArray:
+def shared(
+    values: FloatArray | IntArray, ranks: list[slice], num_positions: int, *, as_most: bool = False
+) -> FloatArray:
     """Sum over all groups of a position, or the most of them, of each group's busiest position ``[groups]``."""
     total = np.zeros(num_positions)
     for held, value in zip(ranks, values.tolist(), strict=True):

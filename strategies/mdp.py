@@ -65,7 +65,7 @@ class SpreadItems:
             load = loads.setdefault(placed.dp, np.zeros(placed.dp, np.int64))
             first = consumer // ratio.fan_out * ratio.fan_in
             worker = spread(cost, first, ratio.fan_in, endpoints(placed, llm)[consumer], load, SLACK_PERMILLE)
-            number = np.zeros(len(worker), np.int64)
+            number: IntArray = np.zeros(len(worker), np.int64)
             if placed.recompute_whole:
                 tokens = module.lengths(shapes, module.units(shapes))
                 number = cut_passes(worker, np.zeros(len(worker), bool), tokens, self.pass_tokens)
@@ -107,8 +107,8 @@ class BalancedVision:
             owner = shapes.item_sample[module.units(shapes)]
             tokens = module.lengths(shapes, module.units(shapes))
             seconds = profile.estimates.units(module, shapes, placed.tp, placed.cp)
-            cost = {"patches": tokens, "items": np.ones_like(tokens), "seconds": seconds * UNITS_PER_S}[self.load]
-            cost = np.rint(cost).astype(np.int64)
+            loads = {"patches": tokens, "items": np.ones_like(tokens), "seconds": seconds * UNITS_PER_S}
+            cost: IntArray = np.rint(loads[self.load]).astype(np.int64)
             local = endpoints(placed, llm)[replica[owner]]
             load = np.zeros(placed.dp, np.int64)
             worker, number = share_long(cost, seconds, placed, load)

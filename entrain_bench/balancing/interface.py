@@ -120,7 +120,7 @@ class MakeProgram:
 
     @property
     def chooses_microbatches(self) -> bool:
-        """Whether the assigner chooses the number of microbatches if all modules have one stage."""
+        """Whether the assigner chooses the number of microbatches."""
         return declares(self._strategy.assigner, "chooses_microbatches")
 
     @cached_property

@@ -289,7 +289,7 @@ def asked(
 ) -> list[Candidate]:
     """Return a planner's offers for fixed jobs: the ``each_most`` best layouts of each set and job, each once.
 
-    With ``chosen_number``, layouts of one stage that differ in the number of microbatches are the same.
+    With ``chosen_number``, layouts that differ in the number of microbatches are the same.
     """
     offers: dict[tuple[object, ...], Candidate] = {}
     llm = profile.job.model.llm_index
@@ -297,7 +297,7 @@ def asked(
         try:
             for candidate in islice(candidates(profile.for_job(job)), each_most):
                 layout = candidate.layout
-                if chosen_number and layout.is_one_stage:
+                if chosen_number:
                     layout = replace(layout, num_microbatches=1)
                 offer = replace(candidate, layout=layout, knobs=list_knobs(layout, llm, kind))
                 offers.setdefault(candidate_key(layout), offer)

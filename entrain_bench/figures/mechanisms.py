@@ -50,5 +50,5 @@ def _message(means: "pd.Series[float]") -> str:
     for switch in SWITCHES:
         mine = means[means.index.get_level_values("switched") == switch].dropna()
         if not mine.empty:
-            told.append(f"{SWITCHES[switch]}, {mine.idxmax()[0]} gains most ({mine.max():+.1f}%)")
+            told.append(f"{SWITCHES[switch]}, {mine.index[int(mine.argmax())][0]} gains most ({mine.max():+.1f}%)")
     return f"In the mean of jobs, {'; '.join(told)}." if told else "No mechanism has a result."

@@ -81,7 +81,7 @@ def gains(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame
             for job in defined.jobs if pair else ():
                 without, with_it = (tables[defined.label(job, variant)] for variant in pair)
                 other, mine = times_by_seed(without), times_by_seed(with_it)
-                both = [(other[seed], time) for seed, time in mine.items() if time and other.get(seed)]
+                both = [(before, time) for seed, time in mine.items() if time and (before := other.get(seed))]
                 ratio = ratio_interval([one for one, _ in both], [two for _, two in both]).mean if both else math.nan
                 reasons = pd.concat([without, with_it]).query("status != 'ok'")["reason"]
                 failed = next(iter(reasons), "")
