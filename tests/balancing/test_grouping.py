@@ -129,7 +129,7 @@ def test_a_position_has_one_pack_in_each_micro_step(strategy: str) -> None:
 
 
 def test_widths_hold_samples_that_no_rank_can() -> None:
-    short = ("layout.cp=1", "cluster.device.memory_bytes=60000000")
+    short = ("layout.cp=1", "cluster.device.memory_bytes=60000000", "communicator_bytes=0")
     fixed = setting("fsdp", *short, "strategy.planner.widths=false")
     with pytest.raises(OutOfMemoryError):
         fixed.strategy.plan(fixed.profile)
