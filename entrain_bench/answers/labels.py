@@ -89,6 +89,14 @@ def distinct_labels(values: Iterable[str]) -> dict[str, str]:
     return {value: label if taken.count(label) == 1 else spell(value) for value, label in short.items()}
 
 
+def cluster_label(name: str) -> str:
+    """A cluster by its GPUs: ``a40x64`` and ``64xa40`` become 64 A40; others keep their name."""
+    found = re.fullmatch(r"(?P<device>[a-z]\w*?)x(?P<gpus>\d+)", name) or re.fullmatch(
+        r"(?P<gpus>\d+)x(?P<device>[a-z]\w*)", name
+    )
+    return f"{found['gpus']} {found['device'].upper()}" if found else name
+
+
 def spell(name: str) -> str:
     """A name in title case: ``chartqa`` becomes ChartQA, ``llama3_1b`` Llama3 1B, ``vit1b_llm7b`` VIT 1B LLM 7B."""
     return " ".join(_spell_word(word) for word in name.split("_") if word)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from entrain_bench.answers.comparison import TIME, Comparison, baseline_of, compare, geometric_mean
+from entrain_bench.answers.comparison import TIME, Comparison, baseline_of, compare
 from entrain_bench.answers.labels import in_order, label_columns, names, orders
 from entrain_bench.answers.statistics import kendall_tau, mean_interval, ratio_interval
 from entrain_bench.answers.text import count, listing
@@ -221,22 +221,6 @@ def gain_text(row: Mapping[Hashable, Any], states: Mapping[str, str]) -> str:
         return states.get(str(row["status"]), str(row["status"]))
     clear = row["num_ok"] > 1 and not row["speedup_low"] < 1 < row["speedup_high"]
     return f"{row['speedup']:.2f}{'*' if row['num_ok'] < row['num_runs'] else ''}{'' if clear else '?'}"
-
-
-def with_all(data: pd.DataFrame) -> pd.DataFrame:
-    """The runs, and the geometric mean over all traces of each strategy, model and seed as a trace ``ALL``.
-
-    It has the first state of a run without result, if there is any.
-    """
-    if data["workload"].nunique() < 2:
-        return data
-    rows = []
-    for _, runs in data.groupby(["model", "strategy", "seed"], sort=False):
-        bad = runs[runs["status"] != "ok"]
-        row = (runs if bad.empty else bad).iloc[0].to_dict() | {"workload": ALL}
-        means = {name: geometric_mean(runs[name].tolist()) if bad.empty else None for name in TIMES}
-        rows.append(row | means)
-    return pd.concat([data, pd.DataFrame(rows)], ignore_index=True)
 
 
 def summarise(data: pd.DataFrame) -> pd.DataFrame:

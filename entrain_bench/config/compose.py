@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -20,7 +20,7 @@ from entrain_bench.base.errors import UserError, require, unknown_choice, unknow
 from entrain_bench.base.store import Store
 from entrain_bench.config.given import with_plan
 from entrain_bench.config.hub.files import is_reference
-from entrain_bench.config.overrides import error_line, is_inside, parse, top_of, with_value
+from entrain_bench.config.overrides import error_line, is_inside, parse, swept_keys, top_of, with_value
 from entrain_bench.config.parts import sources_stamp
 from entrain_bench.config.schema import GROUP_KEYS, NESTED, PLAIN_KEYS, ConfigSchema, RunConfig
 from entrain_bench.config.sources import add_config_dir, compose_values
@@ -118,7 +118,8 @@ class Composer:
         given = {one.key_or_group for one in parsed}
         kept = [parse(f"{key}={value}") for key, value in own["params"].items() if key not in given]
         kept += [one for one in parsed if one.key_or_group != SHOWN]
-        cells = tuple(itertools.product(*(self._texts(one, shown) for one in kept)))
+        products = [*itertools.product(*(self._texts(one, shown) for one in kept))]
+        cells = tuple((*job, *cell) for job in _jobs_of(own["jobs"], given) for cell in products)
         if not cells:
             why = "the sweep is empty, because a glob(...) matches no choice of its group"
             raise UserError(f"{' '.join(overrides)}: {why}. To list the choices, run entrain-bench --help=GROUP")
@@ -186,6 +187,7 @@ class Composer:
             own = composed[HYDRA]
             shown = (composed[FIGURE] or {}).get("strategies")
             swept = {"params": own["sweeper"]["params"] or {}, "launcher": own["launcher"]}
+            swept["jobs"] = (composed[FIGURE] or {}).get("jobs", [])
             return {"shown": shown, "choices": own["runtime"]["choices"], **swept}
 
         return self._stored(settings, HYDRA, *choices)
@@ -228,6 +230,21 @@ def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
     config = composer.run(overrides)
     composer.save()
     return config
+
+
+def _jobs_of(jobs: Any, given: Collection[str]) -> list[tuple[str, ...]]:
+    """The overrides of every job of ``figure.jobs``; one job without any if there is none or a key of theirs is given.
+
+    A sweep is a product of values; jobs differ in several keys at once. ``UserError`` for anything but lists of plain
+    overrides, one for each key.
+    """
+    listed = isinstance(jobs, list) and all(isinstance(job, list) for job in jobs)
+    require(listed, "figure.jobs", jobs, "a list of jobs, each a list of overrides")
+    swept = [item for job in jobs for item in swept_keys(job).items()]
+    for key, several in swept:
+        require(not several, f"figure.jobs: {key}", "several values", "one value")
+    keys = {key for key, _ in swept}
+    return [()] if not jobs or keys & {*given} else [tuple(job) for job in jobs]
 
 
 def check_hydra_key(override: Override) -> None:

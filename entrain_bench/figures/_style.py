@@ -20,8 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.labels import FAMILIES, OURS, families, names, orders
-from entrain_bench.answers.tables import JOB, starred
+from entrain_bench.answers.labels import OURS, families, orders
 
 mpl.use("Agg")
 
@@ -115,20 +114,6 @@ def strategy_colours(display_orders: Mapping[str, int | None], ours: Iterable[st
     return colours | dict.fromkeys(ours, FAMILY_COLOURS[OURS])
 
 
-def family_colours(data: pd.DataFrame) -> dict[str, Colour]:
-    """The colour of every strategy's family."""
-    return {name: FAMILY_COLOURS[family] for name, family in families(data).items()}
-
-
-def family_handles(data: pd.DataFrame) -> list[Artist]:
-    """A dot for each family that a table has, if there are several."""
-    present = {*families(data).values()}
-    style: dict[str, Any] = {"marker": "o", "linestyle": "", "markersize": 4}
-    shown = [family for family in FAMILIES if family in present]
-    handles = [mpl.lines.Line2D([], [], color=FAMILY_COLOURS[each], label=FAMILIES[each], **style) for each in shown]
-    return [*handles] if len(shown) > 1 else []
-
-
 def lighter(colour: Colour, share: float = 0.55) -> Colour:
     """The colour mixed with white."""
     red, green, blue = (1.0 - (1.0 - part) * (1.0 - share) for part in colour)
@@ -192,7 +177,6 @@ def ranking(
     jobs: pd.DataFrame,
     labels: Mapping[str, str],
     colours: Mapping[str, Colour],
-    handles: Sequence[Artist],
     label: str,
     form: str = "{:.2f}",
     norm: Normalize | None = None,
@@ -201,8 +185,8 @@ def ranking(
     """Left: strategies from best to worst over all jobs. Right: every job, a column each.
 
     ``overall`` has ``mean``, and ``low`` and ``high`` if known, by strategy in the order of the rows; others come last.
-    ``jobs`` has values by strategy; columns are (group, job), as people say them. ``handles`` explain the colours of
-    the dots, whose lines begin at ``start``; ``label`` is of their axis, ``norm`` of the shades.
+    ``jobs`` has values by strategy; columns are jobs, as people say them. Lines of the dots begin at ``start``;
+    ``label`` is of their axis, ``norm`` of the shades.
     """
     order = [*overall.index, *(name for name in jobs.index if name not in overall.index)]
     values = jobs.loc[order].astype(float)
@@ -212,12 +196,9 @@ def ranking(
     height_in = min(MAX_HEIGHT_IN, HEAD_IN + ROW_IN * len(order))
     figure, (dots, *maps) = panels(1, 1 + several, width_in, height_in, sharey=True, **widths)
     for panel in maps:
-        shades = values.set_axis(values.columns.get_level_values(1), axis=1)
-        texts = shades.map(lambda value: "" if pd.isna(value) else form.format(value))
-        heatmap(panel, shades, texts, norm=norm, cmap=sns.light_palette(SHADE, as_cmap=True))
+        texts = values.map(lambda value: "" if pd.isna(value) else form.format(value))
+        heatmap(panel, values, texts, norm=norm, cmap=sns.light_palette(SHADE, as_cmap=True))
         panel.tick_params(left=False, labelleft=False)
-        _name_groups(panel, [*values.columns.get_level_values(0)])
-    legend_above(figure, handles)
     if overall.empty:
         show_reason(dots, "no strategy has a result on every job")
         return figure
@@ -239,34 +220,6 @@ def ranking(
     dots.set_ylim(len(order), 0)
     dots.tick_params(axis="y", length=0)
     return figure
-
-
-def ranking_by(
-    data: pd.DataFrame, table: pd.DataFrame, metric: str, label: str, form: str, descending: bool = False
-) -> Figure:
-    """A ``ranking`` by the mean of one metric of a table of runs by model, trace and strategy (``over_seeds``)."""
-    wide, shown = by_job(data, table, metric)
-    overall = wide.mean(axis="columns", skipna=False).dropna().sort_values(ascending=not descending, kind="stable")
-    handles = family_handles(data)
-    return ranking(overall.to_frame("mean"), wide, shown, family_colours(data), handles, label, form)
-
-
-def by_job(data: pd.DataFrame, table: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, dict[str, str]]:
-    """A metric by strategy, a column a job (model and trace as people say them), and labels of the strategies."""
-    labels, traces, models = (names(data, column) for column in ("strategy", "workload", "model"))
-    wide = table.astype({metric: float}).pivot_table(metric, "strategy", JOB, dropna=False)
-    wide = wide[[(model, trace) for model in models for trace in traces if (model, trace) in wide]]
-    wide.columns = pd.MultiIndex.from_tuples([(models[job[0]], traces[job[1]]) for job in wide.columns])
-    runs = table.groupby("strategy")[["num_ok", "num_runs"]].sum()
-    return wide, {name: starred(labels[name], runs.loc[name]) for name in wide.index}
-
-
-def _name_groups(panel: Axes, groups: Sequence[str]) -> None:
-    for group in dict.fromkeys(groups):
-        first = groups.index(group)
-        panel.text(first + groups.count(group) / 2, -0.25, group, ha="center", va="bottom")
-        if first:
-            panel.axvline(first, color="white", linewidth=3)
 
 
 def heatmap(panel: Axes, values: pd.DataFrame, texts: pd.DataFrame, **options: Any) -> None:
@@ -358,12 +311,11 @@ def draw_standings(answer: Answer) -> Figure:
         behind = {row.name: row.standing.behind for _, row in rows if row.standing.behind}
         overall["low"] = [behind[name].low if name in behind else 1.0 for name in overall.index]
         overall["high"] = [behind[name].high if name in behind else 1.0 for name in overall.index]
-    relative.columns = pd.MultiIndex.from_tuples([("", name) for name in relative.columns])
     lacking = {row.name for _, row in rows if None in row.standing.times.values()}
     labels = {name: f"{name}*" if name in lacking else name for name in relative.index}
     colours = {row.name: FAMILY_COLOURS[OURS if row.family == OURS else "published"] for _, row in rows}
     look: dict[str, Any] = {"label": "time / fastest", "norm": LogNorm(1, DARKEST), "start": 1.0}
-    figure = ranking(overall.sort_values("mean", kind="stable"), relative, labels, colours, [], **look)
+    figure = ranking(overall.sort_values("mean", kind="stable"), relative, labels, colours, **look)
     if len(cases) < len(answer.cases):
         figure.supxlabel(f"{len(cases)} of {len(answer.cases)} cases; table.csv has all")
     return figure

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.answers.comparison import lead_of
+from entrain_bench.answers.documents.headline import SIZES, job_rows, jobs_markdown
 from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
-from entrain_bench.answers.documents.tables import Lead, lead_markdown, load_tables
 from entrain_bench.answers.labels import FAMILIES, OURS, families, names
 from entrain_bench.answers.posterior import Chance, chances_by_job
 from entrain_bench.answers.sentences import lead_sentence, posterior_sentences, winners_sentence
@@ -23,19 +23,16 @@ from entrain_bench.run.study import Output, Study
 CASE = ["model", "workload", "strategy"]
 # The text in brackets, and the column of runs whose mean it shows.
 GAPS = {"gap": "gap_to_lower_bound", "gap_of_all": "gap_to_cluster_bound"}
-# Heading and sweep of every table; the first is the headline.
-TABLES = {
-    "Every strategy tuned with one budget, everything free": "iteration_time",
-    "Entrain's setting: layout.tp=2 layout.dp=4 microbatch_size=4": "entrain_setting",
-}
+# The headline's sweep.
+SWEEP = "iteration_time"
+AHEAD = "Who is ahead"
+TIMES = "Every strategy tuned with one budget, everything free"
 POSTERIOR = "Under draws of the hardware constants"
 # Template of the page: the text above the tables.
 TEXT = Path(__file__).parents[1] / "templates" / "results.md"
 PAGE = "results.md"
-# Taken over by pages, as tables are: who is the fastest under the first heading.
+# Taken over by pages, as tables are: who is the fastest.
 HEADLINE = "tables/headline.md"
-# The lead whose sentences follow those of the first heading: further rivals in the same jobs.
-WITH_RIVALS = "braid_main"
 # The table of believed against simulated iteration times.
 BELIEFS = "beliefs"
 # Keys that make estimates wrong or actions noisy: runs with any of them have no exact belief and are left out.
@@ -45,46 +42,29 @@ RUN = ["workload", "model", "cluster", "seed"]
 
 def results_output() -> Output:
     """The document of all tables."""
-    sweeps = [*((f"figure={experiment}",) for experiment in TABLES.values()), *with_rivals().sweeps]
-    return Output("results", sweeps, write_results, [PAGE], files=[HEADLINE], further=posterior_sweeps)
+    return Output("results", [(f"figure={SWEEP}",)], write_results, [PAGE], files=[HEADLINE], further=posterior_sweeps)
 
 
 def write_results(study: Study) -> str:
     """Write ``results.md`` and sentences for other pages; returns what is missing from them, if anything."""
-    parts = [TEXT.read_text()]
-    headlines = list[str]()
-    for title, experiment in TABLES.items():
-        table = run_table(study.cells(f"figure={experiment}"), study.results)
-        odds = chances_by_job(posterior_runs(study)) if experiment == read_plan().sweep else {}
-        sentences = lead_sentences(table, [*odds.values()])
-        if not headlines:
-            sentences.append(rivals_sentence(with_rivals(), study))
-        strategies = count(table["strategy"].nunique(), "strategy", "strategies")
-        jobs = count(len(table[CASE[:2]].drop_duplicates()), "job")
-        seeds = count(table["seed"].nunique(), "seed")
-        headlines.append(f"Compared: {listing((strategies, jobs, seeds))}. {' '.join(sentences)}")
-        parts.append(f"## {title}\n\n`figure={experiment}`, {seeds}. {' '.join(sentences)}\n")
-        parts.append(results_markdown(table))
-        if odds:
-            parts.append(posterior_markdown(table, odds))
-    for name, text in {HEADLINE: f"{headlines[0]}\n", PAGE: "\n".join(parts)}.items():
+    table = run_table(study.cells(f"figure={SWEEP}"), study.results, SIZES)
+    odds = chances_by_job(posterior_runs(study)) if read_plan().sweep == SWEEP else {}
+    sentences = " ".join(lead_sentences(table, [*odds.values()]))
+    strategies = count(table["strategy"].nunique(), "strategy", "strategies")
+    jobs = count(len(table[CASE[:2]].drop_duplicates()), "job")
+    seeds = count(table["seed"].nunique(), "seed")
+    parts = [
+        TEXT.read_text(),
+        f"## {AHEAD}\n\n`figure={SWEEP}`, {seeds}. {sentences}\n",
+        jobs_markdown(job_rows(table, odds)),
+        f"## {TIMES}\n",
+        results_markdown(table),
+        *([posterior_markdown(table, odds)] if odds else []),
+    ]
+    headline = f"Compared: {listing((strategies, jobs, seeds))}. {sentences}\n"
+    for name, text in {HEADLINE: headline, PAGE: "\n".join(parts)}.items():
         write_atomically(study.results.root / name, text.encode())
-    return "; ".join(filter(None, (study.problem(*sweep) for sweep in results_output().sweeps)))
-
-
-def with_rivals() -> Lead:
-    """The lead over the strategies of the first heading and further rivals."""
-    return next(table for table in load_tables() if isinstance(table, Lead) and table.name == WITH_RIVALS)
-
-
-def rivals_sentence(lead: Lead, study: Study) -> str:
-    """Return which strategies compete in further ways, and the sentences of the lead over all of them."""
-    job = next(iter(lead.rows))
-    ways = list[str]()
-    for label in filter(None, lead.rivals):
-        runs = run_table(study.cells(*lead.of_rival(job, label)), study.results)
-        ways.append(f"{listing([*names(runs, 'strategy').values()])} {label}")
-    return f"Including {listing(ways)}: {lead_markdown(lead, study)[1]}"
+    return study.problem(f"figure={SWEEP}")
 
 
 def posterior_markdown(data: pd.DataFrame, odds: Mapping[tuple[str, str], Mapping[str, Chance]]) -> str:
@@ -142,8 +122,7 @@ def _table(data: pd.DataFrame, cells: Mapping[tuple[str, ...], str], strategies:
     rows = [
         [f"{labels['model'][model]} {labels['workload'][workload]}"]
         + [cells.get((model, workload, strategy), "") for strategy in strategies]
-        for model in labels["model"]
-        for workload in labels["workload"]
+        for model, workload in data[CASE[:2]].drop_duplicates().astype(str).itertuples(index=False, name=None)
     ]
     heading = ["model, workload", *(labels["strategy"][name] for name in strategies)]
     return markdown_table(heading, rows, right=heading[1:])
