@@ -7,11 +7,14 @@ posterior``), P(fastest).
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from entrain_bench.answers import tables
 from entrain_bench.answers.labels import OURS, cluster_label, families, names
@@ -48,9 +51,9 @@ def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> style.Picture
     if shown.empty:
         style.show_reason(panel, "no strategy has a result")
     else:
-        _dots(panel, shown, order, {name: families(data)[name] == OURS for name in order}, labels)
+        _dots(figure, panel, shown, order, {name: families(data)[name] == OURS for name in order}, labels)
         counts = some["count"].map(f"{{}} of {len(data[tables.JOB].drop_duplicates())} jobs".format)
-        _means(panel, overall, order, counts)
+        _means(panel, overall, order, {str(name): text for name, text in counts.items()})
     odds = chances_by_job(drawn) if drawn is not None else {}
     if odds:
         found = [odds.get((row["model"], row["workload"]), {}).get(row["strategy"]) for _, row in table.iterrows()]
@@ -64,7 +67,12 @@ def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> style.Picture
 
 
 def _dots(
-    panel: Axes, shown: pd.DataFrame, order: list[str], own: Mapping[str, bool], labels: Mapping[str, str]
+    figure: Figure,
+    panel: Axes,
+    shown: pd.DataFrame,
+    order: list[str],
+    own: Mapping[str, bool],
+    labels: Mapping[str, str],
 ) -> None:
     """The jobs of every strategy; colours are models in the order of the jobs, markers are clusters."""
     models = names(shown.sort_values("model", key=lambda column: column.map(_size), kind="stable"), "model")
@@ -78,7 +86,7 @@ def _dots(
     )
     colours = dict(zip(models.values(), sns.color_palette("viridis_r", len(models) + 1)[1:], strict=True))
     markers = style.marker_of(clusters.values())
-    look = {"hue_order": [*colours], "palette": colours, "style_order": [*markers], "markers": markers}
+    look: dict[str, Any] = {"hue_order": [*colours], "palette": colours, "style_order": [*markers], "markers": markers}
     sns.scatterplot(
         rows,
         x="relative",
@@ -92,10 +100,10 @@ def _dots(
         ax=panel,
         **look,
     )
-    handles = [style.Line2D([], [], ls="", marker="o", color=colour, label=name) for name, colour in colours.items()]
-    grey = {"ls": "", "color": style.FAINT}
-    handles += [style.Line2D([], [], marker=markers[name], label=name, **grey) for name in markers if len(markers) > 1]
-    style.legend_above(panel.get_figure(), handles if len(shown[tables.JOB].drop_duplicates()) > 1 else [])
+    handles = [Line2D([], [], ls="", marker="o", color=colour, label=name) for name, colour in colours.items()]
+    grey: dict[str, Any] = {"ls": "", "color": style.FAINT}
+    handles += [Line2D([], [], marker=markers[name], label=name, **grey) for name in markers if len(markers) > 1]
+    style.legend_above(figure, handles if len(shown[tables.JOB].drop_duplicates()) > 1 else [])
     panel.set(
         xscale="log", xlim=(0.97, FARTHEST * 1.22), ylim=(len(order), 0), xlabel="time / fastest of the job", ylabel=""
     )
