@@ -71,7 +71,7 @@ def test_a_winner_that_is_significantly_slower_is_not_firm() -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("row", ROWS)
 def test_every_row_composes_and_is_another_run(row: str) -> None:
-    one = ("figure=robustness", "strategy=megatron", "workload=coco", f"model={MODELS[0]}", "seed=0")
+    one = ("figure=robustness", "strategy=megatron", "workload=coco", f"model={MODELS[0]}", "cluster=a40x64", "seed=0")
     (cell,) = compose_cells([*one, *ROWS[row]], multirun=True)
     (usual,) = compose_cells(one, multirun=True)
     assert (cell.key == usual.key) == (row == next(iter(ROWS)))
