@@ -28,9 +28,9 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_what_is_given_takes_the_place_of_the_figures_own() -> None:
     given = ["workload=trace", "workload.path=a.parquet,b.parquet", "cluster=h100x64", "layout.dp=2"]
-    (sweep,) = sweeps_of("bubble_ratio", overrides=given).values()
+    (sweep,) = sweeps_of("systems", overrides=given).values()
     cells = Composer().sweep(sweep).cells
-    usual = Composer().sweep(["figure=bubble_ratio"]).cells
+    usual = Composer().sweep(["figure=systems"]).cells
     for key, values in {"workload": ["trace"], "workload.path": ["a.parquet", "b.parquet"], "layout.dp": ["2"]}.items():
         assert [*dict.fromkeys(values_of(cells, key))] == values
     for key in ("strategy", "seed", "model"):
@@ -59,10 +59,10 @@ def test_every_row_of_a_figure_has_the_users_job() -> None:
     [
         (
             "iteration_tme",
-            "figure=iteration_tme: unknown (did you mean iteration_time?); choices: ablation, allocations, bubble",
+            "figure=iteration_tme: unknown (did you mean iteration_time?); choices: allocations, context_length",
         ),
         ("claims workload=coco", "figure=claims: unknown; choices: "),
-        ("workload=coco", "workload=coco: needs the name of a figure; choices: ablation, allocations, "),
+        ("workload=coco", "workload=coco: needs the name of a figure; choices: allocations, "),
         (
             "iteration_time seed=0",
             "seed: figure iteration_time already compares values of seed (range(8)). Leave",

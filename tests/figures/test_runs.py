@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,15 +12,15 @@ from matplotlib.collections import PathCollection
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
-from entrain_bench.answers.labels import names, spell
+from entrain_bench.answers.labels import spell
 from entrain_bench.answers.tables import ALL, encoder_stages_and_gpus, relative_over_seeds, time_over_fastest, with_all
-from entrain_bench.figures import ablation, out_of_the_box
+from entrain_bench.figures import out_of_the_box
 from entrain_bench.figures._runner import rows_of
 from entrain_bench.figures._style import FAMILY_COLOURS
-from entrain_bench.records.records import Results, new_record
+from entrain_bench.records.records import new_record
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.run.cells import compose_cells
-from support.figures import MANY, MODELS, TRACES, changes, combinations, drawn, errors, splits, table, written
+from support.figures import MANY, MODELS, TRACES, changes, drawn, splits, table, written
 
 
 @pytest.mark.wide
@@ -127,17 +126,6 @@ def test_all_traces_are_the_geometric_mean_of_those_with_a_result() -> None:
     assert with_all(table(["one"], TRACES[:1]))["workload"].unique().tolist() == TRACES[:1]
 
 
-def test_errors_of_estimates_rank_the_least_affected_first() -> None:
-    data = errors(["alpha", "beta", "theta"], TRACES[:1])
-    exact = data["strategy"] == "theta"
-    times = data["iteration_time_s"].where(~exact, data["iteration_time_s"] / (1 + 2 * data["belief_error"]))
-    figure, _, message = drawn("misprediction", data.assign(iteration_time_s=times))
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["Theta", "Alpha", "Beta"]
-    assert [text.get_text() for text in figure.axes[0].texts] == ["+0%", "+100%", "+100%"]
-    assert "Alpha most: +100% time" in message
-    assert "Theta" in message
-
-
 @pytest.mark.wide
 def test_every_bar_is_whole_and_in_the_order_of_its_classes() -> None:
     figure, shown, _ = drawn("where_time_goes", table(MANY, TRACES))
@@ -173,28 +161,3 @@ def test_every_stack_composes(row: str) -> None:
     one = ["figure=out_of_the_box", "strategy=mdp", "workload=coco", "seed=0"]
     (cell,) = compose_cells([*one, *rows_of("out_of_the_box")[row]], multirun=True)
     assert cell.config.layout.pp is not None
-
-
-@pytest.mark.wide
-def test_combinations_are_compared_with_the_first_of_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = combinations(TRACES[:2])
-    found = ablation.gains(data).set_index([*ablation.PARTS, "workload"])
-    # The fourth combination takes 1 / 1.15 of the first's time.
-    assert found.loc[("entrain", "mdp", "megatron", TRACES[0]), "speedup"] == pytest.approx(1.15)
-    assert found.loc[("megatron", "megatron", "megatron", TRACES[1]), "speedup"] == pytest.approx(1.0)
-    assert found["speedup"].isna().sum() == 2 * (2 + 4)
-    shown = written(drawn("ablation", data).figure, monkeypatch)
-    assert shown.count("1.15") == 2
-    assert {*names(data, "workload").values(), "hetero_colocated", "mdp"} < {*shown}
-
-
-def test_parts_of_a_cell_are_its_choices(tmp_path: Path) -> None:
-    few = [
-        "strategy/planner=dflop",
-        "strategy/assigner=entrain",
-        "strategy/scheduler=entrain",
-        "workload=coco",
-        "seed=0",
-    ]
-    data = ablation.load(compose_cells(["figure=ablation", *few], multirun=True), Results(tmp_path))
-    assert data[ablation.PARTS].to_numpy().tolist() == [["dflop", "entrain", "entrain"]]

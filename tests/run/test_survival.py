@@ -141,7 +141,7 @@ def test_figures_that_are_stopped_leave_their_runs_in_the_table(
     monkeypatch.setattr(
         "entrain_bench.commands.outputs.log_to_mlflow", lambda _, found, *__: logged.append(len(found)) or True
     )
-    assert run_command(["figures", "bubble_ratio", f"results_dir={tmp_path}"]) == 130
+    assert run_command(["figures", "forward_variability", f"results_dir={tmp_path}"]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "interrupted; what was finished is kept"
     assert statuses(tmp_path) == ["ok"]
     # Nobody waits for MLflow then: the next time makes up for it.
@@ -150,7 +150,7 @@ def test_figures_that_are_stopped_leave_their_runs_in_the_table(
     (tmp_path / "mlflow.db").touch()
     monkeypatch.setattr("entrain_bench.run.study.run_cells", run_cells)
     for _ in range(2):
-        assert run_command(["figures", "bubble_ratio", f"results_dir={tmp_path}"]) == 0
+        assert run_command(["figures", "forward_variability", f"results_dir={tmp_path}"]) == 0
         assert logged == [2]
         assert not (tmp_path / "mlflow.pending").exists()
 

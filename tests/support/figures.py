@@ -112,13 +112,6 @@ def allocated(traces: Sequence[str]) -> pd.DataFrame:
     )
 
 
-def errors(strategies: Sequence[str], traces: Sequence[str]) -> pd.DataFrame:
-    """Runs that take twice as long with an error of 0.5 as without."""
-    parts = [table(strategies, traces).assign(belief_error=error) for error in (0.0, 0.25, 0.5)]
-    data = pd.concat(parts, ignore_index=True)
-    return data.assign(iteration_time_s=data["iteration_time_s"] * (1 + 2 * data["belief_error"]))
-
-
 def budgets(strategies: Sequence[str], traces: Sequence[str]) -> pd.DataFrame:
     """Runs that take twice as long with a budget of 12 as with more; of three families."""
     families = ["out_of_the_box", "published", "ours"]
@@ -179,22 +172,6 @@ def changes(
     return pd.concat(parts, ignore_index=True)
 
 
-def combinations(traces: Sequence[str]) -> pd.DataFrame:
-    """Parts in every combination, of which the last planner and the last scheduler fit nothing but each other."""
-    parts = []
-    planners, assigners, schedulers = (
-        ["megatron", "entrain", "hetero_colocated"],
-        ["megatron", "mdp"],
-        ["megatron", "mdp"],
-    )
-    for place, (scheduler, planner, assigner) in enumerate(itertools.product(schedulers, planners, assigners)):
-        fits = (planner == planners[-1]) == (scheduler == schedulers[-1])
-        rows = table(["one"], traces, lambda *_, fits=fits: "ok" if fits else "skipped")
-        rows = rows[rows["model"] == MODELS[0]].assign(planner=planner, assigner=assigner, scheduler=scheduler)
-        parts.append(rows.assign(iteration_time_s=rows.get("iteration_time_s", np.nan) / (1 + 0.05 * place)))
-    return pd.concat(parts, ignore_index=True)
-
-
 def twins(strategies: Sequence[str], traces: Sequence[str]) -> pd.DataFrame:
     """Runs on traces and on their twins, which take a little longer the later the strategy."""
     parts = []
@@ -226,17 +203,14 @@ def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
         "workload_ratio": lambda: shares(traces),
         "allocations": lambda: allocated(traces[:6]),
         "measured_gantt": lambda: views(traces[:1]),
-        "misprediction": lambda: errors(strategies, traces[:3]),
         "tuning_budget": lambda: budgets(strategies, traces[:2]),
         "warmup": lambda: warmups(strategies, traces[:2]),
         "sensitivity": lambda: splits(traces[:4]),
         "context_length": lambda: contexts(strategies[:3]),
         "robustness": lambda: changes(strategies, traces[:2]),
-        "ablation": lambda: combinations(traces[:3]),
         "twins": lambda: twins(strategies, traces[:4]),
         "out_of_the_box": lambda: changes(strategies, traces[:5], ["PP 1, DP 32", "PP 4, DP 8", "PP 8, DP 4"]),
         "mechanisms": gains,
-        "bubble_ratio": lambda: table(strategies, traces[:3]),
     }
     if name in ("schedule_gantt", "memory_over_time"):
         return Runs(table(strategies, traces[:1]), actions(strategies, traces[:1]))
