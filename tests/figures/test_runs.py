@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
 from entrain_bench.answers.labels import spell
-from entrain_bench.answers.tables import ALL, encoder_stages_and_gpus, relative_over_seeds, time_over_fastest, with_all
+from entrain_bench.answers.tables import encoder_stages_and_gpus, relative_over_seeds, time_over_fastest
 from entrain_bench.figures import out_of_the_box
 from entrain_bench.figures._runner import rows_of
 from entrain_bench.figures._style import FAMILY_COLOURS
@@ -114,16 +114,6 @@ def test_nothing_but_gaps_still_draws(status: str, monkeypatch: pytest.MonkeyPat
     assert any("no strategy" in text for text in written(figure, monkeypatch))
     assert status in message
     assert shown["iteration_time_s"].isna().all()
-
-
-def test_all_traces_are_the_geometric_mean_of_those_with_a_result() -> None:
-    data = with_all(many("beta"))
-    means = data[data["workload"] == ALL].set_index(["model", "strategy", "seed"])
-    traces = data[data["workload"] != ALL].set_index(["model", "strategy", "seed"])["iteration_time_s"]
-    first, second = traces.loc[MODELS[0], "gamma", 1]
-    assert means.loc[(MODELS[0], "gamma", 1), "iteration_time_s"] == pytest.approx((first * second) ** 0.5)
-    assert means.loc[(MODELS[0], "beta", 2), "status"] == "failed"
-    assert with_all(table(["one"], TRACES[:1]))["workload"].unique().tolist() == TRACES[:1]
 
 
 @pytest.mark.wide
