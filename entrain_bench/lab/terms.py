@@ -48,7 +48,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What is tried: overrides of every run, of jobs by label, and of changes of the job by label."""
+    """Everything that is tried: overrides of every run, of jobs by label, and of changes of the job by label."""
 
     common: tuple[str, ...]
     jobs: Mapping[str, Any]

@@ -36,7 +36,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """Who is ahead on one job; a place is None if no such strategy has a result at every seed."""
+    """The strategies that are ahead on one job; a place is None if no such strategy has a result at every seed."""
 
     model: str
     workload: str

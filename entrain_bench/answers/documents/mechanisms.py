@@ -107,7 +107,7 @@ def mechanisms_section(study: Study) -> str:
     heading = ["mechanism", "switched on", *jobs, "available in"]
     text = (
         "Time without a mechanism over the time with it, minus 1. `alone`: on Megatron with samples in arrival order. "
-        "`last`: in the stack with all of them (`strategy=lpt_widths`). Everything is free and tuned with one budget. "
+        "`last`: on top of the others (`strategy=braid` or `lpt`). Everything is free and tuned with one budget. "
         f"Definitions: `figure={EXPERIMENT}`."
     )
     return f"## What each mechanism gains\n\n{text}\n\n{markdown_table(heading, rows, right=jobs)}"

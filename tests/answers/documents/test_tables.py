@@ -1,11 +1,9 @@
-"""Measured tables and leads: what their YAMLs must state, what a cell shows of its runs, who leads whom, and pages."""
+"""Measured tables: what their YAMLs must state, what a cell shows of its runs, and pages."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +18,13 @@ from entrain_bench.answers.documents.tables import (
     MICROBATCHES,
     RECOMPUTED,
     SAMPLES,
-    SENTENCES,
-    Lead,
     Spread,
     Table,
-    lead_markdown,
     load_tables,
     microbatches,
     parse_table,
     splice,
     spread,
-    strategies_by_family,
     table_markdown,
     write_tables,
 )
@@ -40,9 +34,9 @@ from entrain_bench.commands.recommend import README_TABLE
 from entrain_bench.config.compose import Composer
 from entrain_bench.lab.ledger.page import ERROR, calibration_output
 from entrain_bench.records.records import MEASURED, METRICS, Results, new_record
-from entrain_bench.run.study import Study, SweepOverrides
+from entrain_bench.run.study import Study
 
-TABLES = [each for each in load_tables() if isinstance(each, Table)]
+TABLES = load_tables()
 DOCS = Path(__file__).parents[3] / "docs"
 VALUES: dict[str, Any] = {
     "title": "Seconds\nand more",
@@ -55,9 +49,7 @@ VALUES: dict[str, Any] = {
 
 
 def table_with(**changes: Any) -> Table:
-    table = parse_table("some", VALUES | changes, "mine")
-    assert isinstance(table, Table)
-    return table
+    return parse_table("some", VALUES | changes, "mine")
 
 
 def write_runs(study: Study, sweep: tuple[str, ...], *runs: dict[str, Any]) -> None:
@@ -81,8 +73,6 @@ def timeline(*places: tuple[str, str, int, int]) -> pd.DataFrame:
 def test_an_unknown_key_is_named() -> None:
     with pytest.raises(UserError, match="key=metric: unknown"):
         table_with(metric="mfu")
-    with pytest.raises(UserError, match="key=column: unknown"):
-        lead_with(column={})
 
 
 def test_every_table_shows_numbers_that_are_the_same_on_all_machines() -> None:
@@ -185,10 +175,9 @@ def test_the_readme_takes_its_numbers_from_what_is_written() -> None:
     named = re.findall(r"<!-- table: (.*?) -->", (DOCS / "../README.md").read_text())
     outputs = (claims_output(), calibration_output(), results_output())
     written = {Path(file).stem for output in outputs for file in output.files} | {Path(README_TABLE).stem}
-    leads = {f"{each.name}{SENTENCES}" for each in load_tables() if isinstance(each, Lead)}
     assert {HEADLINE, COUNTS, ERROR} <= {file for output in outputs for file in output.files}
-    assert {*named} == written | ({*named} & leads)
-    assert len(named) == len({*named}) == 5
+    assert {*named} == written
+    assert len(named) == len(written) == 4
 
 
 def test_every_table_is_on_exactly_one_page() -> None:
@@ -198,101 +187,17 @@ def test_every_table_is_on_exactly_one_page() -> None:
     pages.pop(DOCS / "costs.md")
     named = [name for text in pages.values() for name in re.findall(r"<!-- table: (.*?) -->", text)]
     assert len(named) == sum(text.count("<!-- end -->") for text in pages.values())
-    told = [name for name in named if name.endswith(SENTENCES)]
-    assert Counter(named) == Counter([*told, *(table.name for table in load_tables())])
+    assert Counter(named) == Counter(table.name for table in TABLES)
     assert len(named) > 8
     spliced = [splice(text, dict.fromkeys(named, "| new |")) for text in pages.values()]
     assert "".join(spliced).count("| new |") == len(named)
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("table", load_tables(), ids=lambda table: table.name)
-def test_every_table_composes(table: Table | Lead) -> None:
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_every_table_composes(table: Table) -> None:
     composer = Composer()
     for sweep in table.sweeps[:: 1 + len(table.sweeps) // 8]:
         first, *_ = composer.sweep(sweep).cells
         composer.run(first)
     composer.save()
-
-
-LEADS = [each for each in load_tables() if isinstance(each, Lead)]
-LEADING: dict[str, Any] = {
-    "title": "Who\nleads",
-    "common": ["model=tiny", "cluster=tiny", "seed=0,1"],
-    "corner": "job",
-    "rows": {"one": ["workload=chartqa"], "other": ["workload=coco"]},
-    "leader": ["strategy=megatron"],
-    "strategies": ["entrain", "dip"],
-}
-
-
-def lead_with(**changes: Any) -> Lead:
-    lead = parse_table("some", LEADING | changes, "mine")
-    assert isinstance(lead, Lead)
-    return lead
-
-
-def test_all_strategies_of_figures_but_the_leader_are_rivals() -> None:
-    families = strategies_by_family()
-    assert {*lead_with(strategies="published").strategies} == {*families["published"]}
-    assert {"megatron", *lead_with(strategies="all").strategies} == {*chain(*families.values())}
-
-
-def write_times(study: Study, sweep: SweepOverrides, times: Mapping[str, list[float | None]]) -> None:
-    """Records of a sweep's cells by strategy and seed; None for a run that failed."""
-    for cell in study.cells(*sweep):
-        time = times[str(cell.config.strategy["name"])][cell.config.seed]
-        record = new_record(cell, "ok" if time else "failed", "" if time else "told so")
-        if time:
-            object.__setattr__(record, "metrics", {"iteration_time_s": time, "cluster_bound_s": 0.5})
-        study.results.write(record, None)
-
-
-def rows_of(text: str) -> list[list[str]]:
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-
-
-@pytest.mark.wide
-def test_the_fastest_rival_with_all_results_seed_by_seed(tmp_path: Path) -> None:
-    lead, study = lead_with(), Study(Results(tmp_path))
-    runs: dict[str, dict[str, list[float | None]]] = {
-        # At seed 0 twice as fast, at seed 1 8 times: 4 times in the geometric mean.
-        "one": {"megatron": [1.0, 0.5], "entrain": [2.0, 4.0], "dip": [3.0, 4.0]},
-        # DIP would be faster, had it both results.
-        "other": {"megatron": [1.0, 1.0], "entrain": [1.0, 1.0], "dip": [0.1, None]},
-    }
-    for row, times in runs.items():
-        write_times(study, lead.of_leader(row), times)
-        write_times(study, lead.of_rival(row, ""), times)
-    text, told = lead_markdown(lead, study)
-    runs = "Runs of [some](../../experiments/table/mine.yaml): `model=tiny cluster=tiny seed=0,1`.\n"
-    assert text.startswith(f"Who leads. {runs}")
-    first, second = rows_of(text)
-    assert first[:4] == ["one", "Entrain", "3.000", "0.750"]
-    assert first[4].startswith("4.00x (")
-    # Of 0.5 s: once twice as long, once as long.
-    assert first[5] == "50%"
-    assert second == ["other", "Entrain", "1.000", "1.000", "1.00x (1.00 to 1.00)", "100%"]
-    # In the other row DIP has the least mean, but not all results; of equals the first by name wins.
-    assert text.splitlines()[-3:] == [
-        "- Megatron is the fastest in 2 of 2 jobs.",
-        "- Megatron has a speedup of 1.00x to 4.00x over the fastest other strategy, 2.00x in the geometric mean.",
-        "- Its gap is 75% in the median and 100% at most.",
-    ]
-    assert told == " ".join(line.removeprefix("- ") for line in text.splitlines()[-3:])
-    write_tables([lead], study)
-    assert (tmp_path / "tables" / "some_sentences.md").read_text() == told
-    assert (tmp_path / "tables" / "some.md").read_text() == text
-
-
-def test_runs_without_result_are_counted_and_told(tmp_path: Path) -> None:
-    lead, study = lead_with(rows={"one": ["workload=chartqa"]}), Study(Results(tmp_path))
-    write_times(study, lead.of_leader("one"), {"megatron": [1.0, None]})
-    write_times(study, lead.of_rival("one", ""), {"entrain": [None, 4.0], "dip": [None, None]})
-    text, _ = lead_markdown(lead, study)
-    (row,) = rows_of(text)
-    # At no seed have both a result.
-    assert row[1:5] == ["Entrain", "4.000, 1 of 2 without result", "1.000, 1 of 2 without result", ""]
-    assert "- one: Megatron fails at seed 1" in text
-    assert "speedup of" not in text
