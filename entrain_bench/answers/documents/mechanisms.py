@@ -109,8 +109,8 @@ def mechanisms_section(study: Study) -> str:
     heading = ["mechanism", "switched on", "gain (range over jobs)", "available in"]
     text = (
         "Time without a mechanism over the time with it, minus 1: the geometric mean over jobs, and the range. `alone`: "
-        "added to a simple strategy, mostly Megatron with samples in arrival order. `last`: removed from a strategy that "
-        "has the others, mostly `strategy=braid`. Layouts are free and tuned with one budget; options of strategies are "
+        "added to a simple strategy, mostly Megatron. `last`: removed from a strategy that "
+        "has the others, mostly `strategy=braid`. Layouts are tuned with one budget; options are "
         f"fixed. Pairs of variants: `figure={EXPERIMENT}`."
     )
     notes = "\n" + "".join(lacking) if lacking else ""
