@@ -108,7 +108,7 @@ def mechanisms_section(study: Study) -> str:
             lacking.append(f"- {name}, {switch}: no result with or without it on {', '.join(missing)}.\n")
     heading = ["mechanism", "switched on", "gain (range over jobs)", "available in"]
     text = (
-        "Time without a mechanism over the time with it, minus 1: the geometric mean over jobs, and the range. `alone`: "
+        "Time without a mechanism over the time with it, minus 1: geometric mean over jobs, and the range. `alone`: "
         "added to a simple strategy, mostly Megatron. `last`: removed from a strategy that "
         "has the others, mostly `strategy=braid`. Layouts are tuned with one budget; options are "
         f"fixed. Pairs of variants: `figure={EXPERIMENT}`."
