@@ -31,7 +31,7 @@ from entrain_bench.run.study import Output, Study, bring_up_to_date
 OF_THEIR_OWN = ("tables", "posterior", "recommendation", "calibration")
 # Made only when named: training on ranks of this machine takes longer and cannot run everywhere; the quick figure is
 # a part of the whole one.
-ON_REQUEST = frozenset({"measured_gantt", "mechanisms", "quick", *OF_THEIR_OWN})
+ON_REQUEST = frozenset({"measured_gantt", "quick", *OF_THEIR_OWN})
 # Prefix of the override that chooses a figure's sweep.
 FIGURE = "figure="
 DOCUMENTS = {

@@ -36,12 +36,17 @@ FACTORS = (0.25, 0.5, 2.0, 4.0)
 FROM_ZERO = (0, 1, 2, 8)
 # A value that is drawn again so often, then left alone.
 TRIES = 8
+# A change of the lead within this share is a tie: ratios of measured times are known no better.
+TIE = 0.01
+# Changed jobs run only strategies within this factor of the fastest: slower ones would not lead.
+CONTENDERS = 1.3
 
 
 class Verdict(StrEnum):
     """Whether the lead of a job survives a try."""
 
     SURVIVES = "survives"
+    TIED = "tied"  # another leads by no more than ``TIE``
     LOST = "lost"
     UNDECIDED = "undecided"  # one side has no result
 
@@ -58,7 +63,7 @@ class Terms:
     lpt: str = "lpt"
     draws: int = 20
     tolerance: Share = 0.02
-    leaders: int = 3
+    leaders: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +160,7 @@ def check_terms(terms: Terms, study: Study, processes: int, watch: Callable[[Don
         beside = {terms.lpt: ranked[terms.lpt]} if terms.lpt in ranked else {}
         outcome.tries.append(judged(f"{terms.lpt} against all", job, others, {**others, **beside}))
     larger = [
-        (f"strategy={','.join([*ranked][: terms.leaders])}", *of_job[job], *terms.budget)
+        (f"strategy={','.join(dict.fromkeys([*[*ranked][: terms.leaders], terms.lpt]))}", *of_job[job], *terms.budget)
         for job, ranked in usual.items()
         if ranked
     ]
@@ -163,7 +168,8 @@ def check_terms(terms: Terms, study: Study, processes: int, watch: Callable[[Don
     for job, after in zip(asked, times(larger), strict=True):
         outcome.tries.append(judged("four times the budget", job, usual[job], {**usual[job], **after}))
     for label, change in terms.changes.items():
-        for job, after in zip(of_job, times([(everyone, *each, *change) for each in of_job.values()]), strict=True):
+        changed = [(f"strategy={','.join(_contenders(usual[job]))}", *of_job[job], *change) for job in asked]
+        for job, after in zip(asked, times(changed), strict=True):
             outcome.tries.append(judged(label, job, usual[job], after))
     for job, overrides in of_job.items():
         _try_options(terms, study, job, (everyone, *overrides), times, outcome)
@@ -177,8 +183,14 @@ def judged(name: str, job: str, before: Mapping[str, float], after: Mapping[str,
     others = [time for strategy, time in after.items() if strategy != leader]
     if leader not in after or not others:
         return Try(name, job, leader, fastest, Verdict.UNDECIDED)
-    verdict = Verdict.SURVIVES if fastest == leader else Verdict.LOST
-    return Try(name, job, leader, fastest, verdict, min(others) / after[leader] - 1)
+    lead = min(others) / after[leader] - 1
+    verdict = Verdict.SURVIVES if fastest == leader else Verdict.TIED if lead >= -TIE else Verdict.LOST
+    return Try(name, job, leader, fastest, verdict, lead)
+
+
+def _contenders(times: Mapping[str, float]) -> list[str]:
+    """Strategies that are nearly as fast as the fastest."""
+    return [name for name, time in times.items() if time <= CONTENDERS * min(times.values())]
 
 
 def _try_options(

@@ -50,6 +50,7 @@ def test_a_lead_survives_is_lost_or_cannot_be_told() -> None:
     assert judged("x", "job", before, {"a": 1.0, "b": 1.2}).verdict is Verdict.SURVIVES
     lost = judged("x", "job", before, {"a": 1.0, "b": 0.9})
     assert (lost.verdict, lost.after, lost.lead) == (Verdict.LOST, "b", pytest.approx(-0.1))
+    assert judged("x", "job", before, {"a": 1.0, "b": 0.995}).verdict is Verdict.TIED
     assert judged("x", "job", before, {"b": 0.9}).verdict is Verdict.UNDECIDED
 
 

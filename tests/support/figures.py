@@ -36,7 +36,7 @@ def table(
             "iteration_time_s": scale,
             "samples_per_s": 512 / scale,
             "tflops_per_gpu": 60 / (1 + strategies.index(strategy)),
-                "lower_bound_s": 0.6 * scale,
+            "lower_bound_s": 0.6 * scale,
             "encoder_forward_std_ms": scale,
             "llm_forward_std_ms": scale / 3,
             **time_shares(strategies.index(strategy)),

@@ -23,6 +23,7 @@ from entrain_bench.specs.parse import parse
 
 EXPERIMENT = "mechanisms"
 SWITCHES = ("alone", "last")
+NOBODY = "no framework that we found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +99,30 @@ def sweeps() -> list[SweepOverrides]:
 def mechanisms_section(study: Study) -> str:
     """The section of a page: the gains by job class, and which framework has each mechanism."""
     table = gains({label: study.cells(*sweep) for label, sweep in _labelled_sweeps().items()}, study.results)
-    jobs = [*read_mechanisms().jobs]
     rows = []
+    lacking = []
     for (name, switch), mine in table.groupby(["mechanism", "switched"], sort=False):
         by_job = mine.set_index("job")["gain"]
-        shown = ["n/a" if math.isnan(by_job[job]) else f"{100 * by_job[job]:+.1f}%" for job in jobs]
-        rows.append([str(name), str(switch), *shown, mine["runs_in"].iloc[0] or "none"])
-    heading = ["mechanism", "switched on", *jobs, "available in"]
+        rows.append([str(name), str(switch), _over_jobs(by_job), mine["runs_in"].iloc[0] or NOBODY])
+        if missing := [str(job) for job in by_job.index[by_job.isna()]]:
+            lacking.append(f"- {name}, {switch}: no result with or without it on {', '.join(missing)}.\n")
+    heading = ["mechanism", "switched on", "gain (range over jobs)", "available in"]
     text = (
-        "Time without a mechanism over the time with it, minus 1. `alone`: on Megatron with samples in arrival order. "
-        "`last`: on top of the others (`strategy=braid` or `lpt`). Everything is free and tuned with one budget. "
-        f"Definitions: `figure={EXPERIMENT}`."
+        "Time without a mechanism over the time with it, minus 1: geometric mean over jobs, and the range. `alone`: on "
+        "a simple strategy, mostly Megatron with samples in arrival order. `last`: on top of the others, mostly of "
+        f"`strategy=braid`. Layouts are tuned with one budget; options are fixed. Definitions: `figure={EXPERIMENT}`."
     )
-    return f"## What each mechanism gains\n\n{text}\n\n{markdown_table(heading, rows, right=jobs)}"
+    notes = "\n" + "".join(lacking) if lacking else ""
+    return f"## What each mechanism gains\n\n{text}\n\n{markdown_table(heading, rows, right=heading[2:3])}{notes}"
+
+
+def _over_jobs(by_job: pd.Series) -> str:
+    """Geometric mean of the gains of jobs, and their range."""
+    found = by_job.dropna()
+    if found.empty:
+        return "n/a"
+    mean = math.exp(sum(math.log1p(gain) for gain in found) / len(found)) - 1
+    return f"{100 * mean:+.1f}% ({100 * found.min():+.1f}% to {100 * found.max():+.1f}%)"
 
 
 def _labelled_sweeps() -> dict[str, SweepOverrides]:

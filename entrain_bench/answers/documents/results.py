@@ -10,6 +10,7 @@ import pandas as pd
 
 from entrain_bench.answers.comparison import lead_of
 from entrain_bench.answers.documents.headline import SIZES, job_rows, jobs_markdown
+from entrain_bench.answers.documents.mechanisms import mechanisms_section, sweeps
 from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
 from entrain_bench.answers.labels import FAMILIES, OURS, families, names
 from entrain_bench.answers.posterior import Chance, chances_by_job
@@ -42,7 +43,8 @@ RUN = ["workload", "model", "cluster", "seed"]
 
 def results_output() -> Output:
     """The document of all tables."""
-    return Output("results", [(f"figure={SWEEP}",)], write_results, [PAGE], files=[HEADLINE], further=posterior_sweeps)
+    headline = [(f"figure={SWEEP}",), *sweeps()]
+    return Output("results", headline, write_results, [PAGE], files=[HEADLINE], further=posterior_sweeps)
 
 
 def write_results(study: Study) -> str:
@@ -55,6 +57,7 @@ def write_results(study: Study) -> str:
     seeds = count(table["seed"].nunique(), "seed")
     parts = [
         TEXT.read_text(),
+        mechanisms_section(study),
         f"## {AHEAD}\n\n`figure={SWEEP}`, {seeds}. {sentences}\n",
         jobs_markdown(job_rows(table, odds)),
         f"## {TIMES}\n",
@@ -64,7 +67,7 @@ def write_results(study: Study) -> str:
     headline = f"Compared: {listing((strategies, jobs, seeds))}. {sentences}\n"
     for name, text in {HEADLINE: headline, PAGE: "\n".join(parts)}.items():
         write_atomically(study.results.root / name, text.encode())
-    return study.problem(f"figure={SWEEP}")
+    return next(filter(None, (study.problem(*sweep) for sweep in [(f"figure={SWEEP}",), *sweeps()])), "")
 
 
 def posterior_markdown(data: pd.DataFrame, odds: Mapping[tuple[str, str], Mapping[str, Chance]]) -> str:
