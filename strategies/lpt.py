@@ -62,7 +62,7 @@ class Line:
 
 
 class Load(NamedTuple):
-    """What groups have to do, all stages together ``[groups]``."""
+    """The work of each group, all stages together ``[groups]``."""
 
     seconds: FloatArray
     bytes_: FloatArray  # of the fullest stage

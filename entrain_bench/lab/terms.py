@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
@@ -233,10 +233,11 @@ def _fixed(cell: Cell, study: Study) -> SweepOverrides:
     job = PlannedJob(
         str(config.model["name"]), str(config.workload["name"]), str(config.cluster["name"]), config.global_batch, 1, 0
     )
-    text = plan_text(TrainingPlan(str(config.strategy["name"]), (), job, plan.layout, Expected(1.0, 1.0, 1.0, 1)))
+    layout = replace(plan.layout, options=())
+    text = plan_text(TrainingPlan(str(config.strategy["name"]), (), job, layout, Expected(1.0, 1.0, 1.0, 1)))
     path = study.results.root / "terms" / f"{sha256(text.encode()).hexdigest()[:16]}.yaml"
     write_atomically(path, text.encode())
-    return ("strategy/planner=given", f"strategy.planner.path='{path}'")
+    return ("strategy/planner=given", f"strategy.planner.path='{path}'", *plan.layout.options)
 
 
 def _composes(study: Study, sweep: SweepOverrides) -> bool:
