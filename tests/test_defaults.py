@@ -49,6 +49,8 @@ MEANT = {
     "source/llava.yaml": FIELDS,
     # FlexSP's weights are sharded, and its solver chooses the number of microbatches.
     "strategy/planner/flexsp.yaml": {"sharded", "rounds"},
+    # DEP, of the same module, encodes more at a time: it keeps no pass.
+    "strategy/assigner/mdp.yaml": {"pass_tokens"},
     "workload/synthetic.yaml": {"modalities", "rank_correlation"},
     "workload/synthetic_av.yaml": {"modalities", "rank_correlation"},
 }

@@ -201,7 +201,7 @@ def _try_options(
     times: Callable[[Sequence[SweepOverrides]], list[dict[str, float]]],
     outcome: Outcome,
 ) -> None:
-    sweeps: dict[SweepOverrides, Cell] = {}
+    sweeps: dict[SweepOverrides, tuple[Cell, SweepOverrides]] = {}
     for cell in study.cells(*sweep):
         record = study.results.read(cell.key)
         if record is None or record.status != "ok" or not (fixed := _fixed(cell, study)):
@@ -209,10 +209,10 @@ def _try_options(
         for number in range(terms.draws):
             options = drawn_options(cell.config.strategy, Random(f"{cell.config.strategy['name']} {number}"))  # noqa: S311
             if options:
-                sweeps.setdefault((*cell.overrides, *fixed, *options), cell)
+                sweeps.setdefault((*cell.overrides, *fixed, *options), (cell, options))
     valid = [each for each in sweeps if _composes(study, each)]
     for each, ranked in zip(valid, times(valid), strict=True):
-        cell = sweeps[each]
+        cell, options = sweeps[each]
         usual = study.results.read(cell.key)
         assert usual
         outcome.num_ran += 1
@@ -220,7 +220,6 @@ def _try_options(
         for time in ranked.values():
             gain = usual.metrics["iteration_time_s"] / time - 1
             if gain > terms.tolerance:
-                options = tuple(text for text in each if text.startswith(tuple(f"strategy.{part}." for part in PARTS)))
                 outcome.gains.append(Gain(job, str(cell.config.strategy["name"]), options, gain))
 
 

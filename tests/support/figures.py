@@ -41,7 +41,7 @@ def table(
             "llm_forward_std_ms": scale / 3,
             **time_shares(strategies.index(strategy)),
         }
-        labels = {"strategy": strategy, "workload": workload, "model": model, "seed": seed}
+        labels = {"strategy": strategy, "workload": workload, "model": model, "cluster": "a40x64", "seed": seed}
         outcome: dict[str, Any] = numbers if state == "ok" else {"reason": "told so"}
         rows.append({"reason": ""} | labels | {"status": state} | outcome)
     return pd.DataFrame(rows)
