@@ -15,7 +15,7 @@ from entrain_bench.records.records import new_record
 from entrain_bench.records.tables import table_of
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import run_experiment
-from support.wide import FEW, WITHOUT_STAGES, wide_unless
+from support.wide import FEW, wide_unless
 
 REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "table.parquet"
 
@@ -31,39 +31,13 @@ def in_figures(*words: str) -> tuple[str, ...]:
 QUICK = tuple(name for name in in_figures("all") if name != "dip")
 # What the headline leaves free.
 FREE = ("layout.tp=null", "layout.cp=null", "layout.dp=null", "microbatch_size=null")
-NODES = ("cluster=h100x64", "cluster.num_nodes={}", "cluster.name={}", "microbatch_size=1", "workload=uniform_mix")
-MIXED = ("model=vit1b_llm7b", "global_batch=4", *FREE[:3])
-LARGE = ("model=vit12b_llm120b", "global_batch=256", "layout.tp=8", "layout.cp=1", "layout.pp=4", "layout.dp=8")
-
-
-def on_nodes(count: int, *overrides: str) -> tuple[str, ...]:
-    return (*(text.format(count if "num" in text else f"h100x{8 * count}") for text in NODES), *overrides)
-
-
 CELLS = [
-    *(
-        (f"strategy={name}", "workload=coco", *(FREE if name in WITHOUT_STAGES else ()))
-        for name in in_figures("all", "main")
-    ),
+    *((f"strategy={name}", "workload=coco") for name in in_figures("all")),
+    *((f"strategy={name}", "workload=opencqa_ocr", *FREE) for name in in_figures("main")),
     *((f"strategy={name}", "workload=chartqa", "model=qwen25vl_llama3_3b", "seed=1") for name in QUICK),
     ("strategy=entrain", "workload=opencqa_ocr", *FREE),
-    ("strategy=entrain", "workload=mathvision", "strategy.planner.encoder_stages=3", "tuning=own"),
-    *(
-        on_nodes(4, f"strategy={name}", *MIXED, "workload.sequence_tokens=16384", "workload.vision_share=0.75")
-        for name in ("megatron", "hetero_colocated", "hetero_noncolocated")
-    ),
-    (
-        *(text for text in on_nodes(32, *LARGE, "workload.vision_share=0.5") if not text.startswith("cluster.name")),
-        *("cluster.name=h100x256_1tib", "cluster.device.memory_bytes=1099511627776", "memory_fraction=1"),
-        *("strategy=hetero_colocated", "strategy.planner.encoder_tp=4", "layout.recompute=[vision]", "iterations=1"),
-        "tuning=own",
-    ),
 ]
-SLOW = [
-    *((f"strategy={name}", "workload=opencqa_ocr", *FREE) for name in QUICK if name != "entrain"),
-    *((f"strategy={name}", "workload=opencqa_ocr", "layout.pp=4", "layout.dp=8", "seed=1") for name in QUICK),
-    *((f"strategy={name}", "workload=coco", "belief_error=0.5") for name in QUICK),
-]
+SLOW = [(f"strategy={name}", "workload=opencqa_ocr", *FREE) for name in QUICK if name != "entrain"]
 # Without make test-wide.
 OFTEN = [(f"strategy={name}", "workload=coco") for name in FEW]
 TOO_LONG = [("strategy=dip", "workload=opencqa_ocr", *FREE)]
