@@ -27,7 +27,11 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.simulate import place_actions
 from entrain_bench.specs.job import Degrees, Job, LayoutRequest
+from entrain_bench.specs.model import ModelSpec
 from support.builders import (
+    TOKENS,
+    encoder_config,
+    llm_config,
     no_delay,
     placed,
     random_samples,
@@ -174,6 +178,15 @@ def test_degrees_are_all_that_use_every_rank_and_meet_the_request(nodes: int, gp
     found = [(d.tp, d.cp, d.pp, d.dp) for d in job.degrees()]
     assert len(found) == len(set(found))
     assert set(found) == expected
+
+
+def test_tensor_parallelism_may_split_the_llm_only() -> None:
+    vision = encoder_config(num_heads=2, num_kv_heads=2, head_dim=32)
+    modules = {"vision": vision, "llm": llm_config(vocab_size=1001)}
+    job = tiny_job(ModelSpec.from_config({"name": "handmade", "modules": modules, "tokens": TOKENS}))
+    # 2 heads of the encoder, 4 key-value heads of the LLM, whose odd vocabulary can be padded.
+    assert {degrees.tp for degrees in job.degrees()} == {1, 2}
+    assert {degrees.tp for degrees in job.degrees(of_llm=True)} == {1, 2, 4}
 
 
 PAIR = tiny_model(encoder=2, llm=2)

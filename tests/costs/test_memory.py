@@ -295,3 +295,13 @@ def test_weights_and_gradients_are_away_while_the_llm_runs() -> None:
         # bf16 weights and fp32 gradients
         expected = [0.0, *[6.0 * PARAMETERS] * 8, *[0.0] * (len(views) - 9)]
         assert released[first:last] == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_padded_vocabulary_takes_memory_by_hand() -> None:
+    # 1,001 words on TP 4 are padded to 1,024: bf16 weight, fp32 gradient, three fp32 states over DP = 2 ranks.
+    model = tiny_model(llm=4, vocab_size=1001)
+    words = (1024 - 1000) * 128
+    place = placed(model.llm, np.arange(16).reshape(2, 2, 4), tp=4)
+    state = Memory(model, FrameworkOptions(distributed_optimizer=True)).stage_state_bytes(model.llm, place)
+    parameters = [EMBEDDING + words + 2 * BLOCK, 2 * BLOCK + HEAD + words]
+    assert state == pytest.approx([p / 4 * (2 + 4 + 12 / 2) for p in parameters], rel=1e-12)

@@ -214,3 +214,20 @@ def test_shapes_that_a_model_cannot_take() -> None:
     with pytest.raises(UserError, match="131073 LLM tokens"):
         spec.check_shapes(shapes_from_lists(["image"], [(5, []), (131073, [])]))
     spec.check_shapes(shapes_from_lists(["image", "audio"], [(131072, [])]))
+
+
+def test_a_vocabulary_is_padded_to_what_ranks_can_share() -> None:
+    llm = tiny_model(llm=2, vocab_size=1001).llm
+    # 8 heads, 4 key-value heads: TP of 8 splits the heads only. The odd vocabulary hinders none.
+    assert [tp for tp in (1, 2, 3, 4, 8) if llm.splits_into(tp)] == [1, 2, 4]
+    assert llm.padded(1) is llm
+    even = tiny_model(llm=2, vocab_size=1000).llm
+    assert even.padded(4) is even
+    # Up to a multiple of 128 x 4: 1,024 words, 23 more rows of 128 in the embedding and in the head.
+    padded = llm.padded(4)
+    assert padded is llm.padded(4)
+    assert padded.config.vocab_size == 1024
+    assert llm.padded(8).config.vocab_size == 1024
+    assert tiny_model(vocab_size=1025).llm.padded(8).config.vocab_size == 2048
+    assert padded.parameters - llm.parameters == 2 * 23 * 128
+    assert padded.layers[1:-1] == llm.layers[1:-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -110,3 +111,15 @@ def test_parting_items_of_a_sample_are_joined_by_one_gather() -> None:
     together = same_microbatches(MODEL, shapes, np.zeros(2, np.int64), np.zeros(2, np.int64), np.arange(2))
     alone = DecoupledScheduler().schedule(shapes, layout, together, profile)
     assert memory.peak_bytes(program).max() < memory.peak_bytes(alone).max()
+
+
+def test_encoders_that_are_recomputed_whole_encode_in_passes() -> None:
+    layout = pair_layout(Degrees(1, 1, 1, 1), Degrees(1, 1, 1, 1), colocated=True, num_ranks=1, batch=2)
+    vision, llm = layout.modules
+    whole = replace(layout, modules=(replace(vision, recompute=True, recompute_whole=True), llm))
+    shapes = samples((10, [400, 400]), (10, [400, 2000, 80]))
+    profile = profile_for(ranks=1, batch=2)
+    passes = SpreadItems(pass_tokens=800).assign(shapes, whole, profile).modules[0].microbatch
+    # Tokens before each item: 0, 400; 800, 1200; 3200. A pass has some 800.
+    assert passes.tolist() == [0, 0, 1, 1, 4]
+    assert SpreadItems(pass_tokens=800).assign(shapes, layout, profile).modules[0].microbatch.tolist() == [0] * 5

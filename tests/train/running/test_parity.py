@@ -257,7 +257,8 @@ def test_braid_trains_long_samples_in_wide_groups_and_short_ones_in_narrow_group
     placed, chunks = program.layout.modules[-1], program.chunks[-1]
     widths = np.prod(placed.widths, axis=1)[placed.degree_of_copy[chunks.replica]]
     longest = np.array([program.shapes.llm_tokens[chunks.units(chunk)].max() for chunk in range(len(chunks))])
-    assert {*widths[longest > 600].tolist()} == {2}
+    # Which of the wider groups is the choice of the deal.
+    assert widths[longest > 600].min() > 1
     assert {*widths[longest < 600].tolist()} == {1}
     assert check([(configuration(*SKEWED, *BRAID), "")], reference_of(configuration(*SKEWED), tmp_path)) == 1
 
