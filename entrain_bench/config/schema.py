@@ -25,7 +25,7 @@ GROUP_KEYS = {
 SCHEMA = "schema"
 # Who chooses layouts: one tuner for all strategies, or each planner by its own trials.
 TUNING = ("equal", "own")
-# What becomes of a run with an iteration that does not fit memory.
+# Choices for a run with an iteration that does not fit memory.
 FAIL, COUNT = ON_OOM = ("fail", "count")
 NUM_DRAWS = 50
 TEXT_KEYS = ("name", "label", "_target_")

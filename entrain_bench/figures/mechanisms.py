@@ -1,8 +1,8 @@
 """Gain of each mechanism, switched on alone and last, by class of job.
 
 No figure of arXiv:2605.27918 or the other papers, which measure systems as a whole. Pairs of rows of
-``experiments/figure/mechanisms.yaml``, without and with a mechanism: alone on Megatron with samples in arrival order,
-and last in the stack of all. A dot is a job, geometric mean over seeds; a bar is the mean of jobs.
+``experiments/figure/mechanisms.yaml``, without and with a mechanism: alone on a simple strategy, and last on top of the
+others. A dot is a job, a bar the mean of jobs, both geometric means.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ load = mechanisms.gains
 def draw(data: pd.DataFrame) -> style.Picture:
     """A row a mechanism, a panel a switch."""
     table = data.assign(percent=100 * data["gain"].astype(float))
-    means = table.groupby(["mechanism", "switched"])["percent"].mean()
+    means = 100 * data.groupby(["mechanism", "switched"])["gain"].agg(mechanisms.mean_gain)
     order = [str(name) for name in means.groupby("mechanism").max().sort_values(ascending=False, kind="stable").index]
     colours = style.palette(table["job"].unique())
     height_in = 0.75 + 0.26 * len(order)

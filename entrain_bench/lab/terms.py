@@ -1,4 +1,4 @@
-"""What a reviewer would try on a comparison, and what comes out: ``experiments/terms.yaml``.
+"""Tries of a reviewer on a comparison, and their outcome: ``experiments/terms.yaml``.
 
 Random values of options run on the layout that the tuner chose for the strategy's own values, so that they differ in
 assigner and scheduler alone; options of planners are what the tuner walks.
@@ -36,7 +36,7 @@ FACTORS = (0.25, 0.5, 2.0, 4.0)
 FROM_ZERO = (0, 1, 2, 8)
 # A value that is drawn again so often, then left alone.
 TRIES = 8
-# A change of the lead within this share is a tie: ratios of measured times are known no better.
+# A change of the lead within this share is a tie: the model is not trusted with smaller ones (our choice).
 TIE = 0.01
 # Changed jobs run only strategies within this factor of the fastest: slower ones would not lead.
 CONTENDERS = 1.3

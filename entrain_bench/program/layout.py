@@ -158,7 +158,7 @@ class ModuleLayout:
     recompute_whole: bool = False
     # Whether weights and gradient buffers leave the device between a rank's last forward and first backward.
     offload: bool = False
-    # What data- and context-parallel ranks share out, optimizer states first if the job shards them at all; more than
+    # Data- and context-parallel ranks share out optimizer states, if the job shards them at all; more than
     # those in one stage only.
     sharding: Annotated[str, OneOf(SHARDINGS)] = ZERO1
     nodes: Count = 1  # that hold the weights once each, with hybrid sharding

@@ -1,4 +1,4 @@
-"""What data- and context-parallel ranks, which hold the same weights, share out: the values of ``layout.sharding``."""
+"""Kinds of sharding over data- and context-parallel ranks, which hold the same weights: ``layout.sharding``."""
 
 ZERO1 = "zero1"  # optimizer states (arXiv:1910.02054)
 ZERO2 = "zero2"  # gradients as well: every backward reduce-scatters its own, and each rank adds up its shard

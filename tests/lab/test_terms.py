@@ -1,4 +1,4 @@
-"""What a reviewer would try: random values of options, verdicts, and a planted value that gains."""
+"""Tries of a reviewer: random values of options, verdicts, and a planted value that gains."""
 
 from __future__ import annotations
 

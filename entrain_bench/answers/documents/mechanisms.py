@@ -1,4 +1,4 @@
-"""What each mechanism gains, switched on alone and last, by class of job: ``experiments/figure/mechanisms.yaml``."""
+"""Gains of mechanisms, switched on alone and last, by class of job: ``experiments/figure/mechanisms.yaml``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 import pandas as pd
 import yaml
 
-from entrain_bench.answers.comparison import TIME
+from entrain_bench.answers.comparison import TIME, geometric_mean
 from entrain_bench.answers.statistics import ratio_interval
 from entrain_bench.answers.tables import run_table, times_by_seed
 from entrain_bench.answers.text import markdown_table
@@ -116,13 +116,18 @@ def mechanisms_section(study: Study) -> str:
     return f"## What each mechanism gains\n\n{text}\n\n{markdown_table(heading, rows, right=heading[2:3])}{notes}"
 
 
+def mean_gain(by_job: pd.Series) -> float:
+    """Geometric mean of the gains of those jobs that have one, not a number if none has."""
+    ratios = [1 + float(gain) for gain in by_job.dropna()]
+    return geometric_mean(ratios) - 1 if ratios else math.nan
+
+
 def _over_jobs(by_job: pd.Series) -> str:
-    """Geometric mean of the gains of jobs, and their range."""
+    """The mean gain over jobs, and the range."""
     found = by_job.dropna()
     if found.empty:
         return "n/a"
-    mean = math.exp(sum(math.log1p(gain) for gain in found) / len(found)) - 1
-    return f"{100 * mean:+.1f}% ({100 * found.min():+.1f}% to {100 * found.max():+.1f}%)"
+    return f"{100 * mean_gain(found):+.1f}% ({100 * found.min():+.1f}% to {100 * found.max():+.1f}%)"
 
 
 def _labelled_sweeps() -> dict[str, SweepOverrides]:

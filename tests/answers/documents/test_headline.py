@@ -16,7 +16,7 @@ TIMES = {
     "megatron": [2.0, 2.1, 2.2],
     "omnibal": [1.2, 1.3, 1.4],
     "dip": [1.3, 1.4, 1.5],
-    # As fast as Braid, now ahead and now behind.
+    # Ahead of Braid at some seeds, and behind it at others.
     "lpt": [1.01, 1.09, 1.21],
     "braid": [1.0, 1.1, 1.2],
 }
