@@ -1,4 +1,4 @@
-"""The ``entrain-bench`` command: what it can do, and how errors end it."""
+"""The ``entrain-bench`` command: its verbs, and the handling of errors."""
 
 import importlib
 import os
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Do what the command line says; returns its exit code."""
+    """Run a command line; return its exit code."""
     try:
         try:
             return _dispatch(arguments)
@@ -43,7 +43,7 @@ def run_command(arguments: Sequence[str]) -> int:
         _show_error(error, str(error))
         return EXIT_FAILED
     except KeyboardInterrupt:
-        print("interrupted; what was finished is kept", file=sys.stderr)
+        print("interrupted; finished runs are kept", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         return EXIT_BROKEN_PIPE

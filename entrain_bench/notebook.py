@@ -35,7 +35,7 @@ DPI = 130
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Results as notebooks show them: everything as a ``table``, a row a run, a metric or an action; and a picture."""
+    """Results as notebooks show them: a ``table`` with one row per run, metric or action, and a picture."""
 
     table: pd.DataFrame
     html: str
@@ -62,7 +62,7 @@ class View:
 
 
 def sweep(*overrides: str, config_dir: str | None = None, processes: int = 0) -> View:
-    """Run what is missing of a sweep, as ``entrain-bench --multirun`` does, and return its runs.
+    """Run the missing runs of a sweep, as ``entrain-bench --multirun`` does, and return its runs.
 
     ``processes`` run at a time; 0: one run after the other in this process. A script that asks for processes needs
     ``if __name__ == "__main__"``. ``UserError`` for bad overrides, and data that cannot be read.
@@ -86,7 +86,7 @@ def load(results_dir: str = "results") -> View:
 
 
 def show(result: RunResult | Timeline | Sequence[Record]) -> View:
-    """Return records, what ``run_experiment`` returns, or a timeline as notebooks show it."""
+    """Return records, a result of ``run_experiment``, or a timeline as notebooks show it."""
     if isinstance(result, RunResult):
         return _run(result)
     return _timeline(result) if isinstance(result, Timeline) else _runs(result)

@@ -1,1 +1,1 @@
-"""The interface of strategies, what they may see (``Profile``), and their building blocks."""
+"""The interface of strategies, the data that they may see (``Profile``), and their building blocks."""

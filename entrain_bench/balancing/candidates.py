@@ -22,9 +22,9 @@ from entrain_bench.specs.shapes import SampleShapes
 # Batches profiled to check memory; fewer if they are so large that samples abound.
 MEMORY_BATCHES = 16
 MEMORY_SAMPLES = 65_536
-# Candidates behind the first that fits memory, at most, among which others with its degrees are looked for.
+# Maximum number of candidates after the first that fits, among which others with its degrees are searched.
 MAX_RECOMPUTING = 4
-ENOUGH = 0.9  # share of the memory up to which the batches that decide are the only ones that are checked
+ENOUGH = 0.9  # share of memory up to which only the deciding batches are checked
 
 
 def heaviest(batches: Sequence[SampleShapes], job: Job) -> list[int]:
@@ -107,8 +107,8 @@ class Candidate:
 class Draft:
     """A candidate that is not placed on ranks yet. Placing takes long on many ranks."""
 
-    least_s: float  # what its estimate cannot fall below
-    place: Callable[[], Candidate | Draft]  # makes the candidate, or a draft of which more is known
+    least_s: float  # lower bound of its estimate
+    place: Callable[[], Candidate | Draft]  # makes the candidate, or a draft with a better estimate
 
 
 def rising_candidates(drafts: Iterable[Draft], most_s: float = np.inf) -> Iterator[Candidate]:
@@ -159,7 +159,7 @@ def fastest_in_trials(
 def _recomputing(
     profile: Profile, rising: Iterator[Candidate], make_program: MakeProgram, refused: list[UserError]
 ) -> Iterator[Candidate]:
-    """Yield the first candidate that fits memory; if better ones did not, the fastest of alike ones in a trial."""
+    """Yield the first candidate that fits memory; if better ones did not, the fastest of its degrees in a trial."""
     for first in islice(_fitting(profile, rising, make_program, refused), 1):
         if not refused:
             yield first

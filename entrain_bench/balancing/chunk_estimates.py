@@ -1,4 +1,4 @@
-"""Believed seconds of chunks on stages, from the profile's estimates of units."""
+"""Estimated seconds of chunks on stages, from the profile's estimates of units."""
 
 from collections.abc import Callable
 
@@ -36,7 +36,7 @@ def estimate_by_group(
 ) -> tuple[FloatArray, ...]:
     """Each chunk's values at the degree of its group; ``values`` are those of all chunks at one ``[chunks, ...]``."""
     used, place = np.unique(placed.degree_of_copy[chunks.replica], return_inverse=True)
-    # Most degrees of a layout have no chunk; without any chunk one says how many stages there are.
+    # Most degrees of a layout have no chunk; without any chunk one states the number of stages.
     by_degree = [values(placed.at(degree)) for degree in (used.tolist() or [0])]
     chunk = np.arange(len(chunks))
     return tuple(np.asarray(np.stack(columns)[place, chunk]) for columns in zip(*by_degree, strict=True))
@@ -125,7 +125,7 @@ def packed_durations(
 
 
 def packed_iteration_s(program: Program, profile: Profile) -> float:
-    """Estimated seconds of a program: its passes by ``packed_durations``, with all else that they do not hide."""
+    """Return an iteration's estimated seconds: passes by ``packed_durations``, and exposed transfers and steps."""
     duration = np.zeros(program.num_actions)
     duration[: program.first_action[-1]] = packed_durations(program, profile)
     return profile.programs.iteration_s(program, duration)

@@ -32,8 +32,8 @@ class Replica:
 
     numbers: IntArray  # of the actions in the program ``[actions]``
     members: IntArray  # numbers of its lanes in the layout ``[lanes]``
-    actions: ListedActions  # what the list scheduler knows of them
-    group: IntArray  # microbatch that each belongs to with all that depends on it, by arrival ``[actions]``
+    actions: ListedActions  # input of the list scheduler
+    group: IntArray  # microbatch of each with all dependent actions, by arrival ``[actions]``
     # Place of each action's chunk in its group and pass. Forwards go by the first LLM microbatch that they serve, then
     # along the chain, backwards by the last, then against it ``[actions]``.
     rank: IntArray | FloatArray
@@ -48,9 +48,9 @@ def split_replicas(
     working_bytes: FloatArray,
     **columns: Any,
 ) -> list[Replica]:
-    """Return the replicas of a program made of an assignment, whatever its own order.
+    """Return the replicas of an assignment's program; the program's order does not matter.
 
-    Of each action seconds, bytes that it adds or frees, and bytes that it needs while it runs ``[actions]``;
+    Arguments by action are seconds, bytes that it adds or frees, and bytes that it needs while it runs ``[actions]``.
     ``columns`` are further arguments of ``draft_actions``.
     """
     layout = draft.layout

@@ -17,18 +17,18 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.specs.shapes import SampleShapes
 
-# Pull of the last ratio of a class: as strong as the data of an average class. With a hundredth, as for DFLOP, noise of
+# Weight of a class's last ratio: as strong as the data of an average class. With a hundredth, as for DFLOP, noise of
 # 20% on passes makes Braid up to 3% slower (simulated, 2026-11).
 RIDGE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class CorrectedAssigner:
-    """Another assigner that sees estimates corrected by what units of about the same length took.
+    """Wraps an assigner: its estimates are corrected by measured times of units of about the same length.
 
     Attributes:
-        base: assigns.
-        correction: what executed iterations have taught.
+        base: the wrapped assigner.
+        correction: factors learned from executed iterations.
     """
 
     base: Assigner
@@ -69,7 +69,7 @@ class CorrectedAssigner:
         believed_s = profile.programs.with_weights_s(program, believed_s)
         passes = slice(int(program.first_action[-1]))
         seconds = timeline.end_s - timeline.start_s
-        # The rest of a pass, besides its units, is believed; a machine that is slower throughout is slower there, too.
+        # The fixed part of a pass is estimated; a machine that is slower overall is also slower there.
         seconds = seconds - (believed_s - units_s) * (seconds[passes].sum() / believed_s[passes].sum())
         for index, (module, placed) in enumerate(zip(modules, program.layout.modules, strict=True)):
             chunks = program.chunks[index]
@@ -85,7 +85,7 @@ class CorrectedAssigner:
 
 
 def observed(program: Program, index: int, believed_s: FloatArray, seconds: FloatArray) -> Observation:
-    """Executed microbatches of a module, from seconds ``[actions]`` and those believed of each unit ``[members]``."""
+    """Return a module's executed microbatches from seconds ``[actions]`` and estimates of units ``[members]``."""
     module = program.model.modules[index]
     placed = program.layout.modules[index]
     chunks = program.chunks[index]

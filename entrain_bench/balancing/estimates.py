@@ -1,4 +1,4 @@
-"""Measured layers and estimated units, all that strategies may know of them; their errors and correction."""
+"""Measured layers and estimated units as strategies see them; estimation errors and their correction."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,8 +21,8 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import ShapeSource
 
 MODULE_CLASSES = 128  # half octaves of length that a module may have; more than any sequence length needs
-# Pull of a class's last ratio on the new one, relative to the data of an average class: it decides where microbatches
-# do not tell classes apart.
+# Weight of a class's last ratio, relative to the data of an average class. It decides if microbatches do not
+# distinguish classes.
 RIDGE = 0.01
 
 
@@ -31,7 +31,7 @@ class Observation:
     """One module's executed microbatches."""
 
     classes: IntArray  # shape classes present ``[classes]``
-    predicted_s: FloatArray  # what each class contributes on a stage, uncorrected ``[microbatches, classes]``
+    predicted_s: FloatArray  # uncorrected seconds of each class on a stage ``[microbatches, classes]``
     actual_s: FloatArray  # executed time on a stage ``[microbatches]``
     num_replicas: int | IntArray  # that they are spread over, or groups of the width of each ``[microbatches]``
 
@@ -41,13 +41,13 @@ class Corrector:
     """DFLOP's adaptive correction of estimates (arXiv:2603.25120); ``learn`` returns the next state.
 
     Attributes:
-        tolerance: relative deviation below which a shape class is left alone.
+        tolerance: relative deviation below which a shape class gets no penalty.
         window: iterations I over which benefit and cost are compared.
         cost_s: seconds that tracking costs an iteration (measured on 512 samples, x86-64, 2026-11: 3.2 ms).
         smoothing: weight of a new observation in a class's running ratio of actual to predicted time.
         active: whether observations are still tracked.
         ratios: running actual / predicted time of each shape class, 1 on average over all work.
-        benefits_s: |time error| that the penalties took away in past iterations, at most ``window`` of them.
+        benefits_s: reduction of |time error| by the penalties in past iterations, at most ``window`` of them.
     """
 
     tolerance: Annotated[float, at_least(0)] = 0.05
@@ -59,7 +59,7 @@ class Corrector:
     benefits_s: tuple[float, ...] = ()
 
     def learn(self, seen: Sequence[Observation], ridge: float = RIDGE) -> Self:
-        """Learn from one iteration; switches off, and penalties with it, when they did not pay over the window."""
+        """Learn from one iteration; switch off, without penalties, if the benefit over the window is below the cost."""
         actual = np.concatenate([one.actual_s for one in seen])
         plain = np.concatenate([one.predicted_s.sum(axis=1) for one in seen])
         corrected = np.concatenate([matmul(one.predicted_s, self.penalties(one.classes)) for one in seen])
@@ -94,7 +94,7 @@ class Corrector:
         pull = ridge * np.trace(normal) / len(normal) * np.eye(len(normal))
         rest = matmul(one.predicted_s.T, one.actual_s * scale - matmul(one.predicted_s, ratio))
         fitted = ratio + self.smoothing * solve(normal + pull, rest)
-        # Noise may not turn a duration around.
+        # Noise must not make a duration negative.
         return dict(zip(one.classes.tolist(), np.maximum(fitted, 0.1).tolist(), strict=True))
 
 
@@ -122,7 +122,7 @@ class PackTimes:
     """Seconds of a layer of each kind, communication included: of forwards, backwards and, if split, weight passes."""
 
     added_s: FloatArray  # by one sequence of each of ``LENGTHS`` ``[passes, lengths, kinds]``
-    chunk_s: FloatArray  # by a chunk, whatever is in it ``[passes, kinds]``
+    chunk_s: FloatArray  # by any chunk, independent of its sequences ``[passes, kinds]``
     least_s: FloatArray  # that a chunk takes ``[passes, kinds]``
 
     def of(self, lengths: IntArray) -> FloatArray:
@@ -146,7 +146,7 @@ def probes() -> tuple[IntArray, IntArray]:
 
 
 def pack_times(measured: Sequence[PassTimes]) -> PackTimes:
-    """Take apart the times of packs (``probes``): what sequences add, the mean rest of all lengths, and the least."""
+    """Split the times of packs (``probes``): seconds of sequences, the mean rest of all lengths, and the least."""
     count = -(-PACK_TOKENS // LENGTHS)[:, None]
     forward = [kind.forward_s + kind.forward_comm_s for kind in measured]
     backward = [kind.backward_s + kind.backward_comm_s for kind in measured]
@@ -320,7 +320,7 @@ class UnitEstimates:
     _seed: int
     _belief_error: float = 0.0
     _belief_bias: float = 0.0
-    _smooth: bool = False  # whether units of about the same length err alike
+    _smooth: bool = False  # whether units of about the same length have equal errors
     _correction: Corrector = field(default_factory=Corrector)
     _cache: BatchCache = field(default_factory=BatchCache)
 

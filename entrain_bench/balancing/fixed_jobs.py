@@ -1,4 +1,4 @@
-"""Jobs with fixed knobs that stand for those which a job leaves free."""
+"""Jobs with fixed degrees and microbatch size, derived from a job that leaves them free."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -18,7 +18,7 @@ from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.specs.job import DEFAULT_DEGREES, DEFAULT_MICROBATCH_SIZE, Job
 from entrain_bench.specs.shapes import SampleShapes
 
-FAR = 3.0  # estimates at most so many times the least are considered before drafts correct them
+FAR = 3.0  # ratio to the least estimate up to which candidates are considered before drafts correct estimates
 MAX_JOBS = 64  # fixed jobs (degrees and microbatch sizes) that a planner is asked about, at most
 MAX_CHECKED = 256  # fixed jobs that are checked for memory to find these, at most
 CHECKED_LAYOUTS = 2  # layouts of a job and a candidate set that are checked, at most
@@ -27,7 +27,7 @@ CHECKED_LAYOUTS = 2  # layouts of a job and a candidate set that are checked, at
 def by_turns(
     estimated_s: FloatArray, knobs: Sequence[tuple[object, ...]], runs: Callable[[int], bool] = lambda _: True
 ) -> Iterator[int]:
-    """Candidates that run, each once: by turns the best left of all and of every value of every knob."""
+    """Yield candidates once each: in turn the best remaining one overall and of every value of every knob."""
     values: dict[object, list[int]] = {}
     for index in np.argsort(decisive(estimated_s), kind="stable").tolist():
         for value in (None, *enumerate(knobs[index])):
@@ -97,7 +97,7 @@ def fixed_jobs(profile: Profile, samples: SampleShapes, fits: Callable[[Job], bo
             jobs.append(replace(sized.job, request=request))
             knobs.append((one.tp, one.cp, one.pp, one.dp, sized.job.microbatch_size))
     if not jobs:
-        # No homogeneous degrees: what planners with others know to do with the job as it is.
+        # No homogeneous degrees fit: planners with other degrees plan the unmodified job.
         return profile.job.each_microbatch_size()
     near = decisive(np.array(ratings_s)) <= decisive(FAR * min(ratings_s))
     turns = by_turns(np.array(ratings_s), knobs, lambda index: bool(near[index]))

@@ -89,16 +89,16 @@ class MakeProgram:
 
     @property
     def chooses_recomputation(self) -> bool:
-        """Whether the scheduler chooses what is recomputed if the job leaves it open."""
+        """Whether the scheduler chooses recomputation if the job leaves it free."""
         return declares(self._strategy.scheduler, "chooses_recomputation")
 
     def recomputes_under(self, layout: Layout) -> bool:
-        """Whether the scheduler chooses what is recomputed, with the options that a layout was planned with."""
+        """Return whether the scheduler chooses recomputation under a layout's options."""
         return declares(self._strategy.under(layout).scheduler, "chooses_recomputation")
 
     @property
     def variants(self) -> list[Variant]:
-        """Variants of a plan that the tuner considers, beside its layout."""
+        """Variants of a plan that the tuner considers in addition to its layout."""
         shardings = sharding_variants(self._profile.job, self._strategy.planner) if self._strategy.free_sharding else ()
         return [*shardings] + [
             Variant(option.key, value, partial(self._with_option, option, value))
@@ -198,7 +198,7 @@ class Strategy:
 
 
 def _expect[T](kind: type[T], value: object, hook: Callable[..., object]) -> T:
-    """Return a hook's value after checking its class."""
+    """Return a hook's value after a check of its class."""
     if not isinstance(value, kind):
         where = f"{inspect.getsourcefile(hook)}:{inspect.getsourcelines(hook)[1]}"
         raise UserError(f"{where}: {hook.__qualname__} returned {value!r}: must be an object of class {kind.__name__}")

@@ -58,7 +58,7 @@ class ZeroBubbleH1(ZeroBubble):
     """ZB-H1 (section 2.3): weight passes follow their backwards by as many microbatches as there are stages before."""
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """Return the program; ``IncompatibleError`` if the modules do not form a chain of one stage a rank."""
+        """Return the program; ``IncompatibleError`` if the modules do not form a chain of one stage per rank."""
         model = profile.job.model
         behind = stages_behind(layout, model.llm_index)
         last = max(int(stages.max()) for stages in behind)
@@ -72,7 +72,7 @@ class ZeroBubbleH1(ZeroBubble):
 
 @dataclass(frozen=True, slots=True)
 class ZeroBubbleV(ZeroBubble):
-    """ZB-V: two stages a rank, down the ranks and back up, without a bubble if F = B = W (section 6)."""
+    """ZB-V: two stages per rank, down the ranks and back up, without a bubble if F = B = W (section 6)."""
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """Return the program; ``IncompatibleError`` if the stages do not go down the ranks and back."""
@@ -139,7 +139,7 @@ def zb_v_slots(
     n = np.maximum(num_microbatches, 2 * p - 1)[:, None]
     f = microbatch[:, None]
     b = last[:, None]
-    # Slots at which phases begin: the F1 F0, the F1 B1 W1, the steady state, B0 B1, B0 W0, W1 and W0.
+    # First slots of the phases: F1 F0, F1 B1 W1, the steady state, B0 B1, B0 W0, W1 and W0.
     mixed = 2 * (p - i) - 1
     down = mixed + 2 * i
     steady = down + 3 * (p - i)
@@ -169,7 +169,7 @@ def interleaved_slots(
     """Slots of forwards and backwards at every virtual stage, in Megatron-LM's order ``[chunks, stages]``.
 
     A rank runs groups of as many microbatches as there are ranks, each through all of its stages, backwards from the
-    last to the first. It warms up with (stages a rank - 1) groups and two forwards for every rank behind it.
+    last to the first. It warms up with (stages per rank - 1) groups and two forwards for every rank behind it.
     ``IncompatibleError`` if a replica's microbatches do not fill groups.
     """
     uneven = num_microbatches[num_microbatches % num_ranks > 0]

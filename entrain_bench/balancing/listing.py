@@ -2,8 +2,8 @@
 
 The action that can begin first is placed next. A lane chooses among those whose inputs are there, by priority. Long
 encoder backwards can be held until their lanes have done all of the LLM, which they would hold up. Chunks that depend
-on each other form a group; a forward is let in where all that the groups up to its own hold and will hold fits
-together on each of its lanes. So no order can deadlock, and nothing exceeds the room if every group fits by itself.
+on each other form a group; a forward is admitted if the memory that all groups up to its own hold and will hold fits on
+each of its lanes. So no order can deadlock, and no lane exceeds its memory if every group fits separately.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ class ListedActions(NamedTuple):
     is_backward: IntArray  # 0 or 1 ``[actions]``
     # 1 for the LLM's, and for generators', which its backwards wait for; 0 for encoders' ``[actions]``.
     of_llm: IntArray
-    duration_s: FloatArray  # believed seconds ``[actions]``
+    duration_s: FloatArray  # estimated seconds ``[actions]``
     send_s: FloatArray  # for which its lanes are held after it ``[actions]``
-    receive_s: FloatArray  # for which they are held before it, at the same time as by what was sent last ``[actions]``
-    size_bytes: IntArray  # what a forward adds and its backward frees, integers ``[actions]``
+    receive_s: FloatArray  # for which they are held before it, in parallel with the last send ``[actions]``
+    size_bytes: IntArray  # memory that a forward adds and its backward frees, integers ``[actions]``
     num_waits: IntArray  # actions that it waits for ``[actions]``
     user_offsets: IntArray  # of actions that wait for it, CSR
     user_actions: IntArray
     user_delay_s: FloatArray  # from its end until they have its results ``[users]``
     station: IntArray  # lanes that some action occupies together have one number ``[lanes]``
     room_bytes: IntArray  # for activations, integers ``[lanes]``
-    tail_s: FloatArray  # from an action's end until its stage's gradients are synchronised ``[actions]``
+    tail_s: FloatArray  # from an action's end until its stage's gradients are synchronized ``[actions]``
     backward: IntArray  # of each forward, any action of a backward ``[actions]``
-    kept_bytes: IntArray  # what a pair takes besides if its activations are kept, not recomputed ``[actions]``
-    kept_s: FloatArray  # what its backward is shorter by then ``[actions]``
+    kept_bytes: IntArray  # additional memory of a pair that keeps its activations, not recomputed ``[actions]``
+    kept_s: FloatArray  # seconds that its backward saves then ``[actions]``
 
     def of(self, chosen: IntArray, members: IntArray) -> ListedActions:
-        """Some of them alone, renumbered with their lanes, on which nothing else runs and waits for nothing else."""
+        """Return a renumbered part of the actions, with their lanes; no other action depends on it or runs there."""
         lane = np.zeros(len(self.room_bytes), np.int64)
         action = np.zeros(len(self.duration_s), np.int64)
         lane[members] = np.arange(len(members))
@@ -115,7 +115,7 @@ class Wish(NamedTuple):
     priority: FloatArray  # lower first ``[actions]``
     is_held: IntArray  # 1 for backwards that wait until their lanes have done all of the LLM ``[actions]``
     alternate: bool  # whether a lane takes forwards and backwards in turn; otherwise backwards first
-    last_of_equals: bool = False  # whether the last by priority of backwards of one time is waited for, or the first
+    last_of_equals: bool = False  # whether a lane waits for the last or the first by priority of simultaneous backwards
 
 
 class State(NamedTuple):
@@ -130,28 +130,28 @@ class State(NamedTuple):
     last: IntArray  # that action, -1 for none ``[lanes]``
     held_bytes: IntArray  # by activations ``[lanes]``
     is_kept: IntArray  # whether an action's activations are kept ``[actions]``
-    extra_bytes: IntArray  # what is held because activations are kept ``[lanes]``
+    extra_bytes: IntArray  # memory of kept activations ``[lanes]``
     choice: IntArray  # next action of a lane, -1 for none ``[lanes]``
     begin_s: FloatArray  # its begin ``[lanes]``
-    is_stale: IntArray  # whether these have to be found anew ``[lanes]``
-    need_bytes: IntArray  # what a group's forwards hold and will hold ``[lanes, groups]``
+    is_stale: IntArray  # whether these must be computed again ``[lanes]``
+    need_bytes: IntArray  # memory that a group's forwards hold and will hold ``[lanes, groups]``
     left: IntArray  # actions of it to come ``[lanes, groups]``
     llm_left: IntArray  # actions of the LLM to come; at the end whether anything is held, 0 or 1 ``[lanes + 1]``
     first_open: IntArray  # first group of a lane with actions to come ``[lanes]``
     first_refused: IntArray  # first group from there on that does not fit with those before it ``[lanes]``
-    admitted_bytes: IntArray  # what the groups between these two need ``[lanes]``
+    admitted_bytes: IntArray  # memory that the groups between these two need ``[lanes]``
 
 
 @njit(nogil=True)
 def list_schedule(actions, wish, place):  # type: ignore[no-untyped-def]
-    """Give actions their ``place`` ``[actions]``; return when gradients are synchronised, and forced forwards."""
+    """Give actions their ``place`` ``[actions]``; return when gradients are synchronized, and forced forwards."""
     state = _begin(actions, wish)
     forced = 0
     end_s = 0.0
     for turn in range(len(actions.duration_s)):
         lane = _soonest(actions, wish, state)
         if lane < 0 and state.llm_left[HOLDS]:
-            # Memory is full of what held backwards would free.
+            # Held backwards would free the memory.
             state.llm_left[HOLDS] = 0
             state.is_stale[:] = 1
             lane = _soonest(actions, wish, state)
@@ -245,7 +245,7 @@ def _leave(action, lane, actions, state):  # type: ignore[no-untyped-def]
 
 @inlined
 def _free_s(action, lane, actions, state):  # type: ignore[no-untyped-def]
-    """When a lane may begin an action: what it sends and what it receives goes on at the same time."""
+    """Return when a lane may begin an action, in seconds; its sends and receives overlap."""
     last = state.last[lane]
     held_s = actions.receive_s[action]
     if last < 0:
@@ -264,7 +264,7 @@ def _begin_s(action, actions, state):  # type: ignore[no-untyped-def]
 
 @inlined
 def _may_run(action, actions, wish, state):  # type: ignore[no-untyped-def]
-    """Whether memory lets an action in on all of its lanes; backwards free some, and run unless they are held."""
+    """Return whether an action fits memory on all of its lanes; backwards free memory, and run unless held."""
     if actions.is_backward[action] == BACKWARD:
         if wish.is_held[action] and state.llm_left[HOLDS]:
             for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
@@ -282,7 +282,7 @@ def _may_run(action, actions, wish, state):  # type: ignore[no-untyped-def]
 
 @inlined
 def _soonest(actions, wish, state):  # type: ignore[no-untyped-def]
-    """The lane whose choice can begin first; -1 if no lane may run anything."""
+    """Return the lane whose choice can begin first; -1 if no lane may run an action."""
     soonest = -1
     soonest_s = np.inf
     for lane in range(len(actions.room_bytes)):
@@ -297,7 +297,7 @@ def _soonest(actions, wish, state):  # type: ignore[no-untyped-def]
 
 @inlined
 def _choose(lane, actions, wish, state):  # type: ignore[no-untyped-def]
-    """Choose what a lane runs next, unless something comes in before that begins."""
+    """Choose a lane's next action; another action that arrives before its start may replace it."""
     forward = -1
     backward = -1
     coming = -1
@@ -335,7 +335,7 @@ def _choose(lane, actions, wish, state):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def _let_in(actions, wish, state):  # type: ignore[no-untyped-def]
-    """All lanes are full, and a group does not fit by itself: the first of its ready forwards."""
+    """Return the first ready forward of a group that exceeds memory even alone, when all lanes are full."""
     chosen = -1
     first = (0, 0.0)
     for lane in range(len(actions.room_bytes)):
@@ -351,7 +351,7 @@ def _let_in(actions, wish, state):  # type: ignore[no-untyped-def]
 
 @inlined
 def _keeps(action, actions, state):  # type: ignore[no-untyped-def]
-    """Whether a forward's activations are kept: on all of its lanes there is room beside all that was let in."""
+    """Return whether a forward's activations are kept: they fit on all of its lanes with all admitted groups."""
     if actions.is_backward[action] == BACKWARD or actions.kept_bytes[action] == 0:
         return 0
     for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
@@ -364,7 +364,7 @@ def _keeps(action, actions, state):  # type: ignore[no-untyped-def]
 
 @inlined
 def _run(action, begin_s, actions, wish, state):  # type: ignore[no-untyped-def]
-    """Clock and memory of its lanes after an action, and who can go on; its end, seconds."""
+    """Update clock and memory of an action's lanes, and its ready users; return its end in seconds."""
     group = wish.group[action]
     size_bytes = actions.size_bytes[action]
     end_s = begin_s + actions.duration_s[action]
@@ -403,7 +403,7 @@ def _run(action, begin_s, actions, wish, state):  # type: ignore[no-untyped-def]
 
 @inlined
 def _close_groups(lane, state):  # type: ignore[no-untyped-def]
-    """Move on the first group with actions to come; what has closed holds nothing any more."""
+    """Advance each lane's first group with remaining actions; finished groups hold no memory."""
     group = state.first_open[lane]
     while group < state.left.shape[1] and state.left[lane, group] == 0:
         group += 1
@@ -413,7 +413,7 @@ def _close_groups(lane, state):  # type: ignore[no-untyped-def]
 
 @inlined
 def _admit_groups(lane, actions, state):  # type: ignore[no-untyped-def]
-    """Move on the first group that is refused. Needs only fall, so that it never moves back."""
+    """Advance the first refused group. Needs only fall, so it never moves back."""
     group = state.first_refused[lane]
     ahead = state.admitted_bytes[lane]
     room_bytes = actions.room_bytes[lane] - state.extra_bytes[lane]

@@ -1,4 +1,4 @@
-"""Units dealt out to bins, compiled: longest first, with exchanges, into equal counts, or by largest differences."""
+"""Distribute units over bins, compiled: longest first, with exchanges, into equal counts, or by largest differences."""
 
 from heapq import heapify, heappop, heappush, heapreplace
 
@@ -8,15 +8,15 @@ from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.compiled import njit
 
-CLOSE = 1e-6  # this close to the trivial bound nothing is left to solve; a smaller gain is no gain
-# Sums that an exchange may look at, and how many of them looking at a bucket takes as long as: it ends after some 0.2 s
-# at the latest (x86-64, 2026-11), mostly by itself.
+CLOSE = 1e-6  # distance from the trivial bound that counts as optimal; smaller gains do not count
+# Limit on the sums that an exchange computes, and the cost of visiting a bucket in such sums. The limit takes about 0.2
+# s (x86-64, 2026-11); most exchanges end earlier.
 EXCHANGE_STEPS = 10_000_000
 BUCKET_STEPS = 64
 
 
 def trivial_bound(cost: FloatArray, num_buckets: int) -> float:
-    """No assignment has a C_max below the mean of a bucket or the largest item of either cost ``[items, 2]``."""
+    """Return a lower bound of C_max: the mean of a bucket or the largest item of either cost ``[items, 2]``."""
     return float(max(cost.sum(axis=0).max() / num_buckets, cost.max(initial=0.0)))
 
 
@@ -28,7 +28,7 @@ def by_falling(cost: FloatArray) -> IntArray:
 def longest_first(cost: FloatArray, num_buckets: int, load: FloatArray | None = None) -> IntArray:
     """LPT: items by falling max of their two costs, each to the bucket whose larger sum stays least ``[items]``.
 
-    ``load`` is what buckets have before ``[buckets, 2]``.
+    ``load`` is the initial load of buckets ``[buckets, 2]``.
     """
     before = np.zeros((num_buckets, 2)) if load is None else load
     return np.asarray(_place(by_falling(cost), np.ascontiguousarray(cost, np.float64), before))
@@ -93,7 +93,7 @@ def _place(order, cost, before):  # type: ignore[no-untyped-def]
 
 @njit()
 def _exchange(cost, bucket, before, enough, most_steps):  # type: ignore[no-untyped-def]
-    """Exchanges until none helps or the fullest bucket is low enough; the last item is nothing, and in every bucket."""
+    """Exchange until none helps or the fullest bucket is low enough; the last item weighs 0 and is in every bucket."""
     nothing = len(bucket) - 1
     load = before.copy()
     for item in range(nothing):
@@ -143,7 +143,7 @@ def _best_swap(mine, theirs, my_load, their_load, cost, below):  # type: ignore[
 def balanced_groups(
     size: FloatArray, num_groups: int, load: FloatArray | None = None, fewest_first: bool = True
 ) -> IntArray:
-    """Group of each sample by LPT, as many samples each ``[samples]``; ``load`` is what groups have ``[groups]``."""
+    """Return the group of each sample by LPT, equally many in each ``[samples]``; ``load``: initial ``[groups]``."""
     before = np.zeros(num_groups) if load is None else load
     group: IntArray = fill_groups(np.argsort(-size, kind="stable"), size, before, fewest_first)
     return group

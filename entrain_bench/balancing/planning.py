@@ -114,7 +114,7 @@ def slowest_stages_s(layer_s: FloatArray) -> FloatArray:
 # Planners repeatedly split the same layers into every number of stages.
 @lru_cache(maxsize=4096)
 def _best_cuts(layer_s: bytes, num_stages: int) -> tuple[FloatArray, IntArray]:
-    """F, the slowest stage over the first l layers in so many stages, and the l' it cuts at ``[layers + 1]``."""
+    """Return F, the slowest stage of the first l layers in k stages, and the cuts l' ``[layers + 1]``."""
     span = _spans_s(layer_s)
     if num_stages == 1:
         return span[0], np.zeros(len(span), np.int64)
@@ -147,7 +147,7 @@ def place_chain(
 ) -> Layout:
     """Place homogeneous replicas: encoder, LLM and generator stages form one chain.
 
-    All encoders share stages, and all generators: beside the LLM's if ``leading``, otherwise its first and last ones.
+    All encoders share stages, and all generators: stages of their own if ``leading``, else the LLM's first and last.
     ``degrees.pp`` rank groups hold ``virtual_stages`` each (``place_ranks``); ``layers`` are those of each stage.
     """
     ranks = replica_ranks(degrees.dp, degrees.pp, degrees.tp * degrees.cp)
@@ -254,7 +254,7 @@ class Island:
 def place_islands(
     job: Job, islands: Sequence[Island], num_microbatches: int, single_rank_boundary: bool = False
 ) -> Layout:
-    """Place encoders, LLM and generators on disjoint ranks: by replica if alike, else by group, widest TP first."""
+    """Place encoders, LLM and generators on disjoint ranks: by replica if TP, CP and DP are equal, else by group."""
     groups = job.model.module_groups
     firsts = [islands[group[0]] for group in groups]
     shapes = [(island.dp, len(island.layers_per_stage), island.tp * island.cp) for island in firsts]

@@ -1,4 +1,4 @@
-"""Profiles: all that strategies may know of costs and samples, among it estimated times of programs, and trial runs."""
+"""Profiles: costs and samples that strategies may see, with estimated times of programs, and trial runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +52,7 @@ class ProgramTimes:
         return float(times[1].max())
 
     def with_weights_s(self, program: Program, duration_s: FloatArray) -> FloatArray:
-        """Return estimated seconds of actions with what moving offloaded or sharded weights adds ``[actions]``."""
+        """Return estimated seconds of actions, including moves of offloaded or sharded weights ``[actions]``."""
         return duration_s + self._besides_passes(program, duration_s, self._layers_s(program.layout))[0]
 
     def handovers(self, program: Program) -> Handovers:
@@ -124,7 +124,7 @@ class ProgramTimes:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A strategy's window on the truth."""
+    """The measurements and cost estimates that a strategy may use."""
 
     job: Job
     samples: ProfiledSamples  # of the workload, to plan with

@@ -1,4 +1,4 @@
-"""Units of a micro-step on aligned groups of ranks: neighbours that share their work, or groups that end first."""
+"""Units of a micro-step on aligned groups of ranks: adjacent groups that share work, or groups that end first."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from entrain_bench.specs.shapes import SampleShapes
 # Halvings of the interval in which the greedy makespan lies, and its share of the lower bound that is good enough.
 BISECTIONS = 30
 GOOD = 1.01
-FILLED = 0.9  # share of the memory beside states that units may fill; the rest is for what only passes need
+FILLED = 0.9  # share of memory without states that units may fill; the rest is for temporary tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,8 @@ def joined(
 ) -> tuple[IntArray, IntArray]:
     """First position and width of each unit's group ``[units]``: of all nested groups those whose slowest ends first.
 
-    Neighbouring halves join where that ends sooner, or where they do not fit in ``room`` bytes of a position.
-    ``seconds`` are of a unit on 1, 2, 4, ... positions ``[widths, units]``, ``pack_s`` of a pack besides ``[widths]``.
+    Adjacent halves join if that ends sooner, or if units exceed ``room`` bytes of a position. Seconds: ``seconds`` of a
+    unit on 1, 2, 4, ... positions ``[widths, units]``, ``pack_s`` of a pack in addition ``[widths]``.
     """
     steps = 1 + int(step.max(initial=0))
     whole = 1 << (num_positions - 1).bit_length()
@@ -142,7 +142,7 @@ def joined(
         )
         shared_s = decisive(work_s + once * (units > 0))
         exists = (1 + np.arange(groups)) * size <= num_positions
-        # Nothing is wider than the widest, whatever it holds: what exceeds memory is refused later, with the reason.
+        # The widest group takes any unit; one that exceeds memory is refused later, with the reason.
         fits = (held <= room * size) | (level == len(seconds) - 1)
         shared_s = np.where(exists & fits, shared_s, np.inf)
         if not level:
@@ -159,7 +159,7 @@ def joined(
 def unit_costs(
     module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, profile: Profile
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Believed seconds of units, all stages ``[degrees, units]``, bytes ``[units]``, a pack's seconds ``[degrees]``."""
+    """Return estimated seconds of units, all stages ``[degrees, units]``, bytes ``[units]``, packs ``[degrees]``."""
     kinds = module.kind_counts(placed.layers_per_stage).sum(axis=0)
     again = kinds * np.array([kind.remade_share for kind in module.kinds]) * placed.recompute
     seconds = []

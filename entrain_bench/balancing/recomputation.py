@@ -1,4 +1,4 @@
-"""Recomputation by chunk: a program that recomputes everything buys time back with the memory its order leaves."""
+"""Recomputation by chunk: keep activations where a fully recomputing program has free memory."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -36,7 +36,7 @@ class Recomputation:
 
     @property
     def chooses_recomputation(self) -> bool:
-        """Whether the scheduler chooses what is recomputed, so that planners do not."""
+        """Whether the scheduler chooses recomputation instead of planners."""
         return self.memory != "module"
 
     def draft(self) -> Self:
@@ -58,8 +58,8 @@ class LaneOffers:
     first: IntArray  # entry of the lane's order from which each interval holds its activations ``[intervals]``
     last: IntArray  # and to which ``[intervals]``
     most: IntArray  # layers that it may keep ``[intervals]``
-    size: IntArray  # what each of them takes ``[intervals]``
-    gain: IntArray  # what each of them saves ``[intervals]``
+    size: IntArray  # memory of each layer ``[intervals]``
+    gain: IntArray  # time that each layer saves ``[intervals]``
     spare: IntArray  # memory that is left during every entry if none is kept ``[entries]``
 
 
@@ -119,7 +119,7 @@ def recompute_by_chunk(program: Program, profile: Profile) -> Program:
         for index, layers in enumerate(kept):
             mine = module == index
             place = chunk[mine], stage[mine]
-            # Lanes that run a stage together keep what all of them can.
+            # Lanes that run a stage together keep as many layers as all of them can.
             layers[place] = np.minimum(layers[place], choice[mine])
     return recompute_chunks(program, [remade - less for remade, less in zip(program.remade, kept, strict=True)])
 

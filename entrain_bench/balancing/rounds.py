@@ -311,7 +311,7 @@ class PlaneEstimates:
     """Layer times and estimates that were computed for earlier layouts."""
 
     samples: SampleShapes  # averaged into one shape
-    batch: SampleShapes  # what programs are estimated on
+    batch: SampleShapes  # batch for estimates of programs
     make_program: MakeProgram  # the strategy's programs
     _layer_s: dict[int, list[FloatArray]] = field(default_factory=dict)
     _estimates: dict[tuple[object, ...], tuple[float, int]] = field(default_factory=dict)
@@ -324,7 +324,7 @@ class PlaneEstimates:
         return self._layer_s[tp]
 
     def estimated(self, profile: Profile, layout: Layout, *, own_rounds: bool) -> Candidate:
-        """The layout with the believed seconds of the batch's program; ``UserError`` if there is none."""
+        """Return the layout with the estimated seconds of the batch's program; ``UserError`` if there is none."""
         again = [placed.recompute for placed in layout.modules]
         if any(again) and not layout.modules[0].scatters:
             plain = replace(layout, modules=tuple(replace(placed, recompute=False) for placed in layout.modules))

@@ -1,4 +1,4 @@
-"""Schedules as slots: from microbatch order to the order on a lane; 1F1B; checks of what may follow whom."""
+"""Schedules as slots: from microbatch order to the order on a lane; 1F1B; checks of dependencies."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -95,7 +95,7 @@ def chain_chunks(
 def backward_microbatch(
     model: ModelSpec, shapes: SampleShapes, assignment: Assignment, chunks: Sequence[Chunks]
 ) -> list[IntArray]:
-    """Microbatch in whose slot each chunk runs backward, the last that consumes it; one array a module ``[chunks]``."""
+    """Return the microbatch in whose slot each chunk runs backward, its last consumer; by module ``[chunks]``."""
     consumer = assignment.modules[model.llm_index].microbatch
     last = [rows.microbatch for rows in chunks]
     for index, rows in enumerate(chunks[: model.llm_index]):
@@ -127,7 +127,7 @@ def chain_program(
         _, backward = one_f_one_b(last[:, None], count[:, None], ahead)
         weight = None
         if weight_delay is not None and learns(model.modules[index]):
-            # A backward's slot, also of microbatches that are not there: those come after all that are.
+            # Slots of backwards, also of absent microbatches, which come after all others.
             _, weight = one_f_one_b(last[:, None] + weight_delay[index], count[:, None], ahead)
         return Slots(forward, backward, weight)
 
@@ -151,7 +151,7 @@ def slotted_program(
 
 
 def microbatches_per_replica(layout: Layout, chunks: Sequence[Chunks], freed: Sequence[IntArray]) -> list[IntArray]:
-    """Places in the order of every replica, one array a module; modules with as many replicas count together."""
+    """Return the number of places of every replica, one array per module; modules with equal DP count together."""
     counts = {placed.copies: np.zeros(placed.copies, np.int64) for placed in layout.modules}
     for rows, last, placed in zip(chunks, freed, layout.modules, strict=True):
         np.maximum.at(counts[placed.copies], rows.replica, last + 1)
@@ -244,7 +244,7 @@ class OneForwardOneBackward(Recomputation):
     """1F1B over the chain of all stages; a microbatch keeps its place in all modules.
 
     Attributes:
-        eager: stages that warm up with more forwards than 1F1B's, one a stage behind: none, those of encoders, or all.
+        eager: stages with more warm-up forwards than 1F1B's one per following stage: none, those of encoders, or all.
         max_extra_forwards: how many more at most; None: as many as memory allows.
     """
 

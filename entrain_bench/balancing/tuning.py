@@ -70,7 +70,7 @@ COUNTED_SAMPLES = 8192  # samples of a batch that counts as one simulated batch;
 DRAFTS = 1 / 2
 SECOND = 1 / 8
 LAST = 1 / 4
-# Candidates in the last round: few, so that their batches are many; on few, heavy tails hide which is fastest.
+# Candidates in the last round: few, so each gets many batches. With few batches, heavy tails hide the fastest.
 FINALISTS = 3
 # Shares of the budget where options are free: layouts with the strategy's own options; then of the rest, the options.
 OWN_OPTIONS = 2 / 3
@@ -88,7 +88,7 @@ class TuningBatches:
     others: tuple[int, ...]  # those that are not, by rising length of their longest units; the same if there are none
 
     def last(self, number: int) -> list[int]:
-        """The middle batch of each of so many strata of the others, of one at least."""
+        """Return the middle batch of each stratum of the remaining batches, at least one."""
         return _middles(self.others, min(max(1, number), len(self.others)))
 
 
@@ -120,7 +120,7 @@ def _middles(order: Sequence[int], strata: int) -> list[int]:
 class Trials:
     """Simulations of candidates on the tuning batches; each is made once."""
 
-    profile: Profile  # what the strategy knows, for the job as it was given
+    profile: Profile  # profile of the unmodified job
     make_program: MakeProgram
     batches: TuningBatches
     refused: list[UserError] = field(default_factory=list)  # why candidates cannot run
@@ -201,7 +201,7 @@ def candidate_key(layout: Layout) -> tuple[object, ...]:
 def _drafted(
     trials: Trials, offers: Sequence[Candidate], num_drafts: int
 ) -> tuple[list[tuple[float, Layout]], list[Layout]]:
-    """Drafts that run, the fastest first, and what was not tried: a share by turns, then the fastest expected."""
+    """Return drafts that run, fastest first, and untried candidates: a share in turn, then the fastest expected."""
     estimated_s = np.array([offer.estimated_s for offer in offers])
     knobs = [offer.knobs for offer in offers]
     drafted: list[tuple[float, int]] = []
@@ -238,7 +238,7 @@ def _drafted(
 
 
 def halved(trials: Trials, offers: Sequence[Candidate], budget: int, entered: Sequence[Layout] = ()) -> list[Layout]:
-    """Finalists of successive halving, the fastest first; the first of ``entered`` is ahead unless one ``gains``."""
+    """Return finalists of successive halving, fastest first; the first of ``entered`` leads unless one ``gains``."""
     count = trials.affordable(budget)
     batches = trials.batches
     drafted, untried = _drafted(trials, offers, max(1, int(count * DRAFTS)))
@@ -361,7 +361,7 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
     if leader is entered[0]:
         return leader
     again = int(rest * (1 - OPTIONS))
-    # Planners know the strategy's own options only: a job that recomputes nothing stands for a scheduler that chooses.
+    # Planners see only the strategy's own options. If the scheduler chooses recomputation, they plan a job without it.
     jobs = [make_program.sharded_as(job, leader) for job in free]
     recomputed = [one for job in jobs for one in recomputing(job, chosen_later=False)]
     if profile.job.request.recompute is None and make_program.recomputes_under(leader):

@@ -1,4 +1,4 @@
-"""Variants of a plan: what the tuner may change in it beside the layout, one value at a time."""
+"""Variants of a plan: values other than the layout that the tuner may change, one at a time."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ class Variant:
 
     key: str  # the key of the configuration; a plan has one value of it
     value: Any
-    of: Callable[[Layout], Layout]  # makes the plan with this value out of one with another
+    of: Callable[[Layout], Layout]  # returns a plan with this value
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def free_options(declared: Any, parts: Mapping[str, object]) -> Iterator[Option]
 
 
 def with_options[Part](part: Part, name: str, texts: Sequence[str]) -> Part:
-    """Return a part with those of some overrides that are of it; ``UserError`` for a value that it does not allow."""
+    """Return a part with its own overrides applied; ``UserError`` for a value that it does not allow."""
     prefix = f"strategy.{name}."
     pairs = (text.removeprefix(prefix).partition("=") for text in texts if text.startswith(prefix))
     values = {key: yaml.safe_load(value) for key, _, value in pairs}

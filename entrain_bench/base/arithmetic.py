@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from entrain_bench.base.arrays import FloatArray
 
-# Relative precision at which estimates are compared: what is closer counts as equal, and the earlier one comes first.
+# Relative precision of comparisons of estimates: closer values count as equal, and the earlier one comes first.
 DECISIVE_BITS = 30  # 2^-30, about 1e-9
 # Terms of the series below; the next one is under 1e-17 of the result.
 LOG_TERMS = 20
@@ -85,7 +85,7 @@ def log(value: float) -> float:
 
 def exp(value: float) -> float:
     """Exponential function of a number within the range of floats, within some 1e-16 of the exponent."""
-    # The nearest power of two is taken out; what is left is at most ln(2) / 2, either way.
+    # The nearest power of two is taken out; the rest is at most ln(2) / 2, either way.
     power = round(value / LN_2)
     rest = value - power * LN_2
     series = 1.0
@@ -97,7 +97,7 @@ def exp(value: float) -> float:
 def sine_of_turns(turns: ArrayLike) -> FloatArray:
     """Sine of 2 pi times the given numbers, within some 1e-15."""
     turn = np.asarray(turns, np.float64)
-    # The nearest half turn changes the sign; what is left is at most a quarter turn, either way.
+    # The nearest half turn changes the sign; the rest is at most a quarter turn, either way.
     half = np.rint(2 * turn)
     angle = (turn - half / 2) * (2 * np.pi)
     square = angle * angle
@@ -108,7 +108,7 @@ def sine_of_turns(turns: ArrayLike) -> FloatArray:
 
 
 def mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Well mixed bits, the same for the same: the last steps of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    """Return hashed bits of each integer: the last steps of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
     return np.asarray(bits ^ (bits >> np.uint64(31)))
@@ -120,7 +120,7 @@ def uniform(bits: NDArray[np.uint64]) -> FloatArray:
 
 
 def decisive[Values: (float, FloatArray)](values: Values) -> Values:
-    """The values rounded to ``DECISIVE_BITS`` significant bits: what comparisons go by where last digits must not."""
+    """Return values rounded to ``DECISIVE_BITS`` significant bits, for comparisons that last digits must not decide."""
     if not isinstance(values, np.ndarray):
         # The same operations, a tenth of the time.
         if not math.isfinite(values) or not values:

@@ -56,5 +56,5 @@ def freeze(*arrays: NDArray[np.generic]) -> None:
 
 
 def digest_of(array: NDArray[np.generic]) -> tuple[tuple[int, ...], bytes]:
-    """Shape and hash of an array: a short key for what follows from its content; types are not told apart."""
+    """Return shape and hash of an array: a short cache key for results of its content; the data type does not count."""
     return array.shape, blake2b(np.ascontiguousarray(array), digest_size=16).digest()

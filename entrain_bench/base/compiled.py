@@ -59,4 +59,4 @@ def in_threads(call: Callable[[int], object], count: int) -> None:
             call(index)
 
     with ThreadPoolExecutor(num_threads) as pool:
-        deque(pool.map(some, range(num_threads)), maxlen=0)  # Raises what a call has raised.
+        deque(pool.map(some, range(num_threads)), maxlen=0)  # Raises an exception of a call.

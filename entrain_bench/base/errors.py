@@ -1,4 +1,4 @@
-"""Errors: those that are the user's to fix, and how to phrase them; and runs that failed by themselves."""
+"""Errors of users, with their wording, and errors of runs with valid input."""
 
 import errno
 import sysconfig

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and folders that are gone with the process that made them."""
+"""Files that appear complete or not at all, and folders that disappear with the process that made them."""
 
 import fcntl
 import os
@@ -12,8 +12,8 @@ from subprocess import DEVNULL, PIPE, Popen
 from typing import IO
 
 PARTIAL = ".partial"
-# Reads paths until whoever writes them is gone, then removes them; again and again, for processes that have yet to
-# notice may still write there.
+# Reads paths until the writing process has ended, then removes them. It repeats this, because child processes that have
+# not ended yet may still write there.
 GUARD = """
 set --
 while IFS= read -r path; do set -- "$@" "$path"; done
@@ -25,12 +25,12 @@ done
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash, never sees half of it; ``OSError`` names a file that cannot be."""
+    """Write a file atomically: no reader sees a partial file, even after a crash. ``OSError`` names the file."""
     stream_atomically(path, lambda file: file.write(content))
 
 
 def stream_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """The same for what ``write`` writes to the file that it is given; it may be called again."""
+    """Call ``write`` with a temporary file, then move the file into place; ``write`` may be called again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         while not _written(path, write):
@@ -41,12 +41,12 @@ def stream_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def _written(path: Path, write: Callable[[IO[bytes]], object]) -> bool:
-    """Write a file beside its place and move it there; False if it was taken for a dead process's meanwhile."""
+    """Write a temporary file and move it into place; False if another process removed the temporary file."""
     prefix = f".{path.name}."
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=prefix, suffix=PARTIAL, delete=False) as file:
         temporary = Path(file.name)
         try:
-            # Held as long as this process lives. Where a file system has no locks, what is left is never removed.
+            # Held as long as this process lives. On a file system without locks, partial files are never removed.
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
             if not temporary.exists():
@@ -63,7 +63,7 @@ def _written(path: Path, write: Callable[[IO[bytes]], object]) -> bool:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what processes that were killed had begun to write in a folder and those below; others' is locked."""
+    """Remove partial files of killed processes, recursively. Skip files that a live process has locked."""
     for place, _, names in os.walk(folder):
         for partial in (Path(place, name) for name in names if name.startswith(".") and name.endswith(PARTIAL)):
             # Moved to its place meanwhile, or removed; not ours; or locked.
@@ -80,7 +80,7 @@ def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     guard = Popen(command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, cwd="/", start_new_session=True)
     assert guard.stdin
     try:
-        # Known before it is there, so that it never is unguarded.
+        # Registered before it exists, so that it is always removed.
         guard.stdin.write(f"{folder.absolute()}\n".encode())
         guard.stdin.flush()
         folder.mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""How long making a program took on this machine, and how long it would take on the hosts of a cluster."""
+"""Host time to make a program: measured on this machine, and estimated for the hosts of a cluster."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from time import perf_counter
 
 @dataclass(slots=True)
 class HostTime:
-    """Seconds of this machine for all replicas, and those of them that hosts save by working for one replica each."""
+    """Seconds on this machine for all replicas, and the seconds saved if each host works for one replica only."""
 
     total_s: float = 0.0
     spread_s: float = 0.0
@@ -27,7 +27,7 @@ _CURRENT: ContextVar[HostTime | None] = ContextVar("host_time", default=None)
 
 @contextmanager
 def stopwatch() -> Iterator[HostTime]:
-    """Times what is done inside, ``total_s`` at its end."""
+    """Times the body of a ``with`` statement: ``total_s`` at its end."""
     time = HostTime()
     started = perf_counter()
     token = _CURRENT.set(time)
@@ -50,7 +50,7 @@ def each_replica_alone(num_replicas: int) -> Iterator[None]:
 
 
 def host_name() -> str:
-    """The machine that host times are of: its processor and how many cores it has."""
+    """Return processor and number of cores of this machine, on which host times are measured."""
     return f"{processor_name()}, {os.cpu_count()} cores"
 
 

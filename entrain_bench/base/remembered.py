@@ -1,10 +1,10 @@
-"""Results that are kept by what they were made of."""
+"""Cache of results by key."""
 
 from collections.abc import Callable
 
 
 def remembered[Key, Value](known: dict[Key, Value], key: Key, make: Callable[[], Value], most: int) -> Value:
-    """The value of a key, made if it is not known; the ``most`` values that were asked for last are kept."""
+    """Return the value of a key, computed on first use; the ``most`` most recently used values are kept."""
     value = known.pop(key) if key in known else make()
     known[key] = value
     if len(known) > most:

@@ -1,4 +1,4 @@
-"""Small stores between processes, in the user's cache folder: plain values by what they were made of."""
+"""Small stores that processes share, in the user's cache folder: plain values by key."""
 
 import json
 import os

@@ -14,7 +14,7 @@ from entrain_bench.config.tree import CONFIG_NAME, GROUPS, config_tree, folders
 
 # A key, inside of another one or in a list, with its default and the comment behind it.
 LINE = re.compile(r"(?P<inside> +(?:- )?)?(?P<name>\w+):(?: (?P<default>.*?))?(?:  # (?P<comment>.*))?")
-# Where Hydra puts a choice is no part of what it says.
+# Hydra's package of a choice is not part of its comment.
 PACKAGE = "# @package"
 
 

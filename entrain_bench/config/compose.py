@@ -30,7 +30,7 @@ from entrain_bench.config.tree import choices, folders
 FIGURE = "figure"
 HYDRA = "hydra"
 SWEEP_KEYS = frozenset({HYDRA, FIGURE})
-# Which strategies ``glob(*)`` finds for a figure: those whose YAML says one of these of ``in_figures``.
+# Values of ``in_figures`` in a strategy's YAML with which ``glob(*)`` finds it for a figure.
 SHOWN = "figure.strategies"
 IN_FIGURES = ("all", "main", "none")
 # Keys of Hydra that change nothing: where it writes, how it names and logs. The records of the suite hold all of a run.
@@ -64,7 +64,7 @@ class Composer:
         self._combined: dict[tuple[str, ...], Mapping[str, Any]] = {}
 
     def run(self, overrides: Sequence[str]) -> RunConfig:
-        """Return the run of overrides, ``~key`` the key's default; ``UserError`` for whatever is wrong with one."""
+        """Return the run of overrides; ``~key`` restores the key's default. ``UserError`` for an invalid one."""
         plain: dict[str, Any] = {}
         chosen: list[str] = []
         inside: list[Override] = []
@@ -140,7 +140,7 @@ class Composer:
         }
 
     def save(self) -> None:
-        """Store what was composed for the next process."""
+        """Store composed results for the next process."""
         self._store.save()
 
     def _check_group(self, override: Override) -> None:
@@ -180,7 +180,7 @@ class Composer:
         return self._stored(lambda: compose_values((), self.config_dir), "default")
 
     def _hydra(self, choices: tuple[str, ...]) -> Mapping[str, Any]:
-        """Return what a figure sweeps, its launcher, and the names of all choices."""
+        """Return a figure's sweep, its launcher, and the names of all choices."""
 
         def settings() -> dict[str, Any]:
             composed = compose_values(choices, self.config_dir, with_hydra=True)
@@ -225,7 +225,7 @@ class Composer:
 
 
 def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
-    """Return the run of overrides, as on the command line; ``UserError`` for whatever is wrong with one."""
+    """Return the run of overrides, as on the command line; ``UserError`` for an invalid one."""
     composer = Composer(config_dir)
     config = composer.run(overrides)
     composer.save()

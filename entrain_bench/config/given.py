@@ -29,7 +29,7 @@ MEMORY_GB = {"a100": 80, "a40": 48, "h100": 80, "h20": 96, "h200": 141, "h800": 
 NODE = "x8"
 
 PLAN = "plan"
-# Keys that a layout was planned for: another value would leave the layout as it is.
+# Keys that a layout was planned for: another value would not change the layout.
 OF_THE_PLAN = ("strategy", "layout", "global_batch", "microbatch_size")
 # Names of choices, and the keys that a plan may set: those of a run that decide its result, and keys inside of choices.
 NAME = re.compile(r"\w[\w.+-]*")
@@ -62,7 +62,7 @@ def cluster_values(name: str, tree: Path) -> dict[str, Any] | None:
 
 
 def resized(cluster: Mapping[str, Any], num_gpus: int) -> dict[str, Any]:
-    """Return what differs in a cluster of as many GPUs: whole nodes or a part of one; ``UserError`` for others."""
+    """Return changed keys for a cluster of ``num_gpus``: whole nodes or a part of one; ``UserError`` for others."""
     width = int(cluster["gpus_per_node"])
     name = f"{re.sub(r'x[0-9]+$', '', str(cluster['name']))}x{num_gpus}"
     allowed = f"from 1 to {width} GPUs, or a multiple of {width}, which a node has"
@@ -173,7 +173,7 @@ def _check_override(field: str, text: str, inside: re.Pattern[str]) -> None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is read as it is written: no interpolation, no target, no URL, nothing of Hydra's functions."""
+    """Return whether a value is plain: without interpolation, target, URL and Hydra functions."""
     if isinstance(value, Mapping):
         return all(PLAIN_NAME.fullmatch(str(key)) and _is_plain(each) for key, each in value.items())
     if isinstance(value, list):

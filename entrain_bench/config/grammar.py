@@ -56,14 +56,14 @@ class Verb[K]:
 
     keys: type[K]  # a frozen dataclass of its own keys (``own``)
     passed: Collection[str] = ()  # top-level keys of a configuration, whose overrides it composes itself
-    words: str = ""  # what words without ``=`` name, for its help; empty if it takes none
+    words: str = ""  # meaning of words without ``=``, for its help; empty if it takes none
     options: Collection[str] = (CONFIG_DIR,)
     examples: Sequence[str] = ()  # command lines without ``entrain-bench``
     more: Callable[[str | None], str] | None = None  # further text of its help, given the user's folder
 
     @property
     def fields(self) -> tuple[Field[Any], ...]:
-        """Its own keys."""
+        """The verb's own keys."""
         return fields(self.keys)  # type: ignore[arg-type]
 
     @property

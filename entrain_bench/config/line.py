@@ -14,7 +14,7 @@ CONFIG_DIR = "--config-dir"
 HELP = "--help"
 VERSION = "--version"
 OF_COMPLETION = "--shell-completion"
-# Options of ours and those that Hydra answers itself, by their long names, with what argparse is told of them.
+# Our options and those that Hydra handles, by long names, with their arguments for argparse.
 FLAG = {"action": "store_const", "const": ""}
 SHELLS = [f"{verb}={shell}" for verb in ("install", "uninstall", "query") for shell in ("bash", "fish", "zsh")]
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")

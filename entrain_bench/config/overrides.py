@@ -1,4 +1,4 @@
-"""One override of the command line: how Hydra reads it, and what kind of change it makes."""
+"""One override of the command line: Hydra's parse, and the kind of its change."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache

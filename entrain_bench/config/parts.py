@@ -17,7 +17,7 @@ PART = re.compile(r"/?strategy/(planner|assigner|scheduler)/[^/]+")
 
 
 def options_of(target: str) -> dict[str, Any]:
-    """The fields of a class that have a default, as a YAML writes the defaults; none of what is no dataclass."""
+    """Return a dataclass's fields that have a default, as a YAML writes it; none for other classes."""
     return dict(_defaults(class_of(target)))
 
 

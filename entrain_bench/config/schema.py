@@ -23,13 +23,13 @@ GROUP_KEYS = {
     "harness": ("label", "_target_"),
 }
 SCHEMA = "schema"
-# Who chooses layouts: one tuner for all strategies, or each planner by its own trials.
+# Chooser of layouts: one tuner for all strategies, or each planner by its own trials.
 TUNING = ("equal", "own")
 # Choices for a run with an iteration that does not fit memory.
 FAIL, COUNT = ON_OOM = ("fail", "count")
 NUM_DRAWS = 50
 TEXT_KEYS = ("name", "label", "_target_")
-# Keys that say where results go and what is run anew: no part of a run.
+# Keys that state where results go and which runs are repeated: no part of a run.
 ASIDE = ("results_dir", "mlflow", "mlflow_uri", "retry")
 Seed = Annotated[int, between(0, 2**32 - 1, "in 0..2^32-1")]
 Error = Annotated[float, between(0, nextafter(1, 0), "in [0, 1)")]

@@ -65,7 +65,7 @@ class MadeChoices(ConfigSource):
         return Path(self.path).is_dir()
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:  # noqa: ARG002
-        """Return no choices: nobody can list those that it makes."""
+        """Return no choices, because the generated ones cannot be listed."""
         return []
 
     def _values(self, config_path: str) -> dict[str, Any] | None:
@@ -129,7 +129,7 @@ def in_tree(config_dir: str | None = None) -> Iterator[None]:
 def compose_values(
     overrides: Sequence[str], config_dir: str | None, config_name: str = CONFIG_NAME, with_hydra: bool = False
 ) -> dict[str, Any]:
-    """Return what Hydra composes, interpolations unresolved; ``UserError`` if it cannot compose the overrides."""
+    """Return Hydra's composition with unresolved interpolations; ``UserError`` for overrides it cannot compose."""
     given = " ".join(overrides)
     try:
         with _COMPOSING, in_tree(config_dir), hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):

@@ -22,7 +22,7 @@ _trusted: list[str] = []
 
 
 def trust(folder: Path) -> None:
-    """Let targets name what a folder holds, and this process import it."""
+    """Let targets name classes of a folder, and this process import them."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     if str(folder) not in _trusted:

@@ -1,4 +1,4 @@
-"""The conformance suite: checks of every strategy, the runs that they are done on, and what strategies may import."""
+"""The conformance suite: checks of every strategy, their runs, and the modules that strategies may import."""
 
 import ast
 import importlib
@@ -26,16 +26,16 @@ from entrain_bench.specs.cluster import ClusterSpec
 
 SMALL = ("global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2", "iterations=1", "mlflow=false")
 MODELS = ("tiny", "tiny_av")
-# Images and text; images and audio; many items a sample; equal shapes, on which every tie there can be is one.
+# Images and text; images and audio; many items per sample; equal shapes, where all estimates tie.
 WORKLOADS = ("chartqa", "synthetic_av", "nextqa", "uniform")
 NODES = ("tiny", "a40x16")
 VALID = "valid and within memory"
 PARTS = ("planner", "assigner", "scheduler")
-PARTNER = "megatron"  # its parts take the place of a part beside those of this strategy
-WRONG_BELIEF = 0.2  # how wrong estimates are when a strategy has to cope with wrong ones
+PARTNER = "megatron"  # strategy whose parts replace one part of the tested strategy
+WRONG_BELIEF = 0.2  # estimation error in the check with wrong estimates
 WATCHED_ITERATIONS = 3  # iterations over which decisions must not see the truth: an observer has learnt by then
 SHARES_TOLERANCE = 1e-9  # rounding of shares that are 1 together
-# Constants of the truth times these; sizes, memory, the datasheet's peak and the host link are what everybody knows.
+# Factors on hidden constants; sizes, memory, the datasheet's peak and the host link are public.
 OTHER_TRUTH = {
     "gemm_efficiency": 0.6,
     "attention_forward_efficiency": 0.9,
@@ -61,7 +61,7 @@ class ViolationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ConformanceTest:
-    """One check of one run; ``examine`` raises what is wrong."""
+    """One check of one run; ``examine`` raises ``ViolationError``."""
 
     check: str
     name: str
@@ -94,10 +94,10 @@ def cases(composer: Composer, overrides: Sequence[str]) -> list[ConformanceTest]
     nodes = [composed(model=MODELS[1], workload=workload, cluster=NODES[1]) for workload in WORKLOADS]
     partner = composer.run([text for text in SMALL if text not in given] + [f"strategy={PARTNER}"]).strategy
     tests = [
-        ConformanceTest("imports what is open to strategies", "source", lambda: require_walls(settings[0])),
+        ConformanceTest("imports only open modules", "source", lambda: require_walls(settings[0])),
         *(run(VALID, config, require_valid) for config in settings),
         *(run("repeatable, also with wrong estimates", config, require_repeatable) for config in nodes),
-        *(run("blind to the truth behind its estimates", config, require_blind) for config in nodes),
+        *(run("blind to the hidden cost model", config, require_blind) for config in nodes),
     ]
     for part in PARTS:
         mixed = replace(nodes[0], strategy={**nodes[0].strategy, "name": "mixed", part: partner[part]})
@@ -125,7 +125,7 @@ def examine(tests: Sequence[ConformanceTest]) -> Iterator[Verdict]:
 
 
 def require_walls(config: RunConfig) -> None:
-    """Its modules import nothing that is closed to strategies; ``ViolationError`` names files and lines."""
+    """Check that a strategy's modules import only open modules; ``ViolationError`` names files and lines."""
     strategy = prepare(config).strategy
     modules = {type(part).__module__ for part in (strategy.planner, strategy.assigner, strategy.scheduler)}
     if lines := trespasses(modules):
@@ -133,7 +133,7 @@ def require_walls(config: RunConfig) -> None:
 
 
 def require_valid(config: RunConfig) -> RunResult:
-    """A run has a valid program within memory, all metrics, no time below the bound; ``ViolationError`` if not."""
+    """Check for a valid program within memory, all metrics, and no time below the bound; ``ViolationError`` if not."""
     outcome = run_experiment(config)
     metrics = outcome.metrics
     wrong = [name for name in METRICS if name not in metrics or not isfinite(metrics[name])]
@@ -143,12 +143,12 @@ def require_valid(config: RunConfig) -> RunResult:
     if not wrong and abs(sum(metrics[name] for name in TIME_SHARES) - 1.0) > SHARES_TOLERANCE:
         wrong.append("time_*_share, which are not 1 together")
     if wrong:
-        raise ViolationError(f"metrics that cannot be: {', '.join(wrong)}")
+        raise ViolationError(f"invalid metric values: {', '.join(wrong)}")
     return outcome
 
 
 def require_repeatable(config: RunConfig) -> None:
-    """Two runs of one seed give one timeline, and wrong estimates still a valid program; raises as above."""
+    """Check that two runs of a seed have equal timelines, and that wrong estimates give a valid program."""
     first = require_valid(config)
     again = require_valid(config)
     # Throughput may hold the wall time of an assignment slower than these tiny iterations; the timeline may not.
@@ -158,18 +158,18 @@ def require_repeatable(config: RunConfig) -> None:
 
 
 def require_blind(config: RunConfig) -> None:
-    """With the truth changed behind beliefs, all decisions stay the same; ``ViolationError`` names what changed."""
+    """Decisions do not depend on the hidden cost model; ``ViolationError`` names the first that does."""
     config = replace(config, belief_error=WRONG_BELIEF)
     names = ["layout", *(f"program of iteration {i}" for i in range(WATCHED_ITERATIONS))]
     for name, here, there in zip(names, decisions(config), decisions(config, elsewhere), strict=True):
         if changed := difference(here, there):
-            raise ViolationError(f"the {name} changes with a truth that no strategy may know ({changed})")
+            raise ViolationError(f"the {name} depends on the hidden cost model ({changed})")
 
 
 def decisions(
     config: RunConfig, seen: Callable[[ClusterSpec], ClusterSpec] = lambda cluster: cluster
 ) -> list[Layout | Program]:
-    """Layout and programs of the first iterations, each executed before the next; ``seen`` is what is shown."""
+    """Return layout and programs of the first iterations, each executed before the next; observers see ``seen``."""
     setting = prepare(config)
     assert not setting.executor.trains
     job = replace(setting.job, cluster=seen(setting.job.cluster))
@@ -196,7 +196,7 @@ def elsewhere(cluster: ClusterSpec) -> ClusterSpec:
 
 
 def difference(one: object, other: object, path: str = "") -> str:
-    """Where two values made of dataclasses, tuples and arrays differ first; empty if they do not."""
+    """Return the first difference of two values of dataclasses, tuples and arrays; empty if they are equal."""
     if type(one) is not type(other):
         return path or type(one).__name__
     if isinstance(one, np.ndarray):
@@ -221,7 +221,7 @@ def _parts(value: object) -> dict[str, object]:
 
 
 STRATEGIES = "entrain_bench_strategies"
-# Rooms of the suite that a strategy may import from. The others hold the truth, the simulator and results.
+# Rooms of the suite that a strategy may import from. The others contain the cost model, the simulator and results.
 OPEN_ROOMS = frozenset({"balancing", "base", "program", "specs"})
 # Modules of open rooms that are closed: they write and keep files.
 CLOSED_MODULES = frozenset({"base.files", "base.store"})
@@ -235,7 +235,7 @@ HIDDEN = frozenset(
 
 
 def trespasses(modules: Collection[str]) -> list[str]:
-    """Lines of these modules, and of those of their author that they import, that reach for closed code."""
+    """Return the lines that use closed code in these modules and in the author's modules that they import."""
     lines = []
     for module, source in sorted(sources_of(modules).items()):
         if source.path is None or module.partition(".")[0] in OWN_PACKAGES - {STRATEGIES}:
@@ -268,7 +268,7 @@ def _closed(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[str]:
 
 
 def _home(module: str, name: str) -> str:
-    """The module in which what is imported from a module is defined."""
+    """Return the module that defines a name imported from a module."""
     try:
         value = getattr(importlib.import_module(module), name, None)
         if value is None:

@@ -26,7 +26,7 @@ class Need:
     _bounds: dict[tuple[object, bool], float] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def lower_bound_s(self, truth: CostTruth, layout: Layout, shapes: SampleShapes, split: bool) -> float:
-        """The function of this name for the same samples, kept: many strategies come to the same layout."""
+        """Return ``lower_bound_s`` for these samples, cached: many strategies choose the same layout."""
         key = layout.content, split
         if key not in self._bounds:
             self._bounds[key] = lower_bound_s(truth, layout, shapes, split)
@@ -40,10 +40,10 @@ def find_need(truth: CostTruth, shapes: SampleShapes) -> Need:
 
 
 def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes, split: bool = False) -> float:
-    """The larger of two bounds, transfers taken as free.
+    """Return the larger of two bounds on the iteration time in seconds, ignoring transfers.
 
-    1. Work: for every class of lanes, the time until anything can reach it (fill) or its weights are gathered, its
-       share of the total work, and what must follow on the way back (drain) and at the step.
+    1. Work, for every class of lanes: the time until work can reach it (fill) or its weights are gathered, its share
+       of the total work, the time of the way back (drain), and the step.
     2. Critical path: the gather of a first stage's weights; the heaviest sample alone, forward and backward through all
        stages and, between them, its slowest item through its generator; and the step.
     """
@@ -66,7 +66,7 @@ def lower_bound_s(truth: CostTruth, layout: Layout, shapes: SampleShapes, split:
 
 
 def _ends(truth: CostTruth, module: ModuleSpec, placed: ModuleLayout) -> ExposedStep:
-    """Seconds of a module's step that nothing hides; the optimizer gathers weights that no forward waits for."""
+    """Return exposed seconds of a module's step; the optimizer gathers weights that no forward waits for."""
     exposed = truth.step_costs.exposed(module, placed)
     if truth.framework.overlap_param_gather:
         return exposed
@@ -96,7 +96,7 @@ def _paths(
     forward: FloatArray,
     backward: FloatArray,
 ) -> list[tuple[FloatArray, FloatArray]]:
-    """Fill and drain of every module ``[stages]``: least times around its stages over all units, infinite for none."""
+    """Return fill and drain of modules ``[stages]``: least times before and after stages over units, else infinity."""
     paths = []
     for module, placed, times in zip(truth.model.modules, layout.modules, alone, strict=True):
         units = module.units(shapes)
@@ -149,7 +149,7 @@ def _work_bound(
         for group in [np.flatnonzero(stages)] if complete else np.flatnonzero(stages)[:, None]:
             # The stages of one module are as busy as its heaviest units make them, in the same replica.
             total = max(float(work_s[group].sum()), float(heavy_s[:, group].sum(axis=1).max(initial=0.0)))
-            # Beside other work of the lane only the last synchronisation shows.
+            # Other work of the lane hides every synchronization except the last.
             synced = float(sync_s[group].min() if truth.framework.overlap_grad_reduce else sync_s[group].sum())
             after = synced + float(optimizer_s[group].sum())
             if not split:
@@ -171,7 +171,7 @@ def stages_held(layout: Layout) -> BoolArray:
 def _busiest_replica_s(
     truth: CostTruth, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Least work of the busiest replica: an even share ``[stages]``, and its heaviest units ``[sets, stages]``."""
+    """Return least work of the busiest replica: an even share ``[stages]``, its heaviest units ``[sets, stages]``."""
     nothing = np.zeros((0, placed.pp))
     if not len(lengths):
         return np.zeros(placed.pp), nothing
@@ -194,7 +194,7 @@ def _busiest_replica_s(
 
 
 def least_gpu_s(truth: CostTruth, shapes: SampleShapes) -> float:
-    """GPU time that all work takes at least, however packed and split, under any layout (``LayerTimes.gpu_s``)."""
+    """Return the minimum GPU time of all work over all packings and layouts, in seconds (``LayerTimes.gpu_s``)."""
     work = 0.0
     for module in truth.model.modules:
         units = module.units(shapes)
@@ -211,7 +211,7 @@ def cluster_bound_s(truth: CostTruth, shapes: SampleShapes, work: float) -> floa
     ranks = truth.cluster.num_ranks
     longest = int(np.argmax(shapes.llm_tokens))
     node = truth.cluster.gpus_per_node
-    # Mostly even one GPU is through with it in less.
+    # Usually one GPU needs less time than this.
     for widths in [(1, 1)], [(tp, cp) for tp in divisors(node) for cp in divisors(ranks // tp)]:
         widest = [_widest_s(truth, module, shapes, longest, widths) for module in modules]
         path = sum(max(widest[index] for index in group) for group in truth.model.module_groups)

@@ -20,8 +20,8 @@ class Edges:
     target: IntArray  # block that needs them
     tier: IntArray  # the links between them
     travels: BoolArray  # whether there is anything to move from one set of ranks to another
-    link_s: FloatArray  # how long the links are busy; 0 for what does not travel
-    fixed_s: FloatArray  # what passes besides until the data are there: a latency, and a gather where widths differ
+    link_s: FloatArray  # how long the links are busy; 0 without a transfer
+    fixed_s: FloatArray  # additional delay until the data arrive: a latency, and a gather where widths differ
 
 
 def derive_edges(program: Program, cluster: ClusterSpec, framework: FrameworkOptions) -> Edges:
@@ -44,7 +44,7 @@ def derive_edges(program: Program, cluster: ClusterSpec, framework: FrameworkOpt
     inside = program.module[action] == program.module[target_action]
     parts = np.where(inside, token_parts(program, framework)[a], np.minimum(width[a], width[b]))
     link_s = np.where(travels, program.dep_bytes * per_byte[tier] / parts, 0.0)
-    # Different widths need the destination to gather what arrived in other shards.
+    # If widths differ, the destination must gather the shards that arrived.
     inner = cluster.tier_of(low[b], high[b])
     share = (width[b] - 1) / width[b]
     waited = (width[b] - 1) * latency[inner] + (width[b] > 1) * start[inner]
@@ -63,7 +63,7 @@ def token_parts(program: Program, framework: FrameworkOptions) -> IntArray:
 
 
 def held_s(program: Program, sends: FloatArray, receives: FloatArray) -> FloatArray:
-    """How long lanes are held after actions by sends and the next one's receives, which overlap ``[actions]``."""
+    """Return seconds that lanes are held after actions by their sends and the next action's receives ``[actions]``."""
     following = np.append(program.lane_actions[1:], -1)
     following[program.lane_offsets[1:] - 1] = -1
     received = np.where(following >= 0, receives[following], 0.0)
@@ -73,7 +73,7 @@ def held_s(program: Program, sends: FloatArray, receives: FloatArray) -> FloatAr
 
 
 def moved_s(program: Program, link_s: FloatArray, fixed_s: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """How long each action sends its results, and receives its data, if nothing else does ``[actions]``."""
+    """Return the seconds to send each action's results and to receive its data, on idle links ``[actions]``."""
     held = np.flatnonzero(link_s > 0)
     sends = np.zeros(program.num_actions)
     receives = np.zeros(program.num_actions)
@@ -87,8 +87,9 @@ def moved_s(program: Program, link_s: FloatArray, fixed_s: FloatArray) -> tuple[
 def colocated_transforms(program: Program, cluster: ClusterSpec) -> tuple[IntArray, FloatArray]:
     """Dependencies that collectives between two grids on the same ranks serve, and the delay of each (seconds).
 
-    An LLM replica all-gathers over the k encoder replicas that feed it; k LLM replicas fed by one slice what they hold.
-    Backward is the inverse (arXiv:2605.27678, section 1), after a broadcast of gradients from the LLM's first stage.
+    An LLM replica all-gathers over the k encoder replicas that feed it; if one encoder replica feeds k, they slice its
+    output. Backward is the inverse (arXiv:2605.27678, section 1), after a broadcast of gradients from the LLM's first
+    stage.
     """
     source = program.dep_actions
     target = rows_of(program.dep_offsets)

@@ -22,7 +22,7 @@ class PassTimes:
     backward_s: FloatArray
     backward_comm_s: FloatArray
     weight_s: FloatArray | None = None  # of a split backward's weight pass, without communication; None: not split
-    remade_s: FloatArray | None = None  # of what recomputation runs once more of a layer; None: the forward
+    remade_s: FloatArray | None = None  # of the recomputed part of a layer; None: the forward
     remade_comm_s: FloatArray | None = None
 
     @property
@@ -56,7 +56,7 @@ class PassTimes:
 
     @property
     def total_s(self) -> FloatArray:
-        """Everything: all passes with their communication."""
+        """Seconds of all passes with their communication."""
         first, *others = self.columns
         return sum(others, start=first)
 
@@ -83,7 +83,7 @@ def placed_stages(module: ModuleSpec, placed: ModuleLayout, remade: IntArray | N
     return Stages(module.kind_counts(split), placed.tp, placed.cp, placed.recompute if chosen is None else chosen)
 
 
-# Layout of some chunks as if all had their width, what they carry, and which they are.
+# Layout of some chunks at their group width, their loads, and their indices.
 type Priced = Callable[[ModuleLayout, Loads, IntArray | slice], Sequence[PassTimes]]
 
 

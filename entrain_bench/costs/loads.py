@@ -22,7 +22,7 @@ class Packs:
     offsets: IntArray  # sequences of each chunk [chunks + 1]
 
     def take(self, rows: IntArray) -> "Packs":
-        """Those of the given chunks."""
+        """Return the chunks with the given indices."""
         offsets, entries = take_rows(self.offsets, rows)
         return Packs(self.lengths[entries], offsets)
 
@@ -58,13 +58,13 @@ def split_pieces(tokens: IntArray, cp: int) -> IntArray:
 
 
 def pair_by_rank(pieces: IntArray) -> IntArray:
-    """Add the two pieces of each rank: ``[sequences, 2 * cp]`` to ``[sequences, cp]``."""
+    """Sum the two pieces of each rank: ``[sequences, 2 * cp]`` to ``[sequences, cp]``."""
     cp = pieces.shape[1] // 2
     return np.asarray(pieces[:, :cp] + pieces[:, : cp - 1 : -1])
 
 
 def cut_units(lengths: IntArray, *, whole_pack: bool) -> IntArray:
-    """Tokens of what is cut: of each sequence, or of the pack that they make."""
+    """Return the tokens of each unit that CP cuts: every sequence, or the whole pack."""
     return np.array([np.sum(lengths)]) if whole_pack else np.asarray(lengths)
 
 
@@ -104,12 +104,12 @@ class Loads:
     packs: Packs | None = None  # the sequences, where it matters to context parallelism how it cuts them
 
     def take(self, rows: IntArray) -> "Loads":
-        """Those of the given chunks."""
+        """Return the chunks with the given indices."""
         packs = None if self.packs is None else self.packs.take(rows)
         return replace(self._changed(lambda values: values[rows]), packs=packs)
 
     def packed_by(self, offsets: IntArray | None) -> "Loads":
-        """Those of chunks, of those of their sequences; without offsets themselves."""
+        """Sum loads of sequences to loads of chunks; without offsets, return them unchanged."""
         return self if offsets is None else self._changed(partial(sum_rows, offsets))
 
     def _changed(self, change: Callable[[FloatArray], FloatArray]) -> "Loads":
@@ -119,7 +119,7 @@ class Loads:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """All that the roofline reads of them."""
+        """The values that the roofline reads."""
         columns: list[IntArray | FloatArray] = [self.tokens, *self.areas.values()]
         if self.packs is not None:
             columns += [self.packs.lengths, self.packs.offsets]
@@ -165,7 +165,7 @@ def compute_loads(
 
 
 def busiest_area(layer: Layer, loads: Loads, cp: int) -> FloatArray:
-    """Area of each chunk as if all ranks had as much as the busiest one of ``cp`` has ``[chunks]``."""
+    """Return the score area of each chunk if all ``cp`` ranks had the load of the busiest one ``[chunks]``."""
     area = loads.areas[layer.kind]
     if loads.packs is None or not layer.attention or not layer.tensor_parallel:
         return area

@@ -1,4 +1,4 @@
-"""Device memory: what a stage holds all the time, and what each chunk adds between its forward and its backward."""
+"""Device memory: the permanent states of a stage, and the activations of each chunk from forward to backward."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -48,7 +48,7 @@ class Memory:
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     element_bytes: int = BF16_BYTES  # of weights and activations; training on a CPU may be fp32
     device: DeviceSpec | None = None  # its allocator and attention kernels; None: tensors alone, and no scores
-    # Bytes of a token by what decides them.
+    # Bytes per token by the arguments that decide them.
     _tokens: dict[tuple[object, ...], tuple[ModuleSpec, FloatArray, FloatArray]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
@@ -66,7 +66,7 @@ class Memory:
 
     @property
     def reserved(self) -> float:
-        """Bytes that the allocator holds for a byte of what comes and goes in an iteration."""
+        """Bytes that the allocator reserves per byte of temporary tensors."""
         return 1.0 + (self.device.allocator_reserve if self.device else 0.0)
 
     @property
@@ -84,7 +84,7 @@ class Memory:
         return _per_stage(module, placed, [layer.parameters for layer in module.padded(placed.tp).kinds])
 
     def learning_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
-        """Those of ``stage_parameters`` that learn."""
+        """Return the trained parameters of stages before TP ``[stages]``."""
         kinds = module.padded(placed.tp).kinds
         return _per_stage(module, placed, [layer.parameters * layer.learns for layer in kinds])
 
@@ -111,7 +111,7 @@ class Memory:
     def token_bytes(
         self, module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None
     ) -> tuple[FloatArray, FloatArray]:
-        """Bytes a token adds on a rank of each stage, kept and while a pass runs; ``remade`` as chunks recompute."""
+        """Return bytes per token on a rank of each stage, kept and temporary; ``remade``: recomputed layers."""
         counts = module.kind_counts(placed.layers_per_stage)
         if remade is not None and not placed.recompute:
             kept, working = self.layer_bytes(module, placed)
@@ -145,7 +145,7 @@ class Memory:
         return kept, extra
 
     def layer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
-        """Bytes a token adds on a rank by a layer of each kind ``[kinds]``: kept, and at most while a pass runs."""
+        """Return bytes per token on a rank for a layer of each kind ``[kinds]``: kept, and the most during a pass."""
         tp = placed.tp
         kinds = module.padded(tp).kinds
         split = self.framework.splits_tokens(module, placed.tp)
@@ -183,7 +183,7 @@ class Memory:
         return moved
 
     def _offload_windows(self, program: Program) -> Iterator[_OffloadWindow]:
-        """Where the states of offloaded modules are away; nowhere on lanes with a backward before the last forward."""
+        """Return when offloaded states are off the device; never on lanes with a backward before the last forward."""
         layout = program.layout
         kind = program.kind[program.lane_actions]
         owner = program.module[program.lane_actions]
@@ -227,12 +227,12 @@ class Memory:
         return HandedTensors(received, sent, held)
 
     def posted_bytes(self, program: Program, handed: HandedTensors | None = None) -> FloatArray:
-        """Most that receives posted ahead take on a rank of each lane ``[lanes]``, in whatever order it runs."""
+        """Return the maximum bytes of receives posted ahead on a rank of each lane, for any order ``[lanes]``."""
         received = (handed or self.transfers(program)).received[program.lane_actions]
         return self.framework.receives_ahead * np.maximum.reduceat(received, program.lane_offsets[:-1])
 
     def handed_bytes(self, program: Program) -> tuple[FloatArray, FloatArray]:
-        """Most that forwards keep of other modules, and most besides, on a rank in whatever order ``[lanes]``."""
+        """Return the most bytes that forwards keep of other modules' outputs, and of other transfers ``[lanes]``."""
         handed = self.transfers(program)
         starts = program.lane_offsets[:-1]
         moved = (handed.sent + handed.received)[program.lane_actions]
@@ -257,7 +257,7 @@ class Memory:
             forward, backward, weight = program.spans(index)
             again = np.zeros_like(kept)
             if placed.recompute_whole:
-                # Input and output stay, and later the output's gradient; the backward makes the rest again.
+                # Input, output and later the output's gradient stay; the backward recomputes the rest.
                 projected = sum_rows(chunks.offsets, program.shapes.item_llm_tokens[chunks.members])
                 parts = np.array([self.framework.sequence_parts(module, cp) for _, cp in placed.degrees])
                 given = tokens * (module.layers[0].input_bytes_per_token / BF16_BYTES)
@@ -319,8 +319,8 @@ class Memory:
     def over_program(self, program: Program) -> FloatArray:
         """Memory of a rank during and after each entry of ``lane_actions``, its states included ``[2, entries]``.
 
-        A forward's activations count from its start, a backward's until its end; buffers of receives as soon as they
-        are posted.
+        A forward's activations count from its start, a backward's until its end, and receive buffers from their
+        posting.
         """
         handed = self.transfers(program)
         change, working = self.action_bytes(program, handed)

@@ -1,4 +1,4 @@
-"""The cost truth of a layer: a roofline whose efficiency depends on size (docs/costs.md).
+"""The cost model of a layer: a roofline whose efficiency depends on size (docs/costs.md).
 
 Every operator takes the longest of its arithmetic, its memory traffic and its kernel launches; n FLOPs take
 (n + half) / limit (Hockney and Jesshope, Parallel Computers, 1981, r-infinity and n-half).
@@ -22,7 +22,8 @@ from entrain_bench.specs.model import ModuleSpec
 
 GEMM_TILE = 128
 # A backward multiplies twice per forward product (input and weight gradients); flash attention's recomputes the scores
-# as well: five products for the forward's two. Elementwise backward reads what forward kept and one gradient more.
+# as well: five products for the forward's two. Elementwise backward reads the tensors that forward kept and one
+# gradient more.
 GEMM_BACKWARD = 2.0
 ATTENTION_BACKWARD = 2.5
 ELEMENTWISE_BACKWARD = 2.0
@@ -149,7 +150,7 @@ class Roofline:
     def _issued_s(
         self, layer: Layer, forward: FloatArray, backward: FloatArray, put_off: int
     ) -> tuple[FloatArray, FloatArray]:
-        """Passes that last at least as long as the host issues their kernels; ``put_off`` of backward run elsewhere."""
+        """Return passes that take at least the host's time to issue kernels; ``put_off`` of backward run elsewhere."""
         host_s = self.cluster.device.host_launch_s
         others = layer.num_elementwise_kernels
         attention = 0 if layer.attention is None else 3 if self._kernel == UNFUSED else 1
@@ -214,7 +215,7 @@ class Roofline:
         return times
 
     def of(self, module: ModuleSpec) -> "Roofline":
-        """Itself under the settings that a module has."""
+        """Return the roofline with a module's own settings."""
         return replace(self, framework=self.framework.of(module))
 
     def _elementwise_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
@@ -236,7 +237,8 @@ class Roofline:
     def _tensor_parallel_s(
         self, layer: Layer, tokens: FloatArray, tp: int, cp: int, columns: Sequence[FloatArray], split: bool
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Tensor-parallel communication of a layer: of forward, of backward, and what of the latter products hide.
+        """Return tensor-parallel communication seconds of a layer: forward, backward, and the part of backward that
+        products hide.
 
         megatron-core 0.19 (``LinearWithGradAccumulationAndAsyncCommunication``) overlaps an input's gather with the
         product for its gradient, and that gradient's transfer with the weight's product.
@@ -248,7 +250,7 @@ class Roofline:
         both = all_reduce_s(states, tp, tier)
         if self.framework.sequence_parallel:
             forward = (layer.num_gathers + layer.num_scatters) * one
-            # Without a product for weights there is none that a second gather would be for, or that hides anything.
+            # Without a weight product there is no second gather, and no product hides communication.
             backward = forward + layer.num_gathers * one if overlaps else forward
             hidden = [(1 if split else 2) * np.minimum(one, product) for product in columns]
         else:
@@ -258,7 +260,7 @@ class Roofline:
         return forward, backward, sum_in_order(hidden if overlaps else [], tokens)
 
     def _exposed_s(self, comm: FloatArray, hidden: FloatArray, compute: FloatArray) -> FloatArray:
-        """Seconds that communication adds to compute: its place hides a part, ``tp_overlap`` a share of the rest."""
+        """Return exposed communication seconds: products hide a part, and ``tp_overlap`` hides a share of the rest."""
         exposed = (1.0 - self.framework.tp_overlap) * (comm - hidden)
         return np.maximum(exposed + self.cluster.device.overlap_cost * (comm - exposed), comm - compute)
 

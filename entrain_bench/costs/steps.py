@@ -1,4 +1,4 @@
-"""The end of an iteration, and what of it reaches into the next: gradients, optimizer and weights, in buckets."""
+"""The step at an iteration's end, also where it overlaps the next one: gradients, optimizer, weights, in buckets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,17 +27,17 @@ BUCKET_PARAMETERS_PER_COPY = 1_000_000
 class Steps:
     """Times of the step, for every stage of every module in their order ``[stages]``."""
 
-    overlapped: bool  # gradients are synchronised beside what else ranks do, rather than after it
+    overlapped: bool  # gradients are synchronized during other work, not after it
     sync_s: FloatArray  # how long the gradients of a stage occupy the links
     optimizer_s: FloatArray
-    gather_s: FloatArray  # of the weights right after it; 0 if it goes on beside the first forwards
+    gather_s: FloatArray  # of the weights right after it; 0 if it overlaps the first forwards
     last_backwards: tuple[IntArray, ...]  # last pass of each replica that makes gradients of the stage's weights
-    lag_s: tuple[FloatArray, ...]  # from the end of each of them to the end of the synchronisation, links free
+    lag_s: tuple[FloatArray, ...]  # from the end of each of them to the end of the synchronization on idle links
     tied: tuple[tuple[int, int, float], ...]
 
     @property
     def comm_s(self) -> FloatArray:
-        """Communication inside each step, first of the synchronisations, then of the optimizer steps ``[2 stages]``."""
+        """Return communication seconds inside steps, first of synchronizations, then of optimizers ``[2 stages]``."""
         return np.concatenate([np.zeros_like(self.sync_s) if self.overlapped else self.sync_s, self.gather_s])
 
 
@@ -54,7 +54,7 @@ class ExposedStep:
 class Traffic:
     """Gradient and weight traffic of a stage, in buckets in the order of a backward."""
 
-    layer_parameters: FloatArray  # that learn on a rank; one of a pair that is tied on it [layers]
+    layer_parameters: FloatArray  # that learn on a rank; tied weights on one rank count once [layers]
     parameters: FloatArray  # of each bucket [buckets]
     sync_s: FloatArray  # reduction of its gradients [buckets]
     gather_s: FloatArray  # all-gather of its bf16 weights; 0 if they are not sharded [buckets]
@@ -62,14 +62,14 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class PassEnds:
-    """Where the passes of a module begin and end on each of its stages; lists of one array a stage."""
+    """Where the passes of a module begin and end on each of its stages; lists of one array per stage."""
 
-    traffic: list[Traffic]  # what of its weights travels then
-    exposed: ExposedStep  # what no overlap hides of it
+    traffic: list[Traffic]  # part of its weights whose transfer is then exposed
+    exposed: ExposedStep  # exposed part of it
     firsts: list[IntArray]  # first forward of every lane, those of several lanes once [passes]
     lasts: list[IntArray]  # last backward, or weight pass, of every lane [passes]
     forward_s: list[FloatArray]  # time of each layer in the former, communication included [passes, layers]
-    backward_s: list[FloatArray]  # likewise in the latter
+    backward_s: list[FloatArray]  # time of each layer in the latter, communication included [passes, layers]
 
 
 MAX_KNOWN = 512
@@ -135,16 +135,16 @@ class StepCosts:
         return ExposedStep(gather_s, sync_s, least.optimizer_s)
 
     def _lag_s(self, layer_s: FloatArray, traffic: Traffic) -> FloatArray:
-        """From the end of backwards to the end of the synchronisation of their gradients, links free ``[passes]``."""
+        """Return seconds from backwards' ends to the end of their synchronization on idle links ``[passes]``."""
         return self._slowed_s(sync_lag_s(layer_s, traffic), traffic.sync_s)
 
     def _wait_s(self, layer_s: FloatArray, traffic: Traffic) -> FloatArray:
-        """From the launch of aligned gathers to the forward; of other gathers how long they stall it ``[passes]``."""
+        """Return seconds from the launch of aligned gathers to the forward; for others, the stall ``[passes]``."""
         waited_s = gather_lead_s if self.memory.framework.align_param_gather else gather_stall_s
         return self._slowed_s(waited_s(layer_s, traffic), traffic.gather_s)
 
     def _slowed_s(self, exposed_s: FloatArray, bucket_s: FloatArray) -> FloatArray:
-        """Seconds that buckets add to a pass: ``exposed_s`` do not fit beside it, the rest slows it ``[passes]``."""
+        """Return seconds that buckets add to a pass: ``exposed_s`` exceed it, the rest slows it ``[passes]``."""
         return exposed_s + self.cluster.device.overlap_cost * (bucket_s.sum() - exposed_s)
 
     def _of(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[ModuleSpec, list[Traffic], ExposedStep]:
@@ -281,12 +281,12 @@ class StepCosts:
 
 
 def last_of_stages(program: Program, index: int) -> list[IntArray]:
-    """The last backward, or weight pass, of every lane on each stage of a module, one array a stage."""
+    """Return the last backward, or weight pass, of every lane, one array per stage of a module."""
     return _last(program, index, Pass.WEIGHT if program.splits_backward(index) else Pass.BACKWARD, slice(None))
 
 
 def first_of_stages(program: Program, index: int) -> list[IntArray]:
-    """The first forward of every lane on each stage of a module, one array a stage."""
+    """Return the first forward of every lane, one array per stage of a module."""
     return _last(program, index, Pass.FORWARD, slice(None, None, -1))
 
 
@@ -316,7 +316,7 @@ def bucket_parameters(parameters: float, copies: int, overlapped: bool) -> Float
 def _reached_s(
     layer_s: FloatArray, layer_parameters: FloatArray, parameters: FloatArray, begins: bool = False
 ) -> FloatArray:
-    """When a pass is through with the given numbers of parameters, or begins the next ``[passes, points]``."""
+    """Return when a pass has processed the given numbers of parameters, or begins the next ``[passes, points]``."""
     ends = np.cumsum(layer_parameters)
     layer = np.minimum(np.searchsorted(ends, parameters, side="right" if begins else "left"), len(ends) - 1)
     held = layer_parameters[layer]
@@ -326,7 +326,7 @@ def _reached_s(
 
 
 def sync_lag_s(layer_s: FloatArray, traffic: Traffic) -> FloatArray:
-    """From the end of a backward to the end of the synchronisation of its gradients, links free ``[passes]``.
+    """Return seconds from the end of a backward to the end of its gradient synchronization on idle links ``[passes]``.
 
     ``layer_s`` are times of the backward's layers, first layer first ``[passes, layers]``.
     """
@@ -357,10 +357,10 @@ def _needed_s(layer_s: FloatArray, traffic: Traffic) -> FloatArray:
 def delayed_s(
     lanes: Sequence[IntArray], num_lanes: int, lead_s: FloatArray, link_s: FloatArray, forward_s: FloatArray
 ) -> FloatArray:
-    """How long gathers that follow each other delay the first forwards of each lane ``[lanes]``.
+    """Return the delay of each lane's first forward by consecutive gathers, in seconds ``[lanes]``.
 
-    ``lanes`` are those of every stage, in the order of a forward. ``lead_s`` goes from the start of a stage's gather to
-    the earliest start of its first forward (``forward_s``); ``link_s`` of it occupies the links ``[stages]``.
+    ``lanes`` are those of every stage, in forward order. ``lead_s`` is the time from the start of a stage's
+    gather to the earliest start of its first forward (``forward_s``); the links are busy for ``link_s`` ``[stages]``.
     """
     launched, free, passed = np.zeros((3, num_lanes))
     for stage_lanes, lead, link, forward in zip(lanes, lead_s, link_s, forward_s, strict=True):
@@ -374,10 +374,11 @@ def delayed_s(
 def trailing_s(
     lanes: Sequence[IntArray], num_lanes: int, lag_s: FloatArray, link_s: FloatArray, backward_s: FloatArray
 ) -> FloatArray:
-    """How long synchronisations go on after the last backward of each lane ``[lanes]``; as ``place_steps`` queues them.
+    """Return seconds of gradient synchronization after the last backward of each lane ``[lanes]``, queued as in
+    ``place_steps``.
 
-    ``lag_s`` goes from the end of a stage's last backward (``backward_s``) to the end of its synchronisation, links
-    free; ``link_s`` of it occupies the links ``[stages]``.
+    ``lag_s`` is the time from the end of a stage's last backward (``backward_s``) to the end of its synchronization on
+    idle links; the links are busy for ``link_s`` ``[stages]``.
     """
     left = np.zeros(num_lanes)
     ends_s = []

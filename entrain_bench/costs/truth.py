@@ -47,7 +47,7 @@ class ActionNoise:
     """Independent factors of ranks on forwards and backwards, uniform around 1; the slowest rank of a group decides."""
 
     relative_std: float = 0.0  # in [0, 0.5]
-    seed: int = 0  # with what an action is, and the samples of its batch, it fixes the action's factor
+    seed: int = 0  # with the action's labels and its batch's samples, it fixes the action's factor
 
     def factors(self, program: Program) -> FloatArray:
         """The greatest factor of every action's ranks; 1 for steps at the end of the iteration ``[actions]``."""
@@ -59,7 +59,7 @@ class ActionNoise:
         for index, (module, chunks) in enumerate(zip(program.model.modules, program.chunks, strict=True)):
             mine = slice(int(program.first_action[index]), int(program.first_action[index + 1]))
             chunk = program.chunk[mine]
-            # The batch makes it another one in every iteration.
+            # The batch changes it in every iteration.
             bits = np.full(len(chunk), np.uint64((crc32(module.name.encode()) << 31) ^ self.seed))
             labels = (np.full(len(chunk), batch), chunks.replica[chunk], chunks.microbatch[chunk], chunks.part[chunk])
             for label in (*labels, program.stage[mine], program.kind[mine]):

@@ -18,15 +18,15 @@ from entrain_bench.specs.shapes import SampleShapes
 class Slots:
     """When a module's actions run on their lanes: each lane runs its actions by rising slot ``[chunks, stages]``.
 
-    Forwards that share a slot run in the model's order of modules, then by microbatch and part; then backwards, in the
-    reverse order of modules, then by microbatch, the part that waited longest first; then weight passes in this order.
-    Two stages of a module on the same ranks never share a slot.
+    Within a slot forwards come first, in the model's order of modules, then by microbatch and part. Backwards follow,
+    in the reverse order of modules, then by microbatch, the part that waited longest first. Weight passes come last, in
+    the order of backwards. Two stages of a module on the same ranks never share a slot.
     """
 
     # Slots ``[chunks, stages]``, non-negative integers.
     forward: IntArray
     backward: IntArray
-    weight: IntArray | None = None  # likewise of weight passes; None where backwards are whole
+    weight: IntArray | None = None  # of weight passes; None if backwards are not split
 
     @property
     def passes(self) -> tuple[IntArray, ...]:

@@ -53,9 +53,9 @@ class Program:
     """A program as a struct of arrays.
 
     Actions of module ``m`` with ``C`` chunks and ``S`` stages are numbered from ``first_action[m]``: all forwards,
-    chunk-major ``[C, S]``, then all backwards ``[C, S]``, then, if its backward is split, all weight passes ``[C, S]``;
-    after the modules' actions come one gradient synchronisation and one optimizer step for each stage of each module,
-    which occupy that stage's lanes of all replicas.
+    chunk-major ``[C, S]``, then all backwards ``[C, S]``, then, if its backward is split, all weight passes ``[C, S]``.
+    After the modules' actions come one gradient synchronization and one optimizer step per stage of each module. These
+    occupy the stage's lanes of all replicas.
     """
 
     model: ModelSpec
@@ -160,12 +160,12 @@ def covered_layers(module: ModuleSpec) -> BoolArray:
 
 
 def covered_per_stage(module: ModuleSpec, layers_per_stage: Sequence[int]) -> IntArray:
-    """How many layers of each stage recomputation covers ``[stages]``: what a chunk can recompute there at most."""
+    """Return the maximum number of layers that a chunk can recompute on each stage ``[stages]``."""
     return np.add.reduceat(covered_layers(module).astype(np.int64), np.cumsum([0, *layers_per_stage[:-1]]))
 
 
 def remade_kinds(module: ModuleSpec, layers_per_stage: Sequence[int], remade: IntArray) -> FloatArray:
-    """Layers of each kind that chunks recompute ``[chunks, stages, kinds]``: a stage's first covered ones."""
+    """Return the layers of each kind that chunks recompute, the first ones of a stage ``[chunks, stages, kinds]``."""
     covered = covered_layers(module)
     first = 0
     counts = np.zeros((*remade.shape, len(module.kinds)))

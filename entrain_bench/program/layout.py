@@ -40,7 +40,7 @@ class Blocks:
         return self.lanes[self.offsets[:-1]].reshape(-1, self.num_stages)
 
     def of_stage(self, stage: int) -> IntArray:
-        """Lanes of all replicas of a stage: those that hold its weights."""
+        """Return the lanes that hold a stage's weights, over all replicas."""
         _, entries = take_rows(self.held_offsets, np.arange(stage, len(self.held_offsets) - 1, self.num_stages))
         return self.held_lanes[entries]
 
@@ -72,7 +72,7 @@ def find_lanes(
     # Ranks with the same blocks in every module are one lane: number the combinations.
     combination = np.ravel_multi_index(tuple(1 + block_of_rank[:, used]), tuple(2 + block_of_rank.max(axis=1)))
     _, first, lane, width = np.unique(combination, return_index=True, return_inverse=True, return_counts=True)
-    # Number lanes by their lowest rank, so that neighbours in a figure are neighbours in the cluster.
+    # Number lanes by their lowest rank, so that adjacent lanes in a figure are adjacent in the cluster.
     order = np.argsort(first, kind="stable")
     lane_of_rank = np.full(num_ranks, -1)
     lane_of_rank[used] = np.argsort(order, kind="stable")[lane]
@@ -100,13 +100,13 @@ def stage_planes(ranks: IntArray) -> IntArray:
 
 
 def _block_ranks(ranks: IntArray) -> tuple[IntArray, IntArray]:
-    """Ranks of every block, one block after the other, rising, and their number in each."""
+    """Return the ranks of all blocks in ascending order, block after block, and the number of ranks in each block."""
     flat = np.sort(ranks.reshape(ranks.shape[0] * ranks.shape[1], -1), axis=1)
     return flat.ravel(), np.full(len(flat), flat.shape[1])
 
 
 def _group_ranks(ranks: IntArray, widths: Sequence[int]) -> tuple[IntArray, IntArray]:
-    """The same of every group and stage, group-major, groups as ``ModuleLayout.widths`` numbers them."""
+    """As ``_block_ranks``, for every group and stage, group-major, numbered as in ``ModuleLayout.widths``."""
     plane = stage_planes(ranks)
     counts = [plane.shape[1] // width for width in widths]
     group_ranks = [
@@ -117,7 +117,7 @@ def _group_ranks(ranks: IntArray, widths: Sequence[int]) -> tuple[IntArray, IntA
 
 
 def _numbered(sets: Sequence[tuple[IntArray, IntArray]]) -> list[IntArray]:
-    """Number of every set of ranks by its first place among those of all modules; equal sets have one number."""
+    """Return a number for every set of ranks of all modules; equal sets have equal numbers."""
     flat, size = (np.concatenate(columns) for columns in zip(*sets, strict=True))
     ends = offsets_from_counts(size)
     low = flat[ends[:-1]]
@@ -134,7 +134,7 @@ def _numbered(sets: Sequence[tuple[IntArray, IntArray]]) -> list[IntArray]:
 
 def _block_lanes(flat: IntArray, size: IntArray, lane_of_rank: IntArray, num_lanes: int) -> tuple[IntArray, IntArray]:
     block = np.repeat(np.arange(len(size)), size)
-    # Neighbours in a block mostly are neighbours among lanes, which a stable sort is quick with; a hash is not.
+    # Ranks that are adjacent in a block are mostly adjacent among lanes: a stable sort is fast then, a hash is not.
     entry = np.sort(block * num_lanes + lane_of_rank[flat], kind="stable")
     is_first = np.diff(entry, prepend=-1) > 0
     block, lanes = np.divmod(entry[is_first], num_lanes)
@@ -150,8 +150,8 @@ class ModuleLayout:
     cp: Count  # context-parallel degree
     layers_per_stage: tuple[int, ...]  # consecutive layers of each pipeline stage, embedding and head included ``[pp]``
     # Ranks of each block, TP innermost ``[dp, pp, tp * cp]``. Stages s and s + P on the same ranks are virtual stages
-    # of an interleaved pipeline over P ranks (arXiv:2104.04473, section 2.2); stages that go back over the ranks that
-    # the stages before came along are those of a V (arXiv:2401.10241, section 6).
+    # of an interleaved pipeline over P ranks (arXiv:2104.04473, section 2.2). Stages that return over the ranks of
+    # earlier stages form a V (arXiv:2401.10241, section 6).
     ranks: IntArray
     recompute: bool = False  # whether backward recomputes each layer from its input
     # Whether it recomputes a whole encoder at once; forwards then keep the encoder's input and output alone.
@@ -191,7 +191,7 @@ class ModuleLayout:
 
     @cached_property
     def digest_of_ranks(self) -> tuple[tuple[int, ...], bytes]:
-        """Shape and hash of the ranks: a short key to remember what follows from them by."""
+        """Return shape and hash of the ranks: a short cache key for results that depend on them."""
         return digest_of(self.ranks)
 
     @cached_property
@@ -335,7 +335,7 @@ class Layout:
 
 
 def check_tensor_parallel(module: ModuleSpec, tp: int, key: str = "layout.tp") -> None:
-    """Raise ``UserError`` if tensor parallelism of that degree, the user's ``key``, does not divide what it splits."""
+    """Raise ``UserError`` if a tensor-parallel degree, the user's ``key``, does not divide a size that it splits."""
     for what, size in module.sharded_sizes.items():
         if size % tp:
             raise UserError(f"{key}={tp}: must divide the {size} {what} of module {module.name}")
@@ -404,14 +404,14 @@ def _check_widths(placed: ModuleLayout, module: ModuleSpec, cluster: ClusterSpec
 
 
 def _goes_round(ranks: IntArray) -> bool:
-    """Whether stages go round a replica's blocks, all replicas alike; ranks are ``[dp, pp, width]``."""
+    """Return whether stages cycle over a replica's blocks, equally in all replicas; ranks are ``[dp, pp, width]``."""
     num_blocks = max(1, np.unique(ranks[0]).size // ranks.shape[2])
     once = ranks[:, :num_blocks]
     return np.array_equal(ranks, once[:, np.arange(ranks.shape[1]) % num_blocks]) and np.unique(once).size == once.size
 
 
 def _goes_back(ranks: IntArray) -> bool:
-    """Whether stages turn once, on the ranks of the stage before, and go back the way that they came."""
+    """Return whether stages form a V: they reverse once, on the previous stage's ranks, and retrace their path."""
     stages = ranks.shape[1]
     again = np.flatnonzero(np.all(ranks[:, 1:] == ranks[:, :-1], axis=(0, 2)))
     if len(again) != 1:
@@ -436,7 +436,7 @@ def layout_values(layout: Layout) -> dict[str, Any]:
 
 
 def module_values(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a module as they are written now; earlier plans say whether weights are ``sharded``."""
+    """Return a module's values in the current format; older plan files have ``sharded`` instead of ``sharding``."""
     values = {**written}
     if "sharded" in values:
         values["sharding"] = ZERO3 if values.pop("sharded") else ZERO1
@@ -462,7 +462,7 @@ def layout_from_json(text: str) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How replicas meet: encoder u and LLM v are of one group if ``u // fan_in == v // fan_out``; one of these is 1."""
+    """Ratio of DP degrees: encoder u feeds LLM v if ``u // fan_in == v // fan_out``; at least one of both is 1."""
 
     fan_in: int  # encoder replicas whose shards one LLM replica concatenates
     fan_out: int  # LLM replicas among which one encoder replica's shard is sliced

@@ -1,4 +1,4 @@
-"""Plans as files: a job, the strategy to run it with, its layout, and what to expect; YAML with a version."""
+"""Plan files: a job, its strategy and layout, and the expected iteration time; YAML with a version."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -32,7 +32,7 @@ class PlannedJob:
     global_batch: Count  # samples of an iteration
     microbatch_size: Count  # samples of a microbatch
     seed: Annotated[int, between(0, 2**32 - 1, "in 0..2^32-1")]  # of the samples that were planned with
-    overrides: tuple[str, ...] = ()  # all else that was asked for, ``key=value``
+    overrides: tuple[str, ...] = ()  # all other overrides, ``key=value``
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Expected:
     """Simulated iteration time of a plan, in seconds."""
 
     iteration_time_s: Rate  # mean over seeds
-    # Ends of its 95% interval; the mean of a single seed.
+    # Ends of its 95% CI; the mean of a single seed.
     low_s: Rate
     high_s: Rate
     num_seeds: int  # how many
@@ -51,10 +51,10 @@ class TrainingPlan:
     """A plan."""
 
     strategy: str  # the choice
-    options: tuple[str, ...]  # what is changed in it, ``key=value``; of its planner nothing, for the layout is there
-    job: PlannedJob  # what the plan is for
-    layout: Layout  # where everything is
-    expected: Expected  # what to expect
+    options: tuple[str, ...]  # its changed options, ``key=value``; none of its planner, because the plan has the layout
+    job: PlannedJob  # planned training job
+    layout: Layout  # planned layout
+    expected: Expected  # simulated iteration time
 
 
 class _Loader(yaml.SafeLoader):
@@ -82,7 +82,7 @@ def plan_text(plan: TrainingPlan) -> str:
 
 
 def read_plan(path: str | Path) -> TrainingPlan:
-    """The plan of a file; ``UserError`` names the file and the field that is wrong, but for ``check_layout``."""
+    """Return the plan of a file; ``UserError`` names file and invalid field. ``check_layout`` is not called."""
     where = f"plan={path}"
     try:
         size = Path(path).stat().st_size

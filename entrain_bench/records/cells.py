@@ -1,4 +1,4 @@
-"""Cells: the runs of a sweep, with what they are known by."""
+"""Cells: the runs of a sweep with their keys."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Cell:
     """One run of a sweep.
 
     Attributes:
-        overrides, config: what makes it, as given, and its configuration.
+        overrides, config: the overrides as given, and the resulting configuration.
         key: hash of configuration, data and code; ``code_version``: of the code alone.
-        config_dir: the folder of the user's, as given, that overrides may choose from; empty for none.
-        timeline: whether somebody wants its timeline.
+        config_dir: the user's folder of choices, as given; empty for none.
+        timeline: whether an output needs its timeline.
     """
 
     overrides: tuple[str, ...]

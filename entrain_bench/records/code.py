@@ -1,8 +1,8 @@
-"""The code that decides a run's timeline, and what made a record: versions, commit, time.
+"""The code that decides a run's timeline, and a record's origin: versions, commit, time.
 
 The code is that of modules that a run's targets import, without comments and docstrings.
 
-Of this suite's core only the rooms in ``DECISIVE`` count. Metrics, records, figures and the rest of ``base`` read a
+Of this suite's core only the packages in ``DECISIVE`` count. Metrics, records, figures and the rest of ``base`` read a
 timeline or carry it, so a change of them keeps every record. Of an installed library that the modules import its
 version counts, and of Python the minor version: from 3.12 on, for one, ``sum`` adds floats otherwise.
 """
@@ -31,7 +31,7 @@ from entrain_bench.base.store import Store
 
 # Libraries that a record names: their arithmetic, solvers, random numbers, compilers or parsers decide results.
 LIBRARIES = ("numba", "llvmlite", "numpy", "ortools", "pandas", "pyarrow", "scipy", "torch", "megatron-core")
-# Distributions of modules, where names differ or one decides with what another compiles by.
+# Distributions of modules whose names differ, or whose compiler counts as well.
 DISTRIBUTIONS = {
     "PIL": ("pillow",),
     "matplotlib": ("matplotlib", "pillow"),
@@ -62,7 +62,7 @@ PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A module's file, and a hash of what it does; of an installed library no file, and its version."""
+    """A module's file, and a hash of its code; of an installed library no file, and its version."""
 
     path: Path | None
     meaning: str
@@ -93,17 +93,17 @@ def code_version(targets: frozenset[str], folder: str = "") -> str:
 
 @cache
 def planning_version(targets: frozenset[str]) -> str:
-    """Hash of the code that planning with these ``_target_``s uses; what executes is left out."""
+    """Return a hash of the code that planning with these ``_target_``s uses, without executors."""
     modules = {target.rpartition(".")[0] for target in targets}
     planning = sources_of(modules | {"entrain_bench.balancing.interface"}, counts=decides_timeline)
-    # The driver prepares a run, but what it imports beside that is not planning.
+    # The driver prepares a run, but its other imports are not planning.
     return hash_of(planning | sources_of({DRIVER}, counts=lambda module: module == DRIVER))
 
 
 def sources_of(
     modules: Collection[str], folder: str = "", counts: Callable[[str], bool] = lambda _: True
 ) -> dict[str, Source]:
-    """These modules, those that they import, and so on, as far as they count: of this suite, and of a user's folder.
+    """Return these modules and their imports, recursively, as far as they belong to this suite or a user's folder.
 
     ``folder`` is searched before ``sys.path``; nothing of it is imported. ``UserError`` for a module that does not
     exist, and a file that is not Python.
@@ -113,7 +113,7 @@ def sources_of(
         root = _root_of(top, folder)
         if root is None:
             raise UserError(f"_target_: no module named {top or repr(top)}")
-        # A lone module may import its neighbours; a package holds all it needs.
+        # A single module may import files next to it; a package contains all that it needs.
         roots |= {top: root} if root.is_dir() else {place.stem: place for place in root.parent.iterdir()}
     sources = import_closure(modules, roots, counts)
     _store().save()
@@ -121,7 +121,7 @@ def sources_of(
 
 
 def hash_of(sources: Mapping[str, Source]) -> str:
-    """One hash for what all the modules do, under this Python."""
+    """Return one hash of the code of all modules, under this Python."""
     text = "\n".join([PYTHON, *(f"{module} {sources[module].meaning}" for module in sorted(sources))])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -146,7 +146,7 @@ def import_closure(
         lone = [root] if root.suffix == ".py" and not inner else []
         files = (place / INIT, place.with_suffix(".py")) if root.is_dir() else lone
         if path := next((file for file in files if file.is_file()), None):
-            # Strategies share most of what they import, and no process sees the suite's own modules change.
+            # Strategies share most imports, and the suite's own modules do not change during a process.
             meaning, imported = (_read_own if top in OWN_PACKAGES else _read)(path, module)
             sources[module] = Source(path, meaning)
             waiting += imported - sources.keys()
@@ -154,7 +154,7 @@ def import_closure(
 
 
 def _read(path: Path, module: str) -> tuple[str, frozenset[str]]:
-    """Hash of what a module's file does, and the modules that it imports with the packages that those are in."""
+    """Return a hash of a module's code, and the imported modules with their packages."""
     content = path.read_bytes()
     key = [hashlib.sha256(content).hexdigest()]
     package = module if path.name == INIT else module.rpartition(".")[0]
@@ -195,7 +195,7 @@ def import_statements(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def _imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """Names of modules, and of what may be modules, that a statement imports; relative ones begin with dots."""
+    """Return names of modules and possible modules that a statement imports; relative ones begin with dots."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     base = "." * node.level + (node.module or "")
@@ -203,7 +203,7 @@ def _imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def absolute(name: str, package: str) -> str:
-    """The absolute name of what a module of a package imports; ``ImportError`` if it is above all packages."""
+    """Return the absolute name of an import in a package; ``ImportError`` if it is above all packages."""
     return resolve_name(name, package) if package else name.lstrip(".")
 
 
@@ -244,7 +244,7 @@ def _installed(names: Sequence[str]) -> dict[str, str]:
 
 
 def made_by() -> dict[str, Any]:
-    """Return what a file says of its making: ``versions``, ``commit`` and ``made_at``."""
+    """Return a file's record of its origin: ``versions``, ``commit`` and ``made_at``."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return {"versions": versions(), "commit": current_commit(), "made_at": now}
 

@@ -50,7 +50,7 @@ def _group(text: str) -> tuple[str, frozenset[str]]:
 
 
 def plan_key(config: RunConfig) -> str:
-    """Key of what a planner can see: runs that differ elsewhere have the same plan."""
+    """Return the key of all values that a planner can see: runs that differ elsewhere have the same plan."""
     content = {name: value for name, value in _content(config).items() if name not in BEYOND_PLANS}
     content["strategy"] = {name: config.strategy[name] for name in ("planner", "assigner", "scheduler")}
     content["strategy"]["options"] = config.strategy.get("options", {})

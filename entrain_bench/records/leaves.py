@@ -1,4 +1,4 @@
-"""Configurations as flat mappings: parameters as text, and what a run changes inside of its choices."""
+"""Configurations as flat mappings: parameters as text, and changed values inside of choices."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def setting_text(value: Any) -> Any:
 
 
 def variant_text(config: Mapping[str, Any]) -> str:
-    """Paths inside of model and cluster whose values are not those of the YAML of that name, with what they are.
+    """Return paths and values inside of model and cluster that differ from the YAML of that name.
 
-    Empty where nothing is changed, and where no YAML of the suite has the name: then it says so itself.
+    Empty if nothing is changed, or if no YAML of the suite has the name, because the name then shows the change.
     """
     groups = ((group, json.dumps(config.get(group, {}), sort_keys=True)) for group in GROUPS)
     return " ".join(change for group, text in groups for change in _changes(group, text))

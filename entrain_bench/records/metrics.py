@@ -71,7 +71,7 @@ def metric(
 
 @dataclass(frozen=True)
 class ExecutedIteration:
-    """An executed iteration as metrics read it: its timeline, the cost model, host time, and what its samples need."""
+    """Input of metrics: an executed iteration's timeline, cost model, host time, and its samples' minimum work."""
 
     timeline: Timeline
     truth: CostTruth
@@ -237,8 +237,8 @@ class RunResult:
         timeline: the first iteration's timeline as a table; None if it is too large to keep.
         samples: of a workload that lists its samples their number (``listed``), and how many the model's context
             changed (``truncated``, ``dropped``); of a mixture the same by component, with its ``share``; else empty.
-        execution: of a training run, what it ran with by name: device, dtype, kernels, versions of packages.
-        remarks: what a reader of its metrics should know, a line each.
+        execution: of a training run, by name: device, dtype, kernels, versions of packages.
+        remarks: notes for readers of its metrics, one line each.
     """
 
     layout: Layout
@@ -283,7 +283,7 @@ def microbatch_forward(timeline: Timeline, modules: Sequence[int]) -> tuple[IntA
 
 
 def _on_ranks(placed: ModuleLayout, replica: IntArray) -> tuple[IntArray, IntArray]:
-    """Return every chunk once for each rank of its group, and the rank's place on its stage, counted from 0."""
+    """Return every chunk once per rank of its group, and the rank's place on its stage, counted from 0."""
     size = np.array([tp * cp for tp, cp in placed.degrees])[placed.degree_of_copy]
     first = np.concatenate([np.arange(count) for count in placed.num_groups]) * size
     offsets = offsets_from_counts(size[replica])

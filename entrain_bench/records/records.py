@@ -1,4 +1,4 @@
-"""Run records: one file a run, written whole or not at all, named by what decides its content.
+"""Run records: one file per run, written completely or not at all, and named by its key.
 
 Planned runs of sweeps are in ``sweeps/<key>.json``, so that a lost record is noticed.
 """
@@ -60,22 +60,22 @@ PARAMETERS = (*PARTS, "strategy_parameters", "workload_parameters")
 
 @dataclass(frozen=True)
 class Record:
-    """One run as it is stored in ``runs/<first two characters of its key>/<key>.json``.
+    """One run, stored in ``runs/<first two characters of its key>/<key>.json``.
 
     Attributes:
         key: hash of configuration, data and code.
         status: ``ok``, ``skipped`` or ``failed``; ``reason``: why a run has no result.
-        labels, config: what the run is called in tables, and its resolved configuration.
-        host: the machine that planning and assignment times are of; empty for records older than it.
+        labels, config: the run's labels in tables, and its resolved configuration.
+        host: machine of planning and assignment times; empty in older records.
         layout, degrees: short text, and ``tp``, ``cp``, ``pp`` and ``dp``, of each module.
         sharding: value of ``layout.sharding`` in use, ``none`` if ranks share out nothing; several with ``+``.
         metrics, iterations: means over iterations, and metrics of every one.
         samples, execution, remarks: as in ``RunResult``.
-        settled: whether a failure follows from configuration, data and code, so that another attempt would end alike.
+        settled: whether configuration, data and code determine a failure, so that another attempt fails, too.
         deaths: how many times in a row the process that ran it died.
-        timeline: whether its timeline was kept; None if nobody asked for it, False if there was none to keep.
+        timeline: whether its timeline was kept; None if no output needed it, False if there was none to keep.
         timeline_sha256: hash of the timeline's file; empty if none was kept.
-        overrides, config_dir: what made it, as given; with the folder of the user's they make it again.
+        overrides, config_dir: as given; together they repeat the run.
         versions, commit, made_at: of Python and decisive libraries; of the suite (``+changes``: not as committed); UTC.
         metrics_version: hash of the code that computed the metrics, which is not in the key.
     """
@@ -108,11 +108,11 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has come to an end that another attempt would not change."""
+        """Whether the run has a result or failure that another attempt would not change."""
         return self.status in ("ok", "skipped") or self.settled
 
     def is_left_alone(self, retry_failed: bool) -> bool:
-        """Whether a sweep passes the run by; other failures are tried again, for what broke them may lie outside."""
+        """Whether a sweep skips the run; it retries other failures, because their cause may lie outside."""
         if self.status == "failed" and retry_failed:
             return False
         return self.finished or self.deaths >= MAX_DEATHS
@@ -230,11 +230,11 @@ class Results:
     )
 
     def __reduce__(self) -> tuple[type[Results], tuple[Path, Callable[[Path, str], None]]]:
-        """Processes that run cells read few records, of which whoever gives them the cells has warned."""
+        """Copy without cache and warnings: worker processes read few records, and their parent has warned."""
         return Results, (self.root, say_nothing)
 
     def prepare(self) -> None:
-        """Raise ``UserError`` if the folder cannot be made or written to; removes what killed runs were writing."""
+        """Raise ``UserError`` if the folder cannot be made or written to; remove partial files of killed runs."""
         nearest = next(folder for folder in (self.root.absolute(), *self.root.absolute().parents) if folder.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise UserError(f"results_dir={self.root}: must be a writable folder, but {nearest} is not")
@@ -256,7 +256,7 @@ class Results:
         return self.root / folder / name[:SHARD] / name
 
     def read(self, key: str) -> Record | None:
-        """The record of a key; None if there is none that may be believed."""
+        """Return the record of a key; None if there is no valid one."""
         try:
             # A path object would take ten times as long, for every cell of a sweep.
             status = os.stat(f"{self.root}/runs/{key[:SHARD]}/{key}.json")  # noqa: PTH116
@@ -287,7 +287,7 @@ class Results:
         return sorted(path.stem for path in (self.root / "runs").glob("*/*.json"))
 
     def kept(self, cell: Cell, retry_failed: bool = False) -> Record | None:
-        """The record that spares a cell its run, with its timeline if that is wanted; None: the cell must run."""
+        """Return the record that replaces a cell's run, with its timeline if needed; None: the cell must run."""
         record = self.read(cell.key)
         if record is None or not record.is_left_alone(retry_failed):
             return None
@@ -295,11 +295,11 @@ class Results:
         return None if lacks_timeline else record
 
     def has_timeline(self, record: Record) -> bool:
-        """Whether the timeline of a record is there, as it was written; also if there was none to keep."""
+        """Return whether the timeline of a record is unchanged; also true if there was none to keep."""
         return record.timeline is False or self._timeline_bytes(record) is not None
 
     def timeline(self, record: Record) -> pd.DataFrame | None:
-        """The timeline of a record (``timeline_frame``); None if there is none that may be believed."""
+        """Return the timeline of a record (``timeline_frame``); None if there is no valid one."""
         content = self._timeline_bytes(record)
         if content is None:
             return None
@@ -344,12 +344,12 @@ class Results:
             write_atomically(self.trace_path(key), json.dumps(chrome_trace(timeline)).encode())
 
     def records(self) -> list[Record]:
-        """All records that may be believed, in the order of tables."""
+        """Return all valid records, in the order of tables."""
         return sorted_records(record for key in self.keys() if (record := self.read(key)))
 
 
 def sorted_records(records: Iterable[Record]) -> list[Record]:
-    """Records in the order of tables: by what they are called, then by their settings, whatever code made them."""
+    """Return records in the order of tables: by labels, then by settings, independent of the code version."""
 
     def place(record: Record) -> list[str]:
         return [str(record.row[name]) for name in (*LABELS, *SETTINGS, *DEGREES, RECOMPUTE, *PARAMETERS, "key")]
@@ -381,11 +381,11 @@ class PlannedSweep:
     unbegun: Sequence[str] = ()
 
     def lost(self, results: Results) -> list[str]:
-        """The cells without a record, by their overrides."""
+        """Return the overrides of cells without a record."""
         return [text for key, text in self.cells.items() if results.read(key) is None] + [*self.unbegun]
 
     def write(self, results: Results) -> None:
-        """Replace what an earlier attempt at the sweep left; where that cannot be, the cells are not known later."""
+        """Replace the file of an earlier attempt at the sweep; if writing fails, the cells are not known later."""
         texts = sorted([*self.cells.values(), *self.unbegun])
         key = sha256(json.dumps([self.name, texts]).encode()).hexdigest()[:SWEEP_LETTERS]
         values = {"name": self.name, "cells": self.cells, "unbegun": [*self.unbegun], **made_by()}
@@ -394,7 +394,7 @@ class PlannedSweep:
 
 
 def read_sweeps(results: Results) -> Iterator[tuple[Path, PlannedSweep | None]]:
-    """The sweeps of a folder by their files; None for a file that may not be believed."""
+    """Return the sweeps of a folder by their files; None for an invalid file."""
     for path in sorted((results.root / SWEEPS).glob("*.json")):
         sweep = None
         with suppress(OSError, ValueError, KeyError, TypeError):

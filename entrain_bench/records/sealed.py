@@ -43,7 +43,7 @@ def unsealed(content: bytes, key: str) -> dict[str, Any]:
 
 
 def log_warning(path: Path, reason: str) -> None:
-    """Warn of a file that is not believed."""
+    """Warn of an invalid file."""
     logger.warning("%s: %s", path, reason)
 
 
@@ -66,7 +66,7 @@ class CachedLayout:
 
 @dataclass(frozen=True, slots=True)
 class CachedLayouts:
-    """The folder ``plans/<key>.json``, whose layouts runs share that look alike to a planner; it only saves time."""
+    """The folder ``plans/<key>.json``: runs that are equal for a planner share a layout. It only saves time."""
 
     root: Path
     warn: Callable[[Path, str], None] = log_warning

@@ -35,16 +35,16 @@ def table_of(records: Sequence[Record]) -> pd.DataFrame:
     if len(table):
         place = table.columns.tolist().index("workload_parameters") + 1
         table.insert(place, VARIANT, [variant_text(record.config) for record in records])
-        # Only some runs may have a metric of the user's, but it is beside the others.
+        # A user's metric may exist for some runs only, but its column follows the others.
         added = sorted({name for record in records for name in record.added})
         rest = [name for name in table.columns if name not in added]
         place = rest.index(METRICS[-1]) + 1
         table = table[[*rest[:place], *added, *rest[place:]]]
-    # Whole numbers, also beside those that are left to the planner.
+    # Whole numbers, also if the planner chooses other rows' values.
     whole = (*DEGREES, "microbatch_size")
     return table.astype({name: "Int64" for name in whole if name in table})
 
 
 def table_csv(records: Sequence[Record]) -> str:
-    """Records as the text of ``table.csv``; every number is the shortest text that stands for it alone."""
+    """Records as the text of ``table.csv``; every number has its shortest unique text."""
     return table_of(records).to_csv(index=False, lineterminator="\n")

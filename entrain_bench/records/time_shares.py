@@ -105,7 +105,7 @@ def fill_and_drain_s(timeline: Timeline) -> FloatArray:
 
 
 def _of_replicas(stages_s: FloatArray, count: int) -> FloatArray:
-    """Sum over the stages of each of so many replicas, or of their mean where another number is given."""
+    """Return sums over the stages of each replica, or of the replicas' mean if another number is given."""
     through_s = stages_s.sum(axis=1)
     return through_s if len(through_s) == count else np.full(count, through_s.mean())
 
@@ -122,7 +122,7 @@ def _mean_passes_s(timeline: Timeline, module: int) -> FloatArray:
 
 
 def _occupied_s(timeline: Timeline, remade: FloatArray) -> FloatArray:
-    """Computation, recomputation, communication and gradient synchronisation after the last pass ``[4, lanes]`` (s)."""
+    """Return seconds of computation, recomputation, communication, and synchronization after passes ``[4, lanes]``."""
     program = timeline.program
     lanes = program.layout.num_lanes
     lane = rows_of(program.lane_offsets)

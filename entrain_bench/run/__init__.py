@@ -1,1 +1,1 @@
-"""Running cells: one experiment from start to end, many of them in worker processes, and what still has to run."""
+"""Running cells: one experiment from start to end, many in worker processes, and the search for missing runs."""

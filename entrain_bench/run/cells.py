@@ -61,7 +61,7 @@ def run_one(cell: Cell, results: Results, progress: Callable[[int], None] = lamb
 
 
 def _merged(known: Record | None, new: Record) -> Record:
-    """The record of a run that was made again for its timeline: the known one, if the same came out."""
+    """Return the record of a run that was repeated for its timeline: the known one, if the result is equal."""
     return replace(known, timeline=new.timeline) if known and known.computed == new.computed else new
 
 
@@ -112,7 +112,7 @@ def _record_death(cell: Cell, died: Died, results: Results) -> Done:
 
 
 def attempt(cell: Cell, results: Results) -> Done:
-    """Run a cell and write down what came out: ok, skipped or failed; raises ``UnwritableError`` alone."""
+    """Run a cell and write its record: ok, skipped or failed; raises only ``UnwritableError``."""
     started = perf_counter()
     try:
         known = results.read(cell.key)
@@ -144,7 +144,7 @@ def run_or_explain(cell: Cell, plans: CachedLayouts | None) -> "tuple[Record, pd
 
 
 def is_settled(cell: Cell, error: Exception) -> bool:
-    """Whether a failure is a result: a simulated program that does not fit memory never does, a trained one may."""
+    """Return whether a failure is final: a simulated program never fits memory, a trained one may on a retry."""
     return isinstance(error, OutOfMemoryError) and is_simulated(cell)
 
 
@@ -155,7 +155,7 @@ def is_simulated(cell: Cell) -> bool:
 
 
 def is_beside(config: RunConfig, other: RunConfig) -> bool:
-    """Return whether two runs do the same job at the same seed, as far as the choices of the groups say."""
+    """Return whether two runs have the same job and seed, according to their groups."""
     names = ("workload", "model", "cluster", "harness", "seed")
     return all(getattr(config, name) == getattr(other, name) for name in names)
 

@@ -78,7 +78,7 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SharedJob:
-    """A job, what its actions cost, where its samples are from, and its samples."""
+    """A job, its cost model, its source of samples, and its samples."""
 
     job: Job
     truth: CostTruth
@@ -189,7 +189,7 @@ def _made(config: RunConfig, source: ShapeSource | None) -> SharedJob:
 
 @dataclass(slots=True)
 class Feed:
-    """Makes the programs of a run, by its strategy with what that has learnt."""
+    """Makes the programs of a run by its strategy, which may learn from executed iterations."""
 
     setting: RunContext
     layout: Layout
@@ -224,7 +224,7 @@ class Feed:
 
 
 def plan_of(setting: RunContext, config: RunConfig, plans: CachedLayouts | None) -> CachedLayout:
-    """The plan of a run: one that an earlier run made of the same, or a new one."""
+    """Return the plan of a run: an earlier run's with the same planning key, or a new one."""
     key = plan_key(config) if plans else ""
     if plans and (known := plans.read(key)):
         return known

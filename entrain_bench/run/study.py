@@ -57,23 +57,23 @@ class Output:
 
     name: str
     sweeps: Sequence[SweepOverrides]  # those whose cells must have run
-    write: Callable[[Study], str]  # brings its files up to date and returns what is missing from it, if anything
+    write: Callable[[Study], str]  # brings its files up to date and returns its missing runs, if any
     committed: Sequence[str] = ()  # files that are kept with the code, by their paths in the folder of results
     # Cells whose timelines it reads, in groups: of each group the first cell that has one.
     timelines: Callable[[Study], Iterable[Sequence[Cell]]] = lambda _: ()
     files: Sequence[str] = ()  # other files; an output without any file is always written
     reads: Sequence[SweepOverrides] = ()  # further sweeps, of which it reads configurations alone
     module: str = ""  # whose code writes it, besides that of ``write``
-    details: Sequence[str] = ()  # whatever else its files depend on
+    details: Sequence[str] = ()  # other values that its files depend on
     further: Callable[[Study], Sequence[SweepOverrides]] = lambda _: ()  # sweeps that follow from results of ``sweeps``
     needs_further: bool = False  # their cells must have run, too
 
     def needed(self, study: Study) -> list[SweepOverrides]:
-        """The sweeps whose cells must have run, as far as they are known."""
+        """The known sweeps whose cells must have run."""
         return [*self.sweeps, *(self.further(study) if self.needs_further else ())]
 
     def bring_up_to_date(self, study: Study) -> str:
-        """Write the files unless ``stamps/<name>.json`` has the hashes of inputs and files; returns what is missing."""
+        """Write the files unless ``stamps/<name>.json`` has the hashes of inputs and files; returns missing runs."""
         root = study.results.root
         path = root / "stamps" / f"{self.name}.json"
         files = [root / file for file in (*self.committed, *self.files)]
@@ -137,7 +137,7 @@ def by_strategy(cells: Iterable[Cell]) -> list[list[Cell]]:
 
 
 def shown_ranks(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells of a sweep whose ranks are worth a picture: those of one job at one seed."""
+    """Return the cells of a sweep whose ranks are drawn: those of one job at one seed."""
 
     def place(cell: Cell) -> tuple[str, str, int]:
         return str(cell.config.workload["name"]), str(cell.config.model["name"]), cell.config.seed
@@ -153,7 +153,7 @@ def bring_up_to_date(
     watch: Callable[[Done, int], None],
     retry_failed: bool = False,
 ) -> Iterator[tuple[Output, str]]:
-    """Run the cells that outputs lack, told to ``watch``; yield each output once written, and what it lacks."""
+    """Run missing cells of outputs, reported to ``watch``; yield each output once written, and its missing runs."""
     waiting = [*outputs]
     tried = dict[str, bool]()
     while waiting:
@@ -188,7 +188,7 @@ def _union(groups: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:
 def _lacking(output: Output, study: Study, retry_failed: bool, tried: Mapping[str, bool]) -> dict[str, Cell]:
     """The cells that must run before an output can be written, by their keys.
 
-    A cell keeps its timeline if the output reads it, or if its ranks are worth a picture; if a group's first cell has
+    A cell keeps its timeline if the output reads it, or if the report draws its ranks. If a group's first cell has
     none, the next one is asked. ``tried`` has the keys of cells that ran already, and whether timelines were asked for.
     """
     results = study.results
@@ -213,5 +213,5 @@ def _lacking(output: Output, study: Study, retry_failed: bool, tried: Mapping[st
 
 
 def _job_of(cell: Cell) -> tuple[str, ...]:
-    """Sort key that puts cells of a job together: a worker that has run one of them knows half of the next."""
+    """Return a sort key that groups cells of a job, because a worker reuses work between them."""
     return tuple(sorted(text for text in cell.overrides if not text.startswith("strategy")))

@@ -1,4 +1,4 @@
-"""Assigners that learn from executed iterations, in a loop that is not this suite's; and what they know, as values."""
+"""Assigners that learn from iterations of other training loops, and their state as plain values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace

@@ -1,4 +1,4 @@
-"""Inputs of a sampler from a configuration, and how an assignment becomes the microbatches that a rank is given."""
+"""Inputs of a sampler from a configuration, and the microbatches of a rank from an assignment."""
 
 import json
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def deal(labels: ModuleAssignment, num_ranks: int, counts: str = ASSIGNED, num_m
     """The microbatches of an assignment, samples in order of arrival; a rank is a replica of ``labels``.
 
     ``counts`` says how many microbatches ranks have: ``fixed``: ``num_microbatches``; ``equal``: as many as the rank
-    with most; ``assigned``: as they were assigned. Ranks with fewer split those with most samples. ``UserError`` if a
+    with most; ``assigned``: as the assigner chose. Ranks with fewer split those with most samples. ``UserError`` if a
     rank has no sample, or cannot have that many microbatches.
     """
     order = np.lexsort((labels.microbatch, labels.replica))
@@ -90,7 +90,7 @@ class BatchPlan:
     name: str
 
     def deal(self, assigner: Assigner, samples: np.ndarray) -> Dealt:
-        """Microbatches of all ranks, as positions among these samples; ``UserError`` for what is no assignment."""
+        """Return microbatches of all ranks as positions among samples; ``UserError`` for an invalid assignment."""
         job = self.setting.job
         batch = self.shapes.take(samples)
         assignment = assigner.assign(batch, self.layout, self.setting.profile.under(self.layout))
@@ -108,7 +108,7 @@ def plan_batches(
     config_dir: str | None,
     **chosen: Any,
 ) -> BatchPlan:
-    """Lay out the model as configured; arguments, and what is wrong with them, as of ``BalancedBatchSampler``."""
+    """Lay out the model as configured; arguments and errors are those of ``BalancedBatchSampler``."""
     for text in overrides:
         key = text.partition("=")[0]
         require(key not in OWN_KEYS, "overrides", text, f"without {key}, which an argument sets")
@@ -179,7 +179,7 @@ def fingerprint(shapes: SampleShapes) -> str:
 def _setting(
     shapes: SampleShapes | str | Path, overrides: Sequence[str], config_dir: str | None
 ) -> tuple[RunContext, str]:
-    """The objects of the configuration, and what of it decides assignments as text."""
+    """Return the objects of the configuration, and the part that decides assignments as text."""
     listed = isinstance(shapes, SampleShapes)
     if not listed and not isinstance(shapes, str | Path):
         kinds = "SampleShapes (entrain_bench.shapes_of makes them of arrays) or the path of a shape trace"

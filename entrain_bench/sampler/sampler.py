@@ -107,7 +107,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         num_samples = len(self._plan.shapes)
         self.num_iterations = num_samples // global_batch
         require(self.num_iterations >= 1, "global_batch", global_batch, f"at most {num_samples}, the number of samples")
-        # Values that a loaded state must share with the sampler: they decide which samples an iteration has.
+        # Values that a loaded state must share with the sampler: they decide the samples of an iteration.
         self._stream: dict[str, Any] = {
             "samples": fingerprint(self._plan.shapes),
             "seed": seed,
@@ -340,7 +340,7 @@ def own_loader(loader: DataLoader[Any], device: torch.device, accumulation_steps
 class Progress:
     """The next iteration of the sampler's epoch, which the loop sets, for ``Accelerator.register_for_checkpointing``.
 
-    Loaders run ahead of training; what they have taken does not count here.
+    Loaders run ahead of training; microbatches that they prefetched do not count here.
     """
 
     def __init__(self, sampler: BalancedBatchSampler) -> None:

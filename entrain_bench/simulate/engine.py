@@ -1,4 +1,4 @@
-"""The compiled loop that times a program: lanes run their actions in order, each as soon as its inputs are there."""
+"""The compiled loop that times a program: lanes run their actions in order, each once its inputs have arrived."""
 
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
@@ -90,7 +90,7 @@ class Columns(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """How far lanes are ``[lanes]``."""
+    """Progress of lanes ``[lanes]``."""
 
     position: IntArray  # actions that it is done with
     reached: IntArray  # action that it has come to last; -1 for none
@@ -101,24 +101,24 @@ class Lanes(NamedTuple):
 
 
 class Actions(NamedTuple):
-    """How far actions are ``[actions]``."""
+    """Progress of actions ``[actions]``."""
 
     # NaN until it is placed.
     start_s: FloatArray
     end_s: FloatArray
     wait_s: FloatArray  # how long it waits for transfers alone
     arrived: IntArray  # lanes that have come to it
-    done_s: FloatArray  # when the last of them had ended what it did before
+    done_s: FloatArray  # when the last of them had ended its previous action
     free_s: FloatArray  # when the last of them was free
-    parked: IntArray  # the first lane that is parked on it, -1 for none; at the very end, the first that may go on
+    parked: IntArray  # the first lane that is parked on it, -1 for none; at the very end, the first that may resume
 
 
-AWAKE = -1  # Where lanes are parked that may go on.
+AWAKE = -1  # Where lanes are parked that may resume.
 TIMES = ("duration_s", "hold_s", "release_s", "stall_s")
 
 
 def _with_barriers(columns: Columns, program: Program, together: IntArray) -> Columns:
-    """Actions of no duration before those that begin together, one for a group, on the lanes of all its members."""
+    """Add barriers: one action of zero duration before each group that begins together, on all its members' lanes."""
     count = int(together.max()) + 1
     group = together[program.lane_actions]
     before = np.flatnonzero(group >= 0)
@@ -171,7 +171,7 @@ def _with_transfers(columns: Columns, transfers: LinkTransfers) -> Columns:
 def _run_lanes(columns):  # type: ignore[no-untyped-def]
     """Run lanes until all are done or stuck, in O(actions + dependencies) and a heap of transfers.
 
-    A lane that cannot go on is parked; if none can go on, the earliest transfer in the queue is served.
+    A blocked lane is parked; if all lanes are blocked, the earliest transfer in the queue is served.
     """
     lanes, actions = _nothing_run(columns)
     queue = [(0.0, 0) for _ in range(0)]
@@ -245,7 +245,7 @@ def _run_lane(lane, columns, lanes, actions):  # type: ignore[no-untyped-def]
 
 @inlined
 def _missing(lane, action, columns, lanes, actions):  # type: ignore[no-untyped-def]
-    """Return the action that a lane's next one waits for, itself while not all its lanes are here; -1 for none."""
+    """Return the action that a lane's next one waits for; itself until all its lanes have arrived; -1 for none."""
     if lanes.reached[lane] != action:
         lanes.reached[lane] = action
         lanes.checked[lane] = columns.dep_offsets[action]
@@ -277,7 +277,7 @@ def _start(action, columns, actions):  # type: ignore[no-untyped-def]
 
 @inlined
 def _occupy(transfer, ready_s, columns, link_free_s):  # type: ignore[no-untyped-def]
-    """Occupy a transfer's links as soon as it is ready and all are free; returns when it ends."""
+    """Occupy a transfer's links once it is ready and all are free; return when it ends."""
     start_s = ready_s
     number = transfer - columns.first_transfer
     for row in range(columns.link_offsets[number], columns.link_offsets[number + 1]):
@@ -310,7 +310,7 @@ def describe_deadlock(
     done: BoolArray,
     together: IntArray | None = None,
 ) -> str:
-    """Follow stuck lanes, each to one it waits for, until one repeats; ``position``: actions each ran ``[lanes]``."""
+    """Name a cycle of lanes that wait for each other; ``position``: number of actions each lane ran ``[lanes]``."""
 
     def next_action(lane: int) -> int:
         return int(program.lane_actions[program.lane_offsets[lane] + position[lane]])

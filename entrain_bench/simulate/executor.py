@@ -1,4 +1,4 @@
-"""Simulate a program under the cost truth."""
+"""Simulate a program under the cost model."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -41,7 +41,7 @@ def make_timeline(program: Program, prices: Prices, memory: FloatArray) -> Timel
 def place_steps(
     program: Program, steps: Steps, hold_s: FloatArray, start: FloatArray, end: FloatArray, wait: FloatArray
 ) -> None:
-    """Set start, end and wait of a program's steps ``[actions]``; optimizers wait for the last synchronisation."""
+    """Set start, end and wait of a program's steps ``[actions]``; optimizers wait for the last synchronization."""
     layout = program.layout
     lanes = [blocks.of_stage(stage) for blocks in layout.blocks for stage in range(blocks.num_stages)]
     num_stages = len(lanes)
@@ -82,7 +82,7 @@ def place_steps(
 
 @dataclass(frozen=True, slots=True)
 class Simulator:
-    """Executes programs on a simulated clock; ``memory_budget_bytes`` is what programs may use of a rank."""
+    """Executes programs on a simulated clock; programs may use ``memory_budget_bytes`` of a rank's memory."""
 
     trains: ClassVar[Literal[False]] = False
 

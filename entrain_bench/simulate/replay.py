@@ -1,4 +1,4 @@
-"""Measured durations on the simulated clock: what of an iteration neither compute nor order explains."""
+"""Replay measured durations on the simulated clock, to find time that computation and schedule do not explain."""
 
 import numpy as np
 import pandas as pd

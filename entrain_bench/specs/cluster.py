@@ -55,7 +55,7 @@ class DeviceSpec:
     attention_half_head_dim: Extra  # relative to very wide heads; efficiencies are stated for ``HEAD_DIM``
     gemm_half_width: Extra = 0.0  # harmonic mean of a product's inner and outer dimension on a rank
     elementwise_efficiency: Share = 1.0  # of kernels that compute as they move data, relative to copies
-    overlap_cost: Annotated[float, between(0, 1)] = 0.0  # seconds lost per second of communication beside
+    overlap_cost: Annotated[float, between(0, 1)] = 0.0  # seconds lost per second of concurrent communication
     host_launch_s: Extra = 0.0  # in which the host issues a kernel; a layer takes no less
     attention_kernel: Annotated[str, OneOf(ATTENTION_KERNELS)] = FLASH2  # that its efficiencies are of
     allocator_reserve: Extra = 0.0  # bytes held per byte of tensors, except weights, gradients, optimizer states
@@ -91,7 +91,7 @@ class Speed:
         check_fields(self, "speed.")
 
     def times(self, other: Self) -> Self:
-        """Both sets of factors, one after the other."""
+        """Return the product of both sets of factors."""
         return replace(self, **{name: value * getattr(other, name) for name, value in asdict(self).items()})
 
 
@@ -111,7 +111,7 @@ class ClusterSpec:
         return self.num_nodes * self.gpus_per_node
 
     def tier_of(self, first_rank: IntArray, last_rank: IntArray) -> IntArray:
-        """Index of the innermost tier whose aligned blocks hold both ranks (broadcasts)."""
+        """Return the index of the innermost tier whose aligned blocks contain both ranks (broadcasts)."""
         tier = np.full(np.broadcast(first_rank, last_rank).shape, len(self.tiers) - 1)
         for index in range(len(self.tiers) - 2, -1, -1):
             size = self.tiers[index].num_ranks
@@ -141,7 +141,7 @@ class ClusterSpec:
         return replace(self, device=replace(device, **changed), tiers=tuple(tiers))
 
     def ring_tiers(self, rings: IntArray) -> list[LinkTier]:
-        """The slowest links of rings of ranks ``[rings, ranks]``, which leave a block through all their ranks there."""
+        """Return the slowest link of each ring; a ring leaves a block by all its ranks there ``[rings, ranks]``."""
         rings = np.sort(rings, axis=1)
         outermost = self.tier_of(rings[:, 0], rings[:, -1])
         bandwidth = np.full(len(rings), np.inf)
@@ -182,7 +182,7 @@ class ClusterSpec:
 
 
 def _first_of_blocks(rings: IntArray, size: int) -> BoolArray:
-    """Whether a rank is the first of its ring in a block of the given size; ranks ascend ``[rings, ranks]``."""
+    """Return whether each rank is its ring's first in a block of the given size; ranks ascend ``[rings, ranks]``."""
     first = np.ones(rings.shape, bool)
     first[:, 1:] = np.diff(rings // size, axis=1) > 0
     return first

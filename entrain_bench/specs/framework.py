@@ -19,7 +19,7 @@ FP32, BF16 = GRAD_DTYPES = ("fp32", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class FrameworkOptions:
-    """Framework settings with Megatron-LM's defaults; ``experiments/config.yaml`` says what each key means."""
+    """Framework settings with Megatron-LM's defaults; ``experiments/config.yaml`` explains each key."""
 
     distributed_optimizer: bool = True
     overlap_grad_reduce: bool = True
@@ -44,16 +44,16 @@ class FrameworkOptions:
 
     @property
     def receives_ahead(self) -> int:
-        """Number of next actions whose receives are posted during an action; megatron-core's 1F1B posts those of 1."""
+        """Return for how many following actions receives are posted during an action; megatron-core's 1F1B: 1."""
         return 1 if self.p2p == "blocking" else 4
 
     def gradient_bytes(self, element_bytes: int) -> int:
-        """Bytes of a gradient as it is accumulated and reduced, in a model with elements of the given size."""
+        """Return the bytes of a gradient during accumulation and reduction, for elements of the given size."""
         return FP32_BYTES if self.grad_dtype == FP32 else element_bytes
 
     @property
     def cast_bytes(self) -> int:
-        """Bytes of a parameter that its optimizer step moves for the gradient's cast to fp32."""
+        """Return the bytes per parameter that the optimizer step moves to cast the gradient to fp32."""
         return BF16_BYTES + FP32_BYTES if self.grad_dtype == BF16 else 0
 
     def of(self, module: ModuleSpec) -> Self:
@@ -116,7 +116,7 @@ class FrameworkOptions:
 
 
 def with_options(model: ModelSpec, framework: FrameworkOptions) -> ModelSpec:
-    """The model with the head that the framework runs, what it recomputes, and what it freezes."""
+    """Return the model with this framework's loss, recomputed layers and frozen modules."""
     if framework.cross_entropy != UNFUSED:
         model = model.with_cross_entropy(framework.cross_entropy)
     return model.with_recomputation(framework.recompute_granularity).with_frozen(framework.freeze)

@@ -1,4 +1,4 @@
-"""The training job that every strategy is given: what is fixed for all of them."""
+"""The training job that every strategy receives: model, cluster, batch sizes and limits."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -29,7 +29,7 @@ class LayoutRequest:
     pp: Degree = None  # all stages of a replica
     dp: Degree = None
     recompute: tuple[str, ...] | None = None  # modules whose activations are recomputed; the others keep theirs
-    sharding: Annotated[str, OneOf(SHARDINGS)] | None = None  # what ranks with the same weights share out
+    sharding: Annotated[str, OneOf(SHARDINGS)] | None = None  # state that ranks with the same weights partition
 
     def __post_init__(self) -> None:
         check_fields(self, "layout.")
@@ -91,11 +91,11 @@ class Job:
 
     @property
     def planning_budget_bytes(self) -> float:
-        """Memory that plans may count on; the rest of the budget is for batches heavier than the profiled ones."""
+        """Return the bytes per rank that plans may use; the rest is a margin for batches heavier than profiled ones."""
         return PLANNING_SHARE * self.memory_budget_bytes
 
     def each_microbatch_size(self) -> list[Self]:
-        """The job with every power of two that divides a replica's samples; itself where the size is given."""
+        """Return the job once per power of two that divides a replica's samples; only itself if the size is fixed."""
         if not self.free_microbatch_size:
             return [self]
         share, rest = divmod(self.global_batch, self.request.dp or 1)

@@ -55,7 +55,7 @@ KEPT_BYTES = [f"{what}_bytes_per_token" for what in ("activation", "input", "rep
 class Layer:
     """One layer of a module, before any parallelism; bytes are of a bf16 model unless they are fp32 in any model."""
 
-    kind: str  # layers of a kind are identical, but for ``hidden_size`` in a U-Net
+    kind: str  # layers of a kind are identical, except ``hidden_size`` in a U-Net
     gemms: tuple[Gemm, ...] = ()
     attention: Attention | None = None
     elementwise_bytes_per_token: float = 0.0  # moved outside products and attention in forward
@@ -68,24 +68,24 @@ class Layer:
     gathered_width: int = 0
     hidden_size: int = 0  # width that the next layer is handed; in a U-Net with pending skip connections
     parameters: int = 0
-    activation_bytes_per_token: float = 0.0  # what forward keeps for backward
+    activation_bytes_per_token: float = 0.0  # kept by forward for backward
     input_bytes_per_token: float = 0.0  # the layer's input, kept when activations are recomputed
     tensor_parallel: bool = True  # false: the ranks of a group hold all of it, and share out its sequences
     # Hidden states among elementwise and kept bytes; only sequence parallelism divides them.
     replicated_elementwise_bytes_per_token: float = 0.0
     replicated_bytes_per_token: float = 0.0
-    whole_bytes_per_token: float = 0.0  # of the kept bytes, what every rank of a group holds
-    fp32_bytes_per_token: float = 0.0  # of the kept bytes, what is fp32 in any model
+    whole_bytes_per_token: float = 0.0  # part of the kept bytes that every rank of a group holds
+    fp32_bytes_per_token: float = 0.0  # part of the kept bytes that is fp32 in any model
     transient_bytes_per_token: float = 0.0  # while the layer runs; tensor parallelism divides it
     cast_bytes_per_token: float = 0.0  # likewise, of casts to fp32 or from it, in other models
     recomputed: bool = True  # recomputation covers it; megatron-core recomputes blocks, not the ends
-    remade: Layer | None = None  # what recomputation covers of the layer; None: all of it
+    remade: Layer | None = None  # part of the layer that recomputation covers; None: all of it
     learns: bool = True  # has weight gradients and optimizer states
     backward_share: float = 1.0  # relative to both gradients: 0.5 for its input's alone, 0 without a backward
 
     @property
     def remade_share(self) -> float:
-        """Products that recomputation runs once more, relative to those of the forward; 0 where nothing needs them."""
+        """Return recomputed product FLOPs relative to the forward's; 0 if no backward needs them."""
         if not self.recomputed or not self.backward_share:
             return 0.0
         if self.remade is None:
@@ -109,11 +109,11 @@ class Layer:
         return replace(self, remade=None, learns=False, backward_share=0.0, **nothing)
 
     def learning_as(self, other: Layer) -> Layer:
-        """The layer, frozen if another one is."""
+        """Return the layer, frozen if the other layer is frozen."""
         return self if other.learns else self.frozen(passes_gradients=other.backward_share > 0)
 
     def unneeded_flops(self, lengths: IntArray) -> FloatArray:
-        """FLOPs per sequence that a frozen layer does not need, of three times those of a forward."""
+        """Return the FLOPs per sequence that a frozen layer saves of three times a forward's."""
         if self.backward_share > 0:
             return 2.0 * (1.0 - self.backward_share) * replace(self, attention=None).forward_flops(lengths)
         return 2.0 * self.forward_flops(lengths)
@@ -125,7 +125,7 @@ class Layer:
         return sum((gemm.flops(tokens) for gemm in self.gemms), start=attention)
 
     def kept_bytes(self, tp: int, sequence_parallel: bool, element_bytes: int = BF16_BYTES) -> float:
-        """Bytes a token leaves for backward on a rank of ``tp``, without context parallelism."""
+        """Return the bytes per token kept for backward on a rank of ``tp``, without context parallelism."""
         scale = element_bytes / BF16_BYTES
         if not self.tensor_parallel:
             return self.activation_bytes_per_token * scale / tp
@@ -137,11 +137,11 @@ class Layer:
         return (scale * (whole * tp + replicated * shared + split) + fp32 * tp / self.split_parts(tp)) / tp
 
     def split_parts(self, tp: int) -> int:
-        """Ranks among which tensor parallelism of ``tp`` divides what follows the layer's products."""
+        """Return the number of ranks among which tensor parallelism of ``tp`` divides the outputs of products."""
         return 1 if self.gathered_width else tp
 
     def weight_pass_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
-        """Bytes of a token that weight gradients are made of, inputs and output gradients (TransformerEngine#1653)."""
+        """Return the bytes per token that a weight pass reads: inputs and output gradients (TransformerEngine#1653)."""
         if not self.learns:
             return 0.0
         total = 0.0
@@ -151,13 +151,13 @@ class Layer:
         return total * element_bytes
 
     def recomputed_bytes(self, tp: int, sequence_parallel: bool, element_bytes: int = BF16_BYTES) -> float:
-        """Kept bytes that recomputation brings back, on a rank of ``tp``, without context parallelism."""
+        """Return the bytes per token that recomputation restores on a rank of ``tp``, without context parallelism."""
         if not self.recomputed:
             return 0.0
         return (self.remade or self).kept_bytes(tp, sequence_parallel, element_bytes)
 
     def held_bytes(self, tp: int, sequence_parallel: bool, element_bytes: int = BF16_BYTES) -> float:
-        """Bytes a token leaves for backward with recomputation, on a rank of ``tp``, without context parallelism."""
+        """Return the bytes per token kept on a rank of ``tp`` with recomputation, without context parallelism."""
         if self.recomputed and self.remade is None:
             split = tp if sequence_parallel or not self.tensor_parallel else 1
             return self.input_bytes_per_token * element_bytes / BF16_BYTES / split
@@ -165,6 +165,6 @@ class Layer:
         return self.kept_bytes(tp, sequence_parallel, element_bytes) - again
 
     def working_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
-        """Bytes a token needs besides on a rank of ``tp`` while the layer runs, without context parallelism."""
+        """Return the temporary bytes per token on a rank of ``tp`` during a pass, without context parallelism."""
         cast = self.cast_bytes_per_token if element_bytes < FP32_BYTES else 0.0
         return (self.transient_bytes_per_token * element_bytes / BF16_BYTES + cast) / self.split_parts(tp)

@@ -1,4 +1,4 @@
-"""Multimodal models: modules, their layers, and what each layer computes, holds and hands on."""
+"""Multimodal models: modules, their layers, and the computation, memory and output size of each layer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ModuleSpec:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether the LLM needs what the module makes of the items."""
+        """Whether the LLM consumes the module's output."""
         return self.role is Role.ENCODER
 
     @property
@@ -142,19 +142,19 @@ class ModuleSpec:
 
     @property
     def work_share(self) -> float:
-        """Products of both passes relative to those of a module that learns in full."""
+        """Return product FLOPs of both passes relative to a module without frozen layers."""
         needed = np.array([1.0 + 2.0 * layer.backward_share for layer in self.layers])
         flops = np.array([sum(gemm.k * gemm.n * gemm.rows_per_token for gemm in layer.gemms) for layer in self.layers])
         return float((flops * needed).sum() / (flops * 3.0).sum())
 
     def frozen(self, passes_gradients: bool) -> ModuleSpec:
-        """The module with fixed weights, but for a projector; ``passes_gradients``: something before it learns."""
+        """Return the module with frozen weights, except a projector; ``passes_gradients``: an earlier module learns."""
         fixed = len(self.layers) - 1 if self.is_encoder else len(self.layers)
         still = tuple(layer.frozen(passes_gradients) for layer in self.layers[:fixed])
         return replace(self, layers=(*still, *self.layers[fixed:]))
 
     def selectively_recomputed(self) -> ModuleSpec:
-        """The module with blocks of which recomputation covers the MLP alone, with its norm; a U-Net has none."""
+        """Return the module with blocks that recompute only the MLP and its norm; a U-Net has no such blocks."""
         if self.config.unet is not None:
             return replace(self, layers=tuple(replace(layer, recomputed=False) for layer in self.layers))
         part = mlp_of_block(self.config)
@@ -166,7 +166,7 @@ class ModuleSpec:
         return replace(self, layers=tuple(layers))
 
     def cut_bytes(self, layers_per_stage: Sequence[int]) -> tuple[IntArray, IntArray]:
-        """Bytes (bf16) of a token from each stage to the next, and of its gradients back, if any ``[stages - 1]``."""
+        """Return bytes per token (bf16) from each stage to the next, and of gradients back, if any ``[stages - 1]``."""
         last = np.cumsum(layers_per_stage)[:-1] - 1
         size = BF16_BYTES * np.array([self.layers[layer].hidden_size for layer in last], np.int64)
         needed = np.cumsum([layer.backward_share > 0 for layer in self.layers]) > 0
@@ -179,7 +179,7 @@ class ModuleSpec:
         return (shapes.item_encoder_tokens if self.is_encoder else shapes.llm_tokens)[units]
 
     def units(self, shapes: SampleShapes) -> IntArray:
-        """Indices of what the module must process exactly once: its modalities' items, or every sample."""
+        """Return the indices of units that the module must process exactly once: its modalities' items, or samples."""
         return shapes.items_of(self.config.modalities) if self.per_item else np.arange(len(shapes))
 
     def owners(self, shapes: SampleShapes, units: IntArray) -> IntArray:
@@ -249,7 +249,7 @@ class ModelSpec:
         """The model with the named modules frozen (``ModuleSpec.frozen``)."""
         modules: list[ModuleSpec] = []
         for module in self.modules:
-            # Encoders are the first to work, whatever their number.
+            # Encoders run first, however many there are.
             before = [] if module.is_encoder else modules
             passes = any(layer.learns for other in before for layer in other.layers)
             modules.append(module.frozen(passes) if module.name in names else module)
@@ -262,7 +262,7 @@ class ModelSpec:
         return replace(self, modules=tuple(module.selectively_recomputed() for module in self.modules))
 
     def training_flops(self, shapes: SampleShapes) -> float:
-        """Model FLOPs of an iteration: three times those of a forward, less what frozen layers have no need of."""
+        """Return the model FLOPs per iteration: three times a forward's, minus the FLOPs that frozen layers save."""
         unneeded = 0.0
         for module in self.modules:
             lengths = module.lengths(shapes, module.units(shapes))
@@ -280,7 +280,7 @@ class ModelSpec:
         return float(sum(m.forward_flops(m.lengths(shapes, m.units(shapes))).sum() for m in self.modules))
 
     def check_shapes(self, shapes: SampleShapes) -> None:
-        """Raise ``IncompatibleError`` for a modality nobody encodes, ``UserError`` for a sample beyond the context."""
+        """Raise ``IncompatibleError`` for a modality without encoder, ``UserError`` for a sample beyond the context."""
         encoded = {name for module in self.encoders for name in module.config.modalities}
         for index in np.unique(shapes.item_modality):
             if (name := shapes.modalities[index]) not in encoded:

@@ -35,7 +35,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleConfig:
-    """Architecture of one module as its YAML states it; see ``build_layers`` for what follows from it.
+    """Architecture of one module as its YAML states it; ``build_layers`` derives the layers.
 
     Encoders name ``modalities`` and the products of input embedding and projector (``embed_gemms``, ``head_gemms``);
     generators learn to generate sequences of ``item_tokens`` by blocks, or a U-Net (``UNetConfig``).
@@ -69,7 +69,7 @@ class ModuleConfig:
     rope_theta: Rate = 10_000.0  # arXiv:2104.09864, section 3.2.2
     rope_scaling: RopeScaling | None = None
     mrope_sections: tuple[int, ...] = ()  # frequencies of time, height, width (arXiv:2409.12191, section 2.1)
-    mrope_frame_step: Annotated[float, at_least(0)] = 0.0  # how far time goes on from one video item to the next
+    mrope_frame_step: Annotated[float, at_least(0)] = 0.0  # time difference between one video item and the next
     norm_epsilon: Rate = 1e-5  # torch.nn.LayerNorm's
     activation: Annotated[str, OneOf(("", *ACTIVATIONS))] = ""  # default: SiLU in gated blocks, otherwise GELU
     learned_positions: Annotated[int, at_least(0)] = 0  # tokens of an item, at most; 0: rotary or fixed sinusoids
@@ -93,7 +93,7 @@ def build_layers(config: ModuleConfig) -> tuple[Layer, ...]:
 
 
 def mlp_of_block(config: ModuleConfig) -> Layer:
-    """A block's MLP with the norm before it, as recomputation runs it again: up to what the backward needs."""
+    """Return a block's MLP with its norm, as recomputation repeats it: up to the tensors that backward needs."""
     h = config.hidden_size
     f = config.ffn_hidden_size
     up = 2 * f if config.gated_mlp else f
@@ -104,7 +104,7 @@ def mlp_of_block(config: ModuleConfig) -> Layer:
         num_elementwise_kernels=2,
         num_gathers=1,
         hidden_size=h,
-        # The norm's input is what comes in.
+        # The norm's input is the block's input.
         activation_bytes_per_token=BF16_BYTES * (h + up + f),
         input_bytes_per_token=BF16_BYTES * h,
         replicated_elementwise_bytes_per_token=BF16_BYTES * 2 * h,
@@ -165,9 +165,9 @@ def token_embedding(config: ModuleConfig) -> Layer:
 def language_head(config: ModuleConfig, cross_entropy: str = UNFUSED) -> Layer:
     """Return the LLM's last layer: final norm, logits and their loss, as one of ``CROSS_ENTROPIES`` computes it.
 
-    Bytes of a logit are those of megatron-core 0.19 (``tensor_parallel/cross_entropy.py``: fp32 softmax in place), of
-    Transformer Engine (``common/triton/cross_entropy.py``: two reads, the gradient over the logits), and of PyTorch
-    (gathered logits, their fp32 copy and the fp32 logarithms, kept).
+    Sources of the bytes per logit: megatron-core 0.19 (``tensor_parallel/cross_entropy.py``: fp32 softmax in place).
+        Transformer Engine (``common/triton/cross_entropy.py``): two reads, the gradient replaces the logits. PyTorch:
+        gathered logits, their fp32 copy and the fp32 logarithms, kept.
     """
     h = config.hidden_size
     vocab = config.vocab_size
@@ -227,8 +227,8 @@ def _projector(config: ModuleConfig) -> Layer:
     gemms = alternate_splits(config.head_gemms)
     norm = (h * (2 if config.norm_bias else 1)) if config.head_norm else 0
     middle = sum(gemm.n * gemm.rows_per_token for gemm in gemms[:-1])
-    # Kept: the norm's input, each rank's own; what the products multiply: hidden states on every rank, then GELU's
-    # output; and GELU's input.
+    # Kept: the norm's input, each rank's own; the products' inputs (hidden states on every rank, then GELU's output);
+    # and GELU's input.
     inputs = BF16_BYTES * gemms[0].k * gemms[0].rows_per_token
     normed = BF16_BYTES * h if config.head_norm else 0
     return Layer(

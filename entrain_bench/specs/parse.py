@@ -107,7 +107,7 @@ def _hints(cls: Hashable) -> dict[str, Any]:
 
 
 def _convert(hint: Any, value: Any, where: str, parses: bool = True) -> Any:
-    """The value as a field of this type takes it; mappings for dataclasses stay what they are unless ``parses``."""
+    """Return the value converted to a field's type; mappings for dataclasses stay mappings unless ``parses``."""
     options = get_args(hint)
     if get_origin(hint) is Annotated:
         converted = _convert(options[0], value, where, parses)

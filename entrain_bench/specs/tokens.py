@@ -111,7 +111,7 @@ KINDS: Mapping[str, type[ImageRules]] = {
 
 
 def parse_images(values: Any, where: str) -> ImageRules:
-    """The rules that a mapping with ``kind`` states; ``UserError`` for what is unknown or out of range."""
+    """Return the rules of a mapping with ``kind``; ``UserError`` for an unknown key or a value out of range."""
     given = dict(check_mapping(values, where))
     kind = str(given.pop("kind", ""))
     if kind not in KINDS:
@@ -126,8 +126,8 @@ class TileRules:
     pixels: Size  # side of a tile
     encoder_side: Size  # patches on a side of a tile, in the encoder
     llm_side: Size  # tokens on a side of a tile, after the projector
-    max_grid: Annotated[int, between(1, MAX_GRID)]  # tiles on a side of the largest grid, beside a thumbnail
-    max_llm_tiles: Size  # larger images are scaled down to the LLM tokens of so many tiles, which are all encoded
+    max_grid: Annotated[int, between(1, MAX_GRID)]  # tiles on a side of the largest grid, without the thumbnail
+    max_llm_tiles: Size  # larger images are scaled down to the LLM tokens of this many tiles, which are all encoded
     max_frames: Size  # of a video
     dynamic_tiles: Annotated[int, between(1, MAX_DYNAMIC)] | None = None  # instead of ``max_grid``, any proportions
 

@@ -13,7 +13,7 @@ from entrain_bench.base.errors import require
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 
-# Numbers of samples by what became of them; of a mixture by component, each with its ``share``.
+# Numbers of samples by treatment; of a mixture by component, each with its ``share``.
 type Counts = Mapping[str, float | Counts]
 
 
@@ -53,7 +53,7 @@ def stable_rng(name: str, *key: int) -> np.random.Generator:
 
 
 def one_of_two[Key, Value](kept: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
-    """The value of a key, of which the last two are kept: a stream moves on."""
+    """Return the value of a key; the two latest values are kept, because a stream moves forward."""
     if key not in kept:
         while len(kept) > 1:
             del kept[next(iter(kept))]
@@ -116,7 +116,7 @@ class Moved:
 
 
 class Samples(Protocol):
-    """Reads samples one by one in any order; frozen, of plain values; ``UserError`` names what cannot be read."""
+    """Reads samples one by one in any order; frozen, of plain values; ``UserError`` names an unreadable sample."""
 
     def picture(self, shapes: SampleShapes, item: int) -> Pixels:
         """An image, or the frames of a video's group, as large as item's patches ``[frames, height, width, 3]``."""

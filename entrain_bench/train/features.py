@@ -13,8 +13,8 @@ from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.workload import SOUND_HZ, Pixels, Sound
 
 CHANNELS = 3
-# Means and standard deviations of colours from 0 to 1: those of CLIP's data (arXiv:2103.00020), which Qwen2.5-VL's
-# preprocessor_config.json has, and halves, by which SigLIP's processor makes colours from -1 to 1.
+# Means and standard deviations of colors from 0 to 1: those of CLIP's data (arXiv:2103.00020), which Qwen2.5-VL's
+# preprocessor_config.json has, and halves, by which SigLIP's processor makes colors from -1 to 1.
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 HALVES = ((0.5,) * CHANNELS, (0.5,) * CHANNELS)
 # Samples between log-mel frames.
@@ -33,7 +33,7 @@ class PatchRules:
     pixels: int  # side of a patch
     frames: int  # frames of a patch; an image is repeated as often
     merged: int  # side of the square of consecutive patches
-    mean: tuple[float, ...]  # of each colour, from 0 to 1
+    mean: tuple[float, ...]  # of each color, from 0 to 1
     std: tuple[float, ...]
 
     @classmethod
@@ -50,7 +50,7 @@ class PatchRules:
 
 
 def write_patches(pixels: Pixels, rules: PatchRules, out: NDArray[np.float32]) -> None:
-    """Write the patches of a picture, square by square of ``merged`` x ``merged``, each by colour, frame and row.
+    """Write the patches of a picture, square by square of ``merged`` x ``merged``, each by color, frame and row.
 
     As Hugging Face's ``Qwen2VLImageProcessor``, or SigLIP's convolution. ``pixels`` are ``[frames, height, width, 3]``,
     a single frame is repeated; ``out`` is ``[patches, 3 * frames * side^2]``.
@@ -59,7 +59,7 @@ def write_patches(pixels: Pixels, rules: PatchRules, out: NDArray[np.float32]) -
     merged = rules.merged
     given, height, width, _ = pixels.shape
     squares = (height // (side * merged), merged, side, width // (side * merged), merged, side)
-    # From frame, square's row, patch's row, row, and the same of columns, colour; in order while it is a byte each.
+    # From frame, square's row, patch's row, row, and the same of columns, color; sorted while each is one byte.
     bytes_of = np.ascontiguousarray(pixels.reshape(given, *squares, CHANNELS).transpose(1, 4, 2, 5, 7, 0, 3, 6))
     std = np.array(rules.std)
     scale, shift = (

@@ -1,4 +1,4 @@
-"""Ranks of one machine, started by torch's elastic API or by torchrun; what ends them becomes one line."""
+"""Ranks of one machine, started by torch's elastic API or by torchrun; a failure becomes one line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ OUTPUT_CHARS = 20_000
 
 
 def start_ranks(config: RunConfig, settings: TrainSettings, progress: Callable[[int], None]) -> RunResult:
-    """Train on ranks of this machine; raises what ``run_on_ranks`` does."""
+    """Train on ranks of this machine; raises as ``run_on_ranks``."""
     job = partial(train_rank, config=config, timeout_s=settings.timeout_s)
     device = device_of(settings).type
     outcome, *_ = run_on_ranks(job, settings.num_ranks, device, settings.timeout_s, progress)
@@ -86,13 +86,13 @@ def run_on_ranks(
     ``progress`` is told the steps of rank 0. Raises ``UserError`` for bad input, ``ExecutionError`` with the first
     cause, ``SystemExit`` (128 plus its number) for a signal.
     """
-    # Torch logs what becomes one line here.
+    # Torch logs the failures that become one line here.
     for name in ("torch.distributed.elastic.multiprocessing.api", "torch.multiprocessing.spawn"):
         logging.getLogger(name).disabled = True
     processes: PContext | None = None
     with temporary_folder("entrain-bench-") as work, environment_of_ranks(device), _signals_raise():
-        # Ranks meet at a store of this process, which outlives every one of them. Left to listen, it would do so on all
-        # of the machine's addresses.
+        # Ranks meet at a store of this process, which outlives all of them. By default it would listen on all of the
+        # machine's addresses.
         listener = socket.create_server((LOCALHOST, 0))
         port = listener.getsockname()[1]
         _store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -275,19 +275,19 @@ def write_failure(work: Path, rank: int, error: Exception) -> None:
 
 def first_cause(work: Path, exit_codes: Mapping[int, int], nccl_timeout_s: float | None) -> Exception:
     """Return the failure that came first; ``exit_codes`` are those of ranks that died, negative for a signal."""
-    # A file of this run's own ranks, in a folder that no one else may write.
+    # A file of this run's own ranks, in a folder that other users cannot write to.
     failures = {
         int(path.name.removeprefix("failure")): pickle.loads(path.read_bytes())  # noqa: S301
         for path in work.glob("failure*")
     }
-    # Dead without a failure of its own: other ranks say only that they lost it.
+    # It died without reporting a failure: other ranks only report that they lost it.
     for rank in exit_codes.keys() - failures.keys():
         code = exit_codes[rank]
         how = f"exited with code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
         if code == -signal.SIGABRT and nccl_timeout_s is not None:
             waited = f"NCCL does so when it waited longer than harness.timeout_s={nccl_timeout_s:g}"
             how = f"aborted (SIGABRT); {waited}"
-        # Torch's launcher keeps what ranks print in files.
+        # Torch's launcher keeps the output of ranks in files.
         logs = sorted(work.glob(f"*/attempt_0/{rank}/std*.log"))
         printed = "".join(path.read_text(errors="replace") for path in logs)[-OUTPUT_CHARS:]
         error = ExecutionError(f"rank {rank}: {how}")

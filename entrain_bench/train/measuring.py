@@ -1,4 +1,4 @@
-"""Measurements of ranks: times of actions, clocks compared, and all merged to a timeline, a loss and metrics."""
+"""Measurements of ranks: times of actions on one clock, merged to a timeline, a loss and metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.train.device import dtype_name
 from entrain_bench.train.messages.rank_plan import lane_of_rank, places_of
 
-# The round trip of least delay counts; a loaded host may delay some.
+# The fastest round trip counts, because a loaded host may delay some.
 ROUND_TRIPS = 4
 # An event of CUDA, or seconds of the host.
 Mark = Any
@@ -50,7 +50,7 @@ class Clock:
     _zero: Mark = 0.0
 
     def start_together(self, control: dist.ProcessGroup) -> None:
-        """Take as zero a moment at which no rank's device has anything to do; collective over all ranks."""
+        """Set zero to a moment at which all ranks' devices are idle; collective over all ranks."""
         offset_s = clock_offset(control, self.timer)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -65,7 +65,7 @@ class Clock:
 
     @contextmanager
     def action(self, action: int) -> Iterator[None]:
-        """Time what runs inside as one action."""
+        """Time the body of a ``with`` statement as one action."""
         start = self._mark()
         yield
         self._ran.append((action, start, self._mark()))

@@ -26,7 +26,7 @@ MADE_UP, FILES = DATA = ("made_up", "files")
 # Work queues from host to device, and as many as CUDA has.
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 MOST_CONNECTIONS = "32"
-# Where ranks listen that are all on one machine, whatever interface others of the user's jobs are given.
+# Address of ranks that are all on one machine, independent of the interface of the user's other jobs.
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
@@ -111,7 +111,7 @@ def refuse_generators(model: ModelSpec, who: str) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide what packages say, when imported and used, about what is not installed or not set."""
+    """Hide messages of packages about missing optional packages and settings."""
     before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -30,7 +30,7 @@ from entrain_bench.train.modules.stage import NamedParameter, Stage, named_param
 
 # Where DCP's writer leaves the files of ranks.
 SHARDED_DIR_NAME = "sharded"
-# Beginnings of names, and what the hub has in their place; the first that fits counts.
+# Beginnings of names, and the hub's replacements; the first match counts.
 BEGINNINGS = (
     (r"(model\.)?visual\.", "visual."),
     (r"(model\.)?vision_tower\.(vision_model\.)?", "vision_tower.vision_model."),
@@ -39,7 +39,7 @@ BEGINNINGS = (
     (r"(model\.language_model|language_model\.model|model)\.", "model."),
     (r"(language_model\.)?lm_head\.", "lm_head."),
 )
-# Tensors that no stage has. LLaVA-OneVision's LLM sees no end of a row of patches here.
+# Tensors that no stage has. Here LLaVA-OneVision's LLM gets no token at the end of a row of patches.
 UNUSED = re.compile(
     r".*\.rotary_emb\.inv_freq|vision_tower\.vision_model\.(head|post_layernorm)\..*|(.*\.)?image_newline"
     r"|audio_tower\.embed_positions\.weight"

@@ -1,10 +1,14 @@
-"""``python -m prose``: words with a plainer one and long sentences in pages, YAML texts and ``--help``."""
+"""``python -m prose``: words with a plainer one and long sentences in pages, YAML, ``--help`` and Python texts."""
 
 from __future__ import annotations
 
+import ast
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,10 @@ PAGES = ("*.md", "docs/**/*.md", "examples/**/*.md", "results/README.md", "exper
 # Texts of generated pages, and YAML files whose comments are read.
 TEMPLATES = "entrain_bench/**/templates/*.md"
 TEXTS = ("experiments/claim/*.yaml", "experiments/table/*.yaml")
-COMMENTS = ("experiments/config.yaml", "experiments/strategies.yaml")
+COMMENTS = ("experiments/*.yaml", "experiments/**/*.yaml")
+# Docstrings, comments and messages are read, except in the folders that follow.
+PYTHON = ("entrain_bench/**/*.py", "strategies/**/*.py", "workloads/**/*.py", "experiments/*.py", "docs/sitegen/*.py")
+LATER = ("entrain_bench/answers/", "entrain_bench/figures/", "entrain_bench/commands/", "docs/sitegen/")
 # Whole pages, and blocks of others, whose texts are checked where they come from.
 GENERATED = re.compile(r"docs/(?:claims(?:/\w+)?|results|calibration)\.md")
 BLOCK = re.compile(r"<!-- (?!end)\w.*?<!-- end -->", re.DOTALL)
@@ -40,6 +47,21 @@ PLAINER = {
     r"all but|nothing but|but for": "except",
     r"\w*(?:behaviour|colour|modell|synchronis|utilis|optimis(?:e|ing|ation))\w*": "American spelling",
 }
+# Further patterns of Python and YAML comments: each is a noun riddle, or a term that the glossary replaces.
+RIDDLES = {
+    r"what(?!.*\?)": "the noun",
+    r"^(?:who|which)": "the noun that is returned or represented",
+    r"somebody|everybody|no one": "the actor's name",
+    r"as (?:it was|they were)": "unchanged",
+    r"(?:s|seconds|time|bytes|tokens|samples) an iteration|(?:a|one|two) \w+ a (?:module|stage|rank|run|pair|row)": "per",
+    r"95 ?% (?:interval|to)|\(95 ?% \d|\d ?% confidence (?!interval)": "95% CI",
+    r"(?:second|next)[- ](?:best|fastest)|fastest other": "runner-up",
+    r"sources? left out(?! of the fit)|left-out sources?": "leave-one-source-out",
+    r"belie(?:f|fs|ve|ves|ved)": "estimate, estimated",
+    r"truths?": "cost model",
+    r"but for|all but": "except",
+    r"\w*(?:neighbour|centre|labelled|(?:initial|normal|minim|maxim|recogn)is(?:e|ing|ation))\w*": "American spelling",
+}
 # Not prose: fenced and indented code, comments.
 SKIPPED = re.compile(r"^(```+|~~~+).*?^\1[ ]*$|<!--.*?-->|^(?: {4}|\t).*?$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\([^()]*\)")
@@ -48,18 +70,20 @@ CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)")
 BREAK = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*+]|\d+\.|#+|\||:::?)\s)|(?<=\|)\n|(?<!\\)\|")
 SENTENCE = re.compile(r"(?<=[.!?])[\"')\]*_]*\s+(?=[\"'(*_`]*[A-Z`])")
 WORD = re.compile(r"\w[\w'/.,:=%x-]*")
-# Of a public function or class.
-RIDDLE = re.compile(r'(?:def|class) [A-Za-z][^"]*"""(?:What|Who|Which)\b.*')
+# An entry of a docstring's section; Sphinx's roles do not matter.
+ENTRY = re.compile(r"^(?=[\w., ]+: )", re.MULTILINE)
 NAME = re.compile(r"^ {2}\S.*?(?: {2,}|$)", re.MULTILINE)
 
 
 def main() -> int:
     texts = read()
-    lines = [f"{name}: {problem}" for name, text in texts.items() for problem in problems(text)]
+    lines = [f"{name}: {problem}" for name, text in texts.items() for problem in problems(text, _words(name))]
     pages = (text for name, text in texts.items() if name.startswith("docs/"))
     count = sum(len(WORD.findall(sentence)) for page in pages for sentence in sentences(page))
-    for name, code in _files("entrain_bench/**/*.py", "strategies/**/*.py", "workloads/**/*.py"):
-        lines += [f"{name}: {riddle}: write what is returned or represented" for riddle in RIDDLE.findall(code)]
+    for name, code in _files(*PYTHON):
+        if not name.startswith(LATER):
+            for line, text in python_texts(code):
+                lines += [f"{name}:{line}: {problem}" for problem in problems(text, _words(name))]
     if count > MAX_WORDS_OF_DOCS:
         lines.append(f"docs: {count} hand-written words (at most {MAX_WORDS_OF_DOCS})")
     print("\n".join(lines) or f"no sentence to rewrite; {count} hand-written words in docs")
@@ -69,9 +93,15 @@ def main() -> int:
 def read() -> dict[str, str]:
     texts = {name: BLOCK.sub("", text) for name, text in _files(*PAGES, TEMPLATES) if not GENERATED.fullmatch(name)}
     texts |= {name: "\n\n".join(leaves(yaml.safe_load(text))) for name, text in _files(*TEXTS)}
-    texts |= {name: "\n".join(re.findall(r"(?:^|\s)# ?(.*)|$", text, re.MULTILINE)) for name, text in _files(*COMMENTS)}
+    for name, text in _files(*COMMENTS):
+        comments = "\n".join(re.findall(r"(?:^|\s)# ?(.*)|$", text, re.MULTILINE))
+        texts[name] = f"{texts.get(name, '')}\n\n{comments}"
     screens = (help_text(topic) for topic in ("", KEYS, *verbs()))
     return texts | {"--help": "\n\n".join(described(screen) for screen in screens)}
+
+
+def _words(name: str) -> dict[str, str]:
+    return PLAINER | RIDDLES if name.endswith((".py", ".yaml")) else PLAINER
 
 
 def _files(*patterns: str) -> Iterator[tuple[str, str]]:
@@ -91,13 +121,37 @@ def leaves(node: Any) -> Iterator[str]:
         yield node
 
 
-def problems(text: str) -> list[str]:
+def python_texts(code: str) -> Iterator[tuple[int, str]]:
+    """Docstrings, blocks of comments, and strings of several words, each with its line; values in strings are code."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    tree = ast.parse(code)
+    parts: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and (text := ast.get_docstring(node)):
+            parts.add(node.body[0].value)
+            yield node.body[0].lineno, ENTRY.sub("\n", "\n".join(line.strip() for line in text.splitlines()))
+        elif isinstance(node, ast.JoinedStr):
+            parts.update(node.values)
+            yield node.lineno, "".join(part.value if isinstance(part, ast.Constant) else "`x`" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value and node not in parts:
+            yield node.lineno, node.value
+    comments = [token for token in tokenize.generate_tokens(io.StringIO(code).readline) if token.type == tokenize.COMMENT]
+    block: list[str] = []
+    for token, after in zip_longest(comments, comments[1:]):
+        block.append(token.string.lstrip("# "))
+        whole_line = token.line.lstrip().startswith("#")
+        if after is None or not whole_line or after.start != (token.start[0] + 1, token.start[1]):
+            yield token.start[0] - len(block) + 1, "\n".join(block)
+            block = []
+
+
+def problems(text: str, words: dict[str, str] = PLAINER) -> list[str]:
     lines = []
     for sentence in sentences(text):
         count = len(WORD.findall(sentence))
         if count > MAX_WORDS:
             lines.append(f"{count} words (at most {MAX_WORDS}): {sentence[:60]}...")
-        for pattern, better in PLAINER.items():
+        for pattern, better in words.items():
             for word in re.findall(rf"\b(?:{pattern})\b", sentence, re.IGNORECASE):
                 lines.append(f"{word!r}: write {better}: {sentence[:60]}...")
     return lines

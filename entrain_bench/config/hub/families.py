@@ -275,7 +275,7 @@ def _ultravox(config: Fields, _: Fields) -> Parts:
     return Parts({"audio": with_projector(heard, first, second)}, text, str(text.needed("model_type")), tokens)
 
 
-# How to build it, the type of its vision transformer, whether that is so whatever files state, and its LLM's part.
+# Builder, type of its vision transformer, whether that type overrides files, and the LLM's part.
 VISION_FAMILIES: Mapping[str, tuple[Build, str, bool, str]] = {
     "gemma3": (_gemma3, "siglip_vision_model", False, "text_config"),
     "idefics2": (_idefics2, "idefics2_vision", True, "text_config"),

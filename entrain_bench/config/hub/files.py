@@ -15,7 +15,7 @@ HUB = "hf:"
 # Set to 1, missing files are downloaded.
 DOWNLOAD = "ENTRAIN_BENCH_DOWNLOAD"
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
-# Newer processors are in a file of their own, next to what else there is to know.
+# Newer processors are in a file of their own, next to the older one.
 NEWER_PROCESSOR = "processor_config.json"
 NESTED = ("image_processor", "feature_extractor", "audio_processor")
 MAX_BYTES = 2**24

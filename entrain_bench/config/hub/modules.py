@@ -104,7 +104,7 @@ def conformer(fields: Fields, names: Names, channels: int) -> dict[str, Any]:
     require(stride == 8, fields.named("time_reduction"), stride, "8: three convolutions of stride 2")
     # Frequencies that three convolutions of stride 2 leave.
     bands = -(-fields.integer("input_size") // stride)
-    # Convolutions of stride 2 in time and frequency, all but the first depthwise with a product behind.
+    # Convolutions of stride 2 in time and frequency; all except the first are depthwise, followed by a product.
     convolutions = [
         product(9, channels, 4.0 * 4 * bands),
         product(channels, channels, 2.0 * 2 * bands),
@@ -145,7 +145,7 @@ class Family:
 
     qkv_bias: bool | None = None  # of queries, keys and values; None: ``attention_bias`` says so
     biased: bool = False  # norms and all products may have a bias, as ``use_bias`` says; the MLP is then not gated
-    # Layers that attend in a window: ``all``, ``alternate`` ones, all but each sixth (``sixth``), those from
+    # Layers that attend in a window: ``all``, ``alternate`` ones, all except each sixth (``sixth``), those from
     # ``max_window_layers`` on if ``use_sliding_window`` is true (``late``), or none (empty).
     sliding: str = ""
 

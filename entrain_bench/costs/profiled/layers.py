@@ -16,7 +16,7 @@ from entrain_bench.costs.profiled.file import DeviceProfile, StagePoint
 from entrain_bench.specs.layer import Attention
 from entrain_bench.specs.model import ModuleSpec
 
-# Attention over fewer scores takes no time that could be told from that of the products.
+# The attention time of fewer scores cannot be separated from the products' time.
 LEAST_SCORES = 4096.0
 
 
@@ -101,7 +101,7 @@ class LayerCurves:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The stages of one kind of layer at one TP and CP degree, and what each depends on ``[stages]``."""
+    """The measured stages of one kind of layer at one TP and CP degree, with their loads ``[stages]``."""
 
     points: tuple[StagePoint, ...]
     tokens: FloatArray
@@ -115,7 +115,7 @@ class _Group:
 
     @property
     def is_stacked(self) -> bool:
-        """Whether stages differ in their layers, so that what the stage adds can be told."""
+        """Whether stages differ in depth, so that the fixed time of a stage can be estimated."""
         return len({point.layers for point in self.points}) > 1
 
     def passes(self) -> list[str]:
@@ -127,7 +127,7 @@ class _Group:
         return [getattr(point, name)[MEDIAN] for point in self.points]
 
     def curves(self, name: str) -> tuple[Curve, Curve]:
-        """A layer's curve, and the stage's, which together come closest to what was measured of a pass."""
+        """Return the curves of a layer and of a stage that together fit the measurements of a pass best."""
         places = np.unique(self.tokens)
         marks = knots_of_scores(self.tokens, self.scores)
         once = np.column_stack([np.ones(len(self.points)), rises(places, self.tokens)])
@@ -172,7 +172,7 @@ def fit_curves(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> dict[Gr
 def _groups(profile: DeviceProfile, modules: Sequence[ModuleSpec]) -> Iterator[tuple[GroupKey, _Group]]:
     attentions = {(module.name, layer.kind): layer.attention for module in modules for layer in module.kinds}
     groups: dict[GroupKey, list[StagePoint]] = {}
-    # In one order, whatever the order in which they were measured.
+    # Sorted, because the order of measurement must not matter.
     for point in sorted(profile.stages, key=lambda point: point.key):
         groups.setdefault((point.module, point.kind, point.tp, point.cp), []).append(point)
     for key, points in groups.items():
@@ -201,7 +201,7 @@ def _curves(group: _Group) -> LayerCurves:
     )
 
 
-# Share of a column's square that tells apart columns that only repeat others.
+# Share of a column's square below which it only repeats other columns.
 RIDGE = 1e-9
 # Slope, relative to the seconds, below which a factor stays 0.
 LEAST_SLOPE = 1e-9

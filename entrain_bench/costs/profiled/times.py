@@ -161,7 +161,7 @@ class ProfiledTimes:
         for index, layer in enumerate(module.kinds):
             curves = self._curves(module, layer, tp, cp)
             ahead_s = seconds(layer.kind, curves.layer[FORWARD])
-            # The forward of layers that are recomputed runs, and communicates, once more.
+            # Recomputed layers repeat their forward with its communication.
             for again, number in enumerate((counts - remade, remade)):
                 if not number[..., index].any():
                     continue
@@ -189,7 +189,7 @@ class ProfiledTimes:
     def _carried(
         self, module: ModuleSpec, layer: Layer, loads: Loads, tp: int, cp: int
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Tokens, scores and segments of chunks on a rank ``[chunks]``; ``UserError`` beyond what was measured."""
+        """Return tokens, scores and segments of a rank ``[chunks]``; ``UserError`` beyond the measured range."""
         tokens, scores, segments = _of_kind(layer, loads)
         if layer.attention:
             scores = busiest_area(layer, loads, cp)

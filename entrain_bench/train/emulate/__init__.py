@@ -1,4 +1,4 @@
-"""``harness=emulate``: measured passes and optimizer steps, modelled communication; torch is imported to measure."""
+"""``harness=emulate``: measured passes and optimizer steps, modeled communication; torch is imported to measure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def step_keys(program: Program) -> dict[tuple[int, int], Key]:
 
 
 def pass_keys(program: Program) -> dict[int, Key]:
-    """The key of each pass, by action: its stage, kind, packed lengths, degrees and what it recomputes."""
+    """Return the key of each pass, by action: its stage, kind, packed lengths, degrees and recomputed layers."""
     stages = step_keys(program)
     shapes = program.shapes
     keys: dict[int, Key] = {}
@@ -73,7 +73,7 @@ def lane_orders(program: Program) -> list[LaneOrder]:
 
 @dataclass(frozen=True, slots=True)
 class Emulator:
-    """Runs passes on one device, rank by rank, equal ones once (``measured_s`` grows); the truth prices the rest."""
+    """Runs passes on one device, rank by rank, equal ones once (``measured_s``); the cost model times the rest."""
 
     trains: ClassVar[Literal[False]] = False
 
@@ -91,7 +91,7 @@ class Emulator:
     def execute(self, program: Program) -> Timeline:
         """Validate a program, measure those of its passes that are new, and time it; raises as ``Simulator.execute``.
 
-        Also ``IncompatibleError`` for what cannot be built, ``OutOfMemoryError`` naming what does not fit this device.
+        Also ``IncompatibleError`` for unsupported modules, ``OutOfMemoryError`` naming the pass that does not fit.
         """
         check_program(program)
         for module, placed in zip(program.model.modules, program.layout.modules, strict=True):
@@ -101,7 +101,7 @@ class Emulator:
         return make_timeline(program, self.price(program), memory)
 
     def price(self, program: Program) -> Prices:
-        """The cost truth's prices with measured computation, and optimizer steps measured where a stage has run."""
+        """Return the cost model's prices with measured computation, and with measured optimizer steps of run stages."""
         self.measure(program)
         prices = self.truth.price(program)
         seconds = np.zeros(program.num_actions)
@@ -114,7 +114,7 @@ class Emulator:
         return replace(prices, duration_s=seconds + prices.comm_s, steps=steps)
 
     def measure(self, program: Program) -> None:
-        """Run those of the lanes that have something new."""
+        """Run the lanes that have unmeasured passes."""
         keys = pass_keys(program)
         stages = step_keys(program)
         runs = defaultdict[Key, list[float]](list)

@@ -1,4 +1,4 @@
-"""The passes of one rank after the other on this device, by the runtime that trains; all other ranks are absent."""
+"""Time the passes of one rank after another on this device with the training runtime; all other ranks are absent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from entrain_bench.train.settings import TrainSettings
 
 
 class Absent(Transfers):
-    """Messages of ranks that are not there: normal numbers; what the rank sends to itself arrives."""
+    """Messages of absent ranks: normal numbers; messages of the rank to itself arrive."""
 
     def receive(self, message: Message) -> Tensor:
         """Return a tensor of the message's shape."""
@@ -35,7 +35,7 @@ class Absent(Transfers):
         return torch.randn(message.num_rows, message.width, device=self.device).to(self.dtype)
 
     def send(self, step: Step, tensor_of: Callable[[Message], Tensor]) -> None:
-        """Keep what stays on this rank."""
+        """Keep messages that stay on this rank."""
         Transfers.send(
             self, replace(step, sends=tuple(m for m in step.sends if m.receiver == self.plan.rank)), tensor_of
         )
@@ -45,7 +45,7 @@ def measure_rank(emulator: Emulator, program: Program, rank: int) -> tuple[Float
     """Time the passes of a rank, and its optimizer steps.
 
     Returns seconds of each pass ``[repetitions, passes]``, and of the step of each stage by module and stage.
-    ``UserError`` if the device is not there, ``OutOfMemoryError`` names what does not fit.
+    ``UserError`` if there is no such device, ``OutOfMemoryError`` names the pass that does not fit.
     """
     device = find_device(emulator.device, "harness.device")
     if device.type == "cpu" and torch.cuda.is_available():
@@ -108,7 +108,7 @@ def _time_optimizers(emulator: Emulator, runtime: Runtime) -> dict[tuple[int, in
 
 
 def _started_clock(device: torch.device) -> Clock:
-    # On a CPU the seconds of this thread alone, whatever else the machine does.
+    # On a CPU only the seconds of this thread, so other load of the machine does not count.
     clock = Clock(device, thread_time)
     clock.start()
     return clock

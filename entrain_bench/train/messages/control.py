@@ -1,4 +1,4 @@
-"""The process group of ranks, host data between them over gloo, and what ended one of them."""
+"""The process group of ranks, host data between them over gloo, and the cause of a rank's end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from entrain_bench.base.errors import DeadlockError, ExecutionError, Incompatibl
 
 # How gloo, NCCL, and the store that ranks meet at say that they waited too long.
 _WAITED = re.compile("timed out|timing out|timeout after", re.IGNORECASE)
-# Errors that say everything in their line; others are of the process they happened on.
+# Errors whose line is complete; other errors name the process.
 _KNOWN = (UserError, IncompatibleError, DeadlockError, OutOfMemoryError, ExecutionError)
 
 
@@ -32,7 +32,7 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[dist.Proce
     else:
         dist.init_process_group("gloo", timeout=timeout)
     yield dist.new_group(backend="gloo", timeout=timeout)
-    # Not after an exception: it would wait for communication that no one takes part in any more.
+    # Not after an exception: it would wait for communication in which other ranks no longer take part.
     dist.destroy_process_group()
 
 
@@ -52,7 +52,7 @@ def named_wait(setting: str, timeout_s: float) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class PlanningGroup:
-    """All ranks over gloo, for what rank 0 plans and assigns, which may take it longer than any message."""
+    """All ranks over gloo, for layouts and assignments of rank 0, which may take longer than any message."""
 
     group: dist.ProcessGroup
     timeout_s: float

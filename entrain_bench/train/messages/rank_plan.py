@@ -1,4 +1,4 @@
-"""One rank's plan of an iteration: where it stands in a layout, its actions in order, and its messages.
+"""One rank's plan of an iteration: its place in a layout, its actions in order, and its messages.
 
 Both ends derive a message from the program; nothing is negotiated. Chunks may feed any chunks on any ranks, which
 megatron-core's bridge communicators cannot express.
@@ -135,7 +135,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A collective of a stage's replicas that a rank begins at a place in the order of all actions, behind messages."""
+    """A collective of a stage's replicas that a rank begins at a place in the order of all actions, after messages."""
 
     place: int
     module: int
@@ -145,7 +145,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One action of a rank, with its messages and what its rank begins before it.
+    """One action of a rank, with its messages and the collectives that begin before it.
 
     ``ends_gradients``: this rank's last pass that adds to the stage's gradients; ``closes``: the last of all replicas,
     which begins their sum. ``starts``: gathers of weights, and sums that another rank's pass closes. A rank that has no
@@ -275,7 +275,7 @@ def _local_tokens(program: Program, action: int, framework: FrameworkOptions) ->
 
 
 def _common_rows(program: Program, source: int, target: int) -> tuple[int, Rows, Rows]:
-    """Rows of the items that both chunks have in common: how many, and where in either tensor, in the same order."""
+    """Return the rows of items in both chunks: their number, and their places in either tensor, in one order."""
     source_items = _row_items(program, source)
     target_items = _row_items(program, target)
     source_places = _places_by_item(source_items, target_items)
@@ -308,7 +308,7 @@ def _named(places: IntArray, total: int) -> Rows:
 
 
 def with_empty_steps(program: Program, steps: Iterable[Step]) -> Iterator[Step]:
-    """The steps of a rank, with empty ones before them, so that all ranks run collective passes in one order."""
+    """Return a rank's steps with inserted empty steps, so that all ranks run collective passes in one order."""
     group = collective_passes(program)
     turns, example = np.unique(group, return_index=True)
     action_of = dict(zip(turns.tolist(), example.tolist(), strict=True))
@@ -338,7 +338,7 @@ def order_of_actions(program: Program, seconds: FloatArray | None = None) -> Int
 
 
 def believed_order(program: Program, profile: Profile) -> IntArray:
-    """``order_of_actions`` if passes and the transfers that hold their ranks take as long as the profile estimates."""
+    """Return ``order_of_actions`` for passes and blocking transfers with the profile's estimated seconds."""
     seconds = np.zeros(program.num_actions)
     handed = profile.programs.handovers(program)
     seconds[: program.first_action[-1]] = packed_durations(program, profile)
@@ -384,7 +384,7 @@ def _turns(program: Program) -> tuple[IntArray, IntArray]:
 
 
 def order_of_groups(program: Program, group: IntArray) -> list[int]:
-    """Groups in an order that every lane's and every dependency's agrees with, the same for the same program."""
+    """Return groups in a deterministic order that agrees with every lane's order and every dependency."""
     lane = rows_of(program.lane_offsets)
     action = program.lane_actions
     member = group[action] >= 0

@@ -1,7 +1,7 @@
 """Messages between ranks: channels, receives posted in one order of all, sends that overlap with compute or block.
 
-A rank has at most one channel in a group, because NCCL runs a group's messages one after the other. Every rank hands
-its device what it takes part in, in ``order_of_actions``; a message stands behind the action that sends it.
+A rank has at most one channel in a group, because NCCL runs a group's messages one after the other. Every rank queues
+its communication in ``order_of_actions``; a message comes after the action that sends it.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def _gathered(rows_here: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """Stands for keys (0) or values (1) of all ranks, which backward gathers again."""
+    """Placeholder for keys (0) or values (1) of all ranks, which backward gathers again."""
 
     place: int
 
@@ -260,12 +260,12 @@ class Norm(torch.nn.Module):
             parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Normalise the last dimension."""
+        """Normalize the last dimension."""
         if self.bias is not None:
             return layer_norm(hidden, self.weight.shape, self.weight, self.bias, self.eps)
         if hidden.device.type != "cpu":
             return rms_norm(hidden, self.weight.shape, self.weight, self.eps)
-        # torch's kernel for CPUs keeps the normalised rows as well.
+        # torch's kernel for CPUs keeps the normalized rows as well.
         return _recomputed(rms_norm, hidden, self.weight.shape, self.weight, self.eps)  # type: ignore[no-any-return]
 
 

@@ -58,7 +58,7 @@ def whole_tokens(config: TransformerConfig) -> TransformerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """How rows become the input rows of the next product, each of ``width`` rows, ``stride`` rows after the last.
+    """Fold of rows to the next product's inputs: ``width`` rows each, ``stride`` rows apart.
 
     ``width == stride`` merges, a larger width is a convolution that reaches back, width one takes the mean of a stride.
     """
@@ -128,7 +128,7 @@ class Products(torch.nn.Module):
             make: Callable[..., torch.nn.Module]
             if gemm.row_parallel:
                 split_before = index > 0 and not gemms[index - 1].row_parallel
-                # Folded rows are (row, channel) and ranks hold channels: shares of k interleave, a piece a row.
+                # Folded rows are (row, channel) and ranks hold channels: shares of k interleave, one piece per row.
                 make = partial(RowProduct, input_is_parallel=split_before, skip_bias_add=False, stride=fold.width)
             else:
                 split_after = index + 1 < len(gemms) and gemms[index + 1].row_parallel
@@ -148,7 +148,7 @@ class Products(torch.nn.Module):
 
 
 def _all_tokens(hidden: Tensor, groups: StageGroups) -> Tensor:
-    """Gather the tokens of tensor parallel ranks, which all use them alike: each has the whole gradient."""
+    """Gather the tokens of tensor parallel ranks, which all use them equally: each has the whole gradient."""
     if not groups.splits_tokens:
         return hidden
     gathered: Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=groups.tp)
@@ -299,7 +299,7 @@ class TokenEmbedding(torch.nn.Module):
 
 
 class LanguageHead(torch.nn.Module):
-    """Final norm, logits, and cross entropy of labelled positions."""
+    """Final norm, logits, and cross entropy of labeled positions."""
 
     def __init__(self, module: ModuleSpec, config: TransformerConfig, groups: StageGroups, *, own_weight: bool) -> None:
         super().__init__()

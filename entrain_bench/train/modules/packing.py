@@ -1,4 +1,4 @@
-"""Packed sequences: tokens of each rank, who attends to whom, and positions, also of pictures as grids of patches."""
+"""Packed sequences: tokens of each rank, attention segments, and positions, also of pictures as grids of patches."""
 
 from __future__ import annotations
 

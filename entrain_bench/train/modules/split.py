@@ -20,13 +20,13 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import Parameter
 
-# Where the second pass begins, and what gives the gradient there.
+# Start of the second pass, and the function that returns the gradient there.
 Part = tuple[GradientEdge, Callable[[], Tensor]]
 
 
 @dataclass(slots=True)
 class WeightPass:
-    """Gradients of weights that a chunk's backward has left to do: parts of each, in the order of backward."""
+    """Weight gradients that a chunk's backward has deferred: parts of each, in the order of backward."""
 
     left: dict[Parameter, list[Part]] = field(default_factory=dict)
 
@@ -65,7 +65,7 @@ class Splitter:
         return self.later(output.detach(), weight, partial(_part_of_graph, get_gradient_edge(output)))
 
     def later(self, value: Tensor, weight: Parameter, part: Callable[..., Part], *kept: Tensor) -> Tensor:
-        """The value; its backward leaves the part that follows from its gradient and ``kept`` to the second pass."""
+        """Return the value; its backward defers the part computed from its gradient and ``kept`` to the second pass."""
 
         def put(gradient: Tensor, *kept: Tensor) -> None:
             assert self._left is not None, "a split backward runs in backward_inputs"
@@ -80,7 +80,7 @@ class _Later(torch.autograd.Function):
         ctx.put = put
         ctx.num_kept = len(kept)
         ctx.save_for_backward(*kept)
-        # Not the value itself: what autograd takes for a view may not be changed in place, as the loss changes logits.
+        # Not the value itself: a view must not be changed in place, as the loss changes logits.
         return value.detach()
 
     @staticmethod

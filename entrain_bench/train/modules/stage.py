@@ -92,7 +92,7 @@ class Stage(torch.nn.Module):
 
         ``hidden`` are such states too, or of a first stage features ``[sum(lengths), input_width]`` in stage order,
         projected tokens ``[projected tokens, hidden_size]``, or None for none. A last stage returns LLM tokens
-        ``[sum(outputs), LLM hidden size]``, or the summed loss of this rank's labelled positions, a float32 scalar.
+        ``[sum(outputs), LLM hidden size]``, or the summed loss of this rank's labeled positions, a float32 scalar.
         """
         assert sum(pack.lengths) > 0, "empty chunk"
         self.splitter.on = pack.splits_backward
@@ -212,7 +212,7 @@ def build_stage(
     device: torch.device = CPU,
     recompute: bool = False,
 ) -> Stage:
-    """Build and initialise a stage of the given layers; call ``prepare_platform`` before.
+    """Build and initialize a stage of the given layers; call ``prepare_platform`` before.
 
     ``IncompatibleError`` for an architecture that cannot be built, ``UserError`` if TP does not divide a width.
     """
@@ -287,7 +287,7 @@ def named_parameters(stage: Stage) -> Iterator[NamedParameter]:
 
 @torch.no_grad()
 def initialise(stage: Stage, seed: int) -> None:
-    """Set weights to normal numbers seeded by ``(seed, key)``, norms to 1 and biases to 0, whatever the layout."""
+    """Set weights to normal numbers seeded by ``(seed, key)``, norms to 1 and biases to 0, in any layout."""
     for named in named_parameters(stage):
         parameter = named.parameter
         if parameter.dim() == 1:
@@ -314,7 +314,7 @@ class Slice:
     copies: int
 
     def take(self) -> None:
-        """Slice the weights as they are now; a view of them where it can be."""
+        """Slice the current weights; a view of them if possible."""
         whole = self.holder._parameters[self.name]
         assert whole is not None
         value = self.named.shard(whole)
@@ -333,14 +333,14 @@ class SlicedStage:
     is_fresh: bool = False
 
     def take(self) -> Stage:
-        """The stage with slices of the weights as they were at the first call since ``forget``."""
+        """Return the stage with slices of the weights at the first call since ``forget``."""
         for piece in () if self.is_fresh else self.slices:
             piece.take()
         self.is_fresh = True
         return self.stage
 
     def forget(self) -> None:
-        """Have the next ``take`` slice again: weights have changed."""
+        """Make the next ``take`` slice again, because weights have changed."""
         self.is_fresh = False
 
 

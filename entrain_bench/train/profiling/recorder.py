@@ -94,7 +94,7 @@ class ProfileRecorder:
         ]
 
     def run(self, advance: Callable[[str], None]) -> DeviceProfile:
-        """Measure all missing points and return the profile, as in the file; ``advance`` is told what comes next.
+        """Measure all missing points and return the profile, as in the file; ``advance`` receives the next step's name.
 
         ``UserError`` names layers that cannot be built, or a file that cannot be written.
         """

@@ -32,7 +32,7 @@ WARM_UPS = 3
 WARM_UP_SHARE = 0.2
 # Between waits for a GPU, so that it always has kernels queued, as in training.
 GPU_BATCH = 5
-# Blocks of the deeper stage; what each adds to a stage of one block is the time of a layer.
+# Blocks of the deeper stage. A layer's time is the difference to a stage of one block, per additional block.
 DEPTH = 4
 FORWARD, BACKWARD, REMADE = range(3)
 # Share of a point's time; a pack of which one repetition takes longer is left out.
@@ -54,7 +54,7 @@ class Patience:
 
 
 def sample(turn: Callable[[Clock], None], device: torch.device, patience: Patience) -> FloatArray:
-    """Seconds of what each turn times, a row a repetition ``[repetitions, parts]``."""
+    """Return the seconds of all turns ``[repetitions, parts]``."""
     clock = Clock(device)
     started = perf_counter()
     for _ in range(WARM_UPS):

@@ -42,7 +42,7 @@ Stages = Mapping[tuple[int, int], TrainedStage | ShardedStage]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The checkpoints of one run in a folder; the last one is kept, and what else is in the folder stays.
+    """The checkpoints of one run in a folder; the last one is kept, and other files of the folder stay.
 
     A checkpoint must share ``identity`` with the run, but not ``setup``, on which metrics depend.
     """
@@ -78,7 +78,7 @@ class Checkpoints:
                 )
         require(iterations >= len(history), "iterations", iterations, f"at least the {len(history)} of the checkpoint")
         try:
-            # Torch takes what is in the folder for the whole.
+            # Torch reads all files of the folder.
             if files != _sizes(path):
                 raise ValueError("files are missing")
             for trained in stages.values():
@@ -122,7 +122,7 @@ class Checkpoints:
                         old.rmdir()
 
     def _written(self) -> list[tuple[Path, dict[str, Any]]]:
-        """Whole checkpoints of this format, the oldest first, with what their ``meta.json`` says."""
+        """Return complete checkpoints of this format, oldest first, with the content of their ``meta.json``."""
         written = []
         for file in sorted(self.folder.glob(f"iteration_{'[0-9]' * _DIGITS}/{META}")):
             try:

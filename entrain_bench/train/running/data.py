@@ -42,7 +42,7 @@ class Inputs:
     features: Tensor | None = None
 
     def pin_memory(self) -> Inputs:
-        """Return the inputs with features in memory that a GPU can copy from by itself."""
+        """Return the inputs with features in pinned memory, which a GPU copies directly."""
         return self if self.features is None else replace(self, features=self.features.pin_memory())
 
     def features_on(self, device: torch.device) -> Tensor | None:
@@ -103,7 +103,7 @@ class SampleData:
         return Pack(tuple(lengths.tolist()), (), token_ids, targets)
 
     def positions(self, llm: ModuleSpec, samples: IntArray) -> Tensor:
-        """Time, height and width of LLM tokens ``[3, tokens]``; neighbouring video items of one size are one video."""
+        """Time, height and width of LLM tokens ``[3, tokens]``; adjacent video items of one size are one video."""
         shapes = self.shapes
         positions = []
         for sample in samples.tolist():
@@ -173,7 +173,7 @@ class FromFiles:
     def features(self, module: ModuleSpec, shapes: SampleShapes, items: IntArray, out: Features) -> None:
         """Write the input of an encoder for some items ``[sum of encoder tokens, input width]``, in natural order.
 
-        ``UserError`` names a sample that cannot be read or is not what the shapes say.
+        ``UserError`` names a sample that cannot be read or differs from its shape.
         """
         is_sound = "audio" in module.config.modalities
         patches = None if is_sound else patch_rules(module, out.shape[1], self.rules)
@@ -195,7 +195,7 @@ class FromFiles:
         return self.samples.tokens(shapes, sample)
 
 
-# Features and tokens of samples, the same whatever batch, chunk, rank or process asks for them.
+# Features and tokens of samples; they do not depend on batch, chunk, rank or process.
 type Content = FromFiles | MadeUp
 
 
@@ -311,7 +311,7 @@ def load_by_workers(
 ) -> Iterator[Inputs]:
     """Yield the inputs of chunks in order, which workers of torch's ``DataLoader`` begin now; pinned for a GPU.
 
-    Raises what making them raised.
+    Raises the exception of a worker.
     """
     loader = DataLoader(
         _Chunks(data, requests),
@@ -320,7 +320,7 @@ def load_by_workers(
         prefetch_factor=max(1, LOAD_AHEAD // num_workers),
         pin_memory=device.type == "cuda",
         worker_init_fn=_end_worker_with_rank,
-        # Workers hold nothing but what their rank has loaded, and compute on no device.
+        # Workers hold only the data that their rank has loaded, and compute on no device.
         multiprocessing_context="fork",
     )
     return map(_made, iter(loader))

@@ -1,4 +1,4 @@
-"""Training, start to end, on every rank: plan, build, and for each iteration take its program, run, measure, keep."""
+"""Training on every rank from start to end: plan, build, then for each iteration take its program, run and measure."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def ran_with(model: ModelSpec, device: torch.device, dtype: torch.dtype, control
 
 
 class WorkFeed:
-    """Makes programs one iteration ahead, in a thread of each rank: rank 0 makes them, all of them prepare."""
+    """Makes programs one iteration ahead in a thread of each rank: rank 0 makes them, all ranks prepare them."""
 
     def __init__(self, feed: Feed, planning: PlanningGroup, prepare: Callable[[Program, IntArray], Work]) -> None:
         """Begin nothing yet; only this object's threads use ``planning``, whose calls all ranks make in one order."""
@@ -175,11 +175,11 @@ class WorkFeed:
         return work, host_time, exposed_s
 
     def observe(self, timeline: Timeline) -> None:
-        """Show rank 0's strategy an executed iteration: making the next but one, it knows what this one took."""
+        """Show rank 0's strategy the times of an executed iteration; it uses them from the second next program on."""
         self._executed = timeline
 
     def _begin(self, iteration: int) -> Future[tuple[Work, HostTime]]:
-        # Now, when no thread is at work: the one that runs beside an iteration must not see how it ends.
+        # Now, while no thread is active: a thread that runs during an iteration must not see its result.
         if self._executed is not None:
             self._feed.observe(self._executed)
             self._executed = None

@@ -1,4 +1,4 @@
-"""The interpreter: builds what a rank holds and runs its actions, one autograd graph a chunk and stage."""
+"""The interpreter: builds a rank's stages and runs its actions, with one autograd graph per chunk and stage."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class Iteration:
     _norm: float | None = None
 
     def begin(self, step: Step) -> None:
-        """Begin what other ranks wait for before this one's action ends, in the order of all actions."""
+        """Begin communication that other ranks wait for before this rank's action ends, in the order of all actions."""
         for start in step.starts:
             self.transfers.post_receives(start.place)
             trained = self.runtime.stages[start.module, start.stage]
@@ -241,7 +241,7 @@ class Iteration:
             elif step.kind is Pass.OPTIMIZER:
                 if isfinite(norm := self.norm()):
                     trained.step(self.runtime.settings.clip_grad, norm)
-            # A stage that learns nothing, with nothing before it that does, had no backward.
+            # A frozen stage after frozen stages had no backward.
             elif left := self.weight_passes.pop(_key(step), None):
                 assert isinstance(trained, TrainedStage)
                 trained.backward_weights(left, last=step.ends_gradients, closes=step.closes)

@@ -101,7 +101,7 @@ class TrainedStage:
             torch.autograd.backward([output], [gradient])
 
     def backward_weights(self, left: WeightPass, *, last: bool, closes: bool = False) -> None:
-        """Add to the stage's gradients what a split backward has left."""
+        """Add the deferred gradients of a split backward to the stage's gradients."""
         with self._sending(last=last, closes=closes):
             left.run()
 
@@ -223,7 +223,7 @@ def train_stage(
     )
     # Sum over replicas; megatron-core would take the mean.
     stage.config.calculate_per_token_loss = True
-    # megatron-core does so for the later stages of a pipeline, whose synchronisation is not on the critical path.
+    # megatron-core does so for the later stages of a pipeline, whose synchronization is not on the critical path.
     buffers = DistributedDataParallel(
         stage.config, config, stage, disable_bucketing=stage.held.start > 0, pg_collection=collection
     )
@@ -300,7 +300,7 @@ class ShardedStage:
         yield
 
     def gather_weights(self) -> None:
-        """Nothing to do: passes gather what they need."""
+        """Do nothing, because every pass gathers its own weights."""
 
     def zero_grad(self) -> None:
         """Forget the last iteration's gradients; gather weights that it keeps, for ranks may have no first forward."""
@@ -372,7 +372,7 @@ def shard_stage(
     }
     half = next(stage.parameters()).dtype is torch.bfloat16
     stage.float()
-    # Outputs of stages and heads are views that nobody changes in place.
+    # Outputs of stages and heads are views that no code changes in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     mesh = DeviceMesh.from_group(groups.dp_cp, next(stage.parameters()).device.type)
     reduced = torch.bfloat16 if half and settings.framework.grad_dtype == BF16 else torch.float32
