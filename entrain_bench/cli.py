@@ -43,7 +43,7 @@ def run_command(arguments: Sequence[str]) -> int:
         _show_error(error, str(error))
         return EXIT_FAILED
     except KeyboardInterrupt:
-        print("interrupted; finished runs are kept", file=sys.stderr)
+        print("interrupted; finished parts are kept", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         return EXIT_BROKEN_PIPE

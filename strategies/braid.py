@@ -76,7 +76,7 @@ class BraidPlanner:
 
 
 def offers_with_widths(profile: Profile, batch: SampleShapes, make_program: MakeProgram) -> list[Candidate]:
-    """Layouts of one stage with groups of several widths and whole weights, by the batch's believed program."""
+    """Return one-stage layouts with groups of several widths and whole weights, by estimates of the batch's program."""
     offers = []
     for layout in layouts_with_widths(profile.job):
         if not layout.modules[0].sharded and has_room(profile, layout):
@@ -89,10 +89,10 @@ def offers_with_widths(profile: Profile, batch: SampleShapes, make_program: Make
 def chains(
     profile: Profile, layer_s: Callable[[int, int], list[FloatArray]], turns: int, *, later: bool
 ) -> Iterator[Draft]:
-    """Layouts of equal replicas, each a chain of stages that goes round its ranks so many times.
+    """Return layouts of equal replicas, each a chain of stages that cycles over its ranks ``virtual_stages`` times.
 
-    They are rated by the busiest rank's seconds for mean samples, ``layer_s`` of a TP and CP, by filling and draining
-    with single samples, and by the step. The assigner chooses the number of microbatches.
+    Their estimates add the busiest rank's seconds for mean samples (``layer_s`` of a TP and CP), fill and drain with
+    single samples, and the step. The assigner chooses the number of microbatches.
     """
     job = profile.job
 
@@ -119,7 +119,7 @@ def chains(
 
 
 def has_room(profile: Profile, layout: Layout) -> bool:
-    """Whether states leave room for anything else."""
+    """Return whether states leave memory for activations."""
     return bool(profile.memory.lane_state_bytes(layout).max() <= profile.job.planning_budget_bytes)
 
 

@@ -1,8 +1,8 @@
 """ByteScale's hybrid data parallelism (arXiv:2502.21231): ranks by length, and microbatches by time.
 
 A rank of the DP x CP plane holds activations up to a capacity. A sequence takes as few ranks as hold it (section 5.1),
-without the offloading of section 5.2. Sequences go to the ranks that are behind (Algorithm 2), so that ranks run
-unequal numbers of microbatches and end together.
+without the offloading of section 5.2. Sequences go to the ranks with the least load (Algorithm 2), so ranks run unequal
+numbers of microbatches and end together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def hybrid_rounds(
 ) -> Rounds:
     """Ranks and microbatch of each sequence on groups of ``2 ** level`` ranks ``[sequences]``.
 
-    Wide groups come first, so a rank has its microbatches 0, 1, ... in the same order as its neighbours in a group.
+    Wide groups come first, so a rank has its microbatches 0, 1, ... in the same order as other ranks of a group.
     """
     order = np.lexsort((-seconds, -level))
     num_wide = int(np.count_nonzero(level))
@@ -108,7 +108,7 @@ def best_fit(order, size, group, capacity):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True, slots=True)
 class HybridData:
-    """Groups of as many ranks as a sample's activations need; samples to the ranks with the least believed time.
+    """Groups of as many ranks as a sample's activations need; samples to the ranks with the least estimated time.
 
     Attributes:
         buckets: levels of length, with about equal time in all, on which ranks start (PP-Balance); 1: DP-Balance.

@@ -120,11 +120,11 @@ def sub_microbatches(replica: IntArray, microbatch: IntArray, most: int) -> IntA
 
 @dataclass(frozen=True, slots=True)
 class DipPlanner(TrialOptions):
-    """Colocates K_i stages of every module i on every rank; a module's stages are balanced by themselves.
+    """Colocates K_i stages of every module i on every rank; a module's stages are balanced separately.
 
     Attributes:
         profile_samples: samples the layers are measured on; 4 is the one microbatch that arXiv:2605.27918 plans DIP by.
-        chunks: K_i: ``rule`` as in the paper, ``one``, or ``auto`` for the faster by believed time.
+        chunks: K_i: ``rule`` as in the paper, ``one``, or ``auto`` for the faster by estimated time.
     """
 
     handles_generators: ClassVar[bool] = True
@@ -133,7 +133,7 @@ class DipPlanner(TrialOptions):
     num_trials: Count = 1
 
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
-        """The layout with the least believed time of a profiled batch among those whose programs fit memory."""
+        """Return the layout with the least estimated time of a profiled batch among those that fit memory."""
         samples = profile.samples.draw(self.profile_samples)
         batch = profile.samples.draw(profile.job.global_batch)
         return chosen_layout(
@@ -176,7 +176,7 @@ class DipPlanner(TrialOptions):
     def _candidates(
         self, profile: Profile, samples: SampleShapes, batch: SampleShapes, make_program: MakeProgram
     ) -> Iterator[Candidate]:
-        """The layouts, timed by belief on one batch: recomputation is picked by what it makes of the schedule."""
+        """Return the layouts with their estimated time on one batch; recomputation is chosen by the schedule's time."""
         for layout, _, chunks in self._layouts(profile, samples, make_program):
             try:
                 # The order that the search begins with tells layouts apart as well as the one it ends with (docs).
@@ -186,7 +186,7 @@ class DipPlanner(TrialOptions):
                     "strategy.scheduler: cannot order modules on the same ranks, where strategy/planner=dip places them"
                 ) from error
             except IncompatibleError:
-                # Other orders may take one stage a rank only.
+                # Other orders may take only one stage per rank.
                 if self.chunks != "auto" or max(chunks) == 1:
                     raise
                 continue
@@ -249,7 +249,7 @@ def chunk_s(
 ) -> tuple[FloatArray, FloatArray]:
     """Estimated seconds of forward and backward of each chunk on each stage ``[chunks, stages]``.
 
-    A backward takes two forwards, less where layers are frozen, and one more of what is recomputed.
+    A backward takes two forwards, less if layers are frozen, and one more for recomputed layers.
     """
     forward, share = stages_s(module, placed, shapes, chunks, profile)
     backward = forward * (3.0 * recompute_factor(placed.recompute) - 1.0) * share
@@ -259,14 +259,14 @@ def chunk_s(
 
 
 def believed_s(profile: Profile, program: Program) -> float:
-    """Believed time of a program up to its last backward, without transfers, seconds."""
+    """Return the estimated seconds of a program up to its last backward, without transfers."""
     duration = np.zeros(program.num_actions)
     duration[: program.first_action[-1]] = packed_durations(program, profile, chunk_s)
     return float(profile.programs.simulate(program, duration).max())
 
 
 def listed_replicas(draft: Program, assignment: Assignment, profile: Profile) -> list[Replica]:
-    """The replicas of a program, whatever its own order; their groups are microbatches."""
+    """Return the replicas of a program, independent of its own order; their groups are microbatches."""
     change, working = (values[: draft.first_action[-1]] for values in profile.memory.action_bytes(draft))
     return split_replicas(draft, assignment, profile, packed_durations(draft, profile, chunk_s), change, working)
 
@@ -291,7 +291,7 @@ class Tree(NamedTuple):
 
 
 def exploration(num_proposals: int) -> FloatArray:
-    """``spread`` of trees that take so many proposals ``[proposals + 1]``."""
+    """``spread`` of trees that take ``proposals`` ``[proposals + 1]``."""
     visits = np.maximum(np.arange(num_proposals + 1), 1)
     return EXPLORATION * np.sqrt(log2(visits) * LN_2)
 
@@ -350,7 +350,7 @@ def _children(tree, node):  # type: ignore[no-untyped-def]
 
 @njit()
 def _put(order, place, goal):  # type: ignore[no-untyped-def]
-    """Take out what is at one place of an order and put it in at another."""
+    """Move the element at one place of an order to another place."""
     element = order[place]
     step = 1 if goal > place else -1
     while place != goal:
@@ -403,7 +403,7 @@ def learn(tree, score):  # type: ignore[no-untyped-def]
 
 
 def best_slots(draft: Program, replicas: Sequence[Replica], rounds: int, by_module: bool = False) -> IntArray:
-    """Slot of each action in the best believed order of groups, or ``by_module`` of their modules ``[actions]``."""
+    """Return each action's slot in the best estimated order of groups, or ``by_module`` of modules ``[actions]``."""
     num_actions = int(draft.first_action[-1])
     spread = exploration(rounds + 1)
     slot = np.zeros(num_actions, np.int64)
@@ -465,8 +465,8 @@ class DipScheduler(Recomputation):
 
     Attributes:
         search_rounds: rollouts of the tree search over the order of microbatches; 0 keeps the order of arrival.
-        priorities: what the search orders: the part of each ``modality`` of every microbatch, or all of a
-            ``microbatch``.
+        priorities: elements that the search orders: ``modality``: each module's part of a microbatch; ``microbatch``:
+            whole microbatches.
     """
 
     handles_generators: ClassVar[bool] = True

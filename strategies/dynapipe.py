@@ -1,6 +1,6 @@
 """DynaPipe (arXiv:2311.10418): contiguous cuts of sorted samples, and an order of passes in cycles.
 
-The cuts (section 4) minimise ``(P - 1) max t + sum t / D`` for P stages and D replicas: for limits on the slowest
+The cuts (section 4) minimize ``(P - 1) max t + sum t / D`` for P stages and D replicas: for limits on the slowest
 microbatch that rise by a constant factor, a dynamic program finds the cuts with the least sum. Costs are whole numbers,
 so that equal cuts are equal on every machine. Samples are packed.
 
@@ -39,7 +39,7 @@ from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.parse import OneOf
 from entrain_bench.specs.shapes import SampleShapes
 
-# The sum of all costs in the units of the dynamic program, far below what 64 bits hold.
+# The sum of all costs in units of the dynamic program, far below 2^63.
 RESOLUTION = 1 << 44
 # By how much a limit on the slowest microbatch is above the one before; the estimate is within that of the best cuts.
 LIMIT_STEP = 0.05
@@ -51,18 +51,18 @@ CLASSES = 3
 
 @dataclass(frozen=True, slots=True)
 class SampleCosts:
-    """Believed costs of an iteration's samples."""
+    """Estimated costs of an iteration's samples."""
 
-    # Forward through the whole module, but for what a microbatch takes once ``[modules, samples]``.
+    # Forward through the whole module, without a microbatch's fixed seconds ``[modules, samples]``.
     sample_s: FloatArray
-    fixed_s: FloatArray  # what a microbatch with anything for the module takes once ``[modules]``
-    present: BoolArray  # whether a sample has anything for the module ``[modules, samples]``
+    fixed_s: FloatArray  # fixed seconds of a microbatch with units of the module ``[modules]``
+    present: BoolArray  # whether a sample has units of the module ``[modules, samples]``
     # Seconds on each stage of the chain for a second of the module ``[stages, modules]``.
     forward: FloatArray
     backward: FloatArray
-    kept_bytes: FloatArray  # what a sample keeps on a rank of each stage from forward to backward ``[stages, samples]``
-    working_bytes: FloatArray  # what it needs while a pass runs, likewise
-    available_bytes: FloatArray  # what planners may use beside states ``[stages]``
+    kept_bytes: FloatArray  # kept by a sample on a rank of each stage from forward to backward ``[stages, samples]``
+    working_bytes: FloatArray  # temporary memory of a pass ``[stages, samples]``
+    available_bytes: FloatArray  # memory that planners may use without states ``[stages]``
 
 
 def believed_costs(profile: Profile, shapes: SampleShapes, layout: Layout) -> SampleCosts:
@@ -105,7 +105,7 @@ def believed_costs(profile: Profile, shapes: SampleShapes, layout: Layout) -> Sa
 def unit_costs(
     module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, profile: Profile
 ) -> tuple[FloatArray, float]:
-    """Forward seconds of each unit through the whole module ``[units]``, and of what a microbatch takes once."""
+    """Return each unit's forward seconds in the whole module ``[units]``, and a microbatch's fixed seconds."""
     units = module.units(shapes)
     counts = np.bincount(module.layer_kind, minlength=len(module.kinds))
     a, b, c = matmul(counts, profile.layers.forward_fit(module, placed.tp, placed.cp))
@@ -130,8 +130,8 @@ class Cuttable:
     """Ordered samples whose contiguous ranges have a cost."""
 
     cost: IntArray  # sums over the first samples, on each stage that may be the slowest ``[stages, samples + 1]``
-    fixed: IntArray  # what a range with anything for a module takes once ``[stages, modules]``
-    present: IntArray  # samples with anything for a module among the first ``[modules, samples + 1]``
+    fixed: IntArray  # fixed cost of a range with units of a module ``[stages, modules]``
+    present: IntArray  # number of the first samples with units of a module ``[modules, samples + 1]``
     earliest: IntArray  # first sample that a range may begin with, by where it ends ``[samples + 1]``
     unit_s: float  # seconds of a unit of cost
 
@@ -139,7 +139,7 @@ class Cuttable:
         """First sample of each range ``[ranges]``; the estimate is at most 1 + ``LIMIT_STEP`` times the least."""
         cuts = np.zeros(1, np.int64)
         whole = int(self.of_ranges(cuts)[0])
-        # No stage works less than its samples take without what ranges take once.
+        # A stage takes at least its samples' cost without fixed costs.
         least_sum = int((self.cost[:, -1]).max())
         limit = int(self.of_ranges(np.arange(self.cost.shape[1] - 1)).max())
         best = np.inf
@@ -168,9 +168,9 @@ class Cuttable:
 
 
 def cuttable(costs: SampleCosts, order: IntArray, num_replicas: int) -> Cuttable:
-    """The samples in an order, with what ranges of them cost and may hold; a sample alone is always a range.
+    """Return ordered samples with costs and limits of their ranges; a single sample is always a range.
 
-    A range takes a P-th of the memory, as in the public code, and what it needs while it runs. None leaves a replica
+    A range takes at most 1/P of the memory, as in the public code, plus temporary memory. None leaves a replica
     without samples.
     """
     weight = costs.forward + costs.backward
@@ -199,7 +199,7 @@ def _prefix(values: IntArray) -> IntArray:
 
 
 def _undominated(weight: FloatArray) -> IntArray:
-    """Stages that no other one is at least as slow as in every module; of equal ones the first."""
+    """Return the stages than which no other stage is at least as slow in every module; of equal ones the first."""
     no_less = np.all(weight[:, None] >= weight, axis=2)
     more = np.any(weight[:, None] > weight, axis=2)
     first = np.tri(len(weight), k=-1, dtype=np.bool_).T
@@ -287,7 +287,7 @@ class PassOrder(NamedTuple):
     # Place of each microbatch's pass on its stage, by place in the replica ``[places, stages]``.
     forward: IntArray
     backward: IntArray
-    makespan_s: float  # believed time of it
+    makespan_s: float  # estimated time of it
     peak_bytes: FloatArray  # most that a stage keeps ``[stages]``
 
 
@@ -295,8 +295,8 @@ class PassOrder(NamedTuple):
 def cyclic_order(microbatches, forward_s, backward_s, kept_bytes, room_bytes, most_in_flight):  # type: ignore[no-untyped-def]
     """Passes of a replica in order (``PassOrder``), for microbatches that enter in this order ``[places]``.
 
-    A microbatch has believed seconds of both passes and keeps bytes in between ``[microbatches, stages]``. A stage has
-    room for some bytes, one microbatch at least, and for some microbatches in flight ``[stages]``.
+    Microbatches have estimated seconds of both passes and bytes kept in between ``[microbatches, stages]``. Stages have
+    limits of bytes, at least one microbatch's, and of microbatches in flight ``[stages]``.
     """
     count = len(microbatches)
     stages = len(room_bytes)
@@ -345,7 +345,7 @@ def cyclic_order(microbatches, forward_s, backward_s, kept_bytes, room_bytes, mo
 
 @dataclass(frozen=True, slots=True)
 class DynaPipeScheduler(Recomputation):
-    """The order believed fastest, of classes of microbatches and of cyclic and 1F1B schedules."""
+    """The order with the least estimated time, over classes of microbatches and cyclic and 1F1B schedules."""
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
         """The program; ``IncompatibleError`` if the modules form no chain, or differ in DP."""
@@ -355,7 +355,8 @@ class DynaPipeScheduler(Recomputation):
         pipelines = _pipelines(program, behind, profile)
         freed = backward_microbatch(model, shapes, assignment, program.chunks)
         counts = microbatches_per_replica(layout, program.chunks, freed)[model.llm_index]
-        # What a sample's LLM microbatch waits for may not enter after it: then microbatches keep their order.
+        # Encoder microbatches must not enter after the LLM microbatch that needs them: then microbatches keep their
+        # order.
         consumer = assignment.modules[model.llm_index].microbatch
         together = all(
             np.array_equal(labels.microbatch, consumer[module.owners(shapes, module.units(shapes))])
@@ -378,11 +379,11 @@ class DynaPipeScheduler(Recomputation):
 class Pipelines:
     """Microbatches of all replicas on the stages of their chains."""
 
-    # Believed seconds ``[replicas, microbatches, stages]``.
+    # Estimated seconds ``[replicas, microbatches, stages]``.
     forward_s: FloatArray
     backward_s: FloatArray
-    kept_bytes: FloatArray  # what each keeps from forward to backward, likewise
-    room_bytes: FloatArray  # what a stage may keep ``[replicas, stages]``
+    kept_bytes: FloatArray  # kept from forward to backward ``[replicas, microbatches, stages]``
+    room_bytes: FloatArray  # limit of kept memory of a stage ``[replicas, stages]``
 
     def fastest(self, replica: int, count: int, together: bool) -> tuple[IntArray, PassOrder]:
         """Microbatches in the order in which they enter a replica, and their passes in the fastest order that fits.
@@ -408,7 +409,7 @@ class Pipelines:
 
 
 def _pipelines(program: Program, behind: list[IntArray], profile: Profile) -> Pipelines:
-    """Believed seconds and bytes of a program's microbatches."""
+    """Return estimated seconds and bytes of a program's microbatches."""
     shapes = program.shapes
     layout = program.layout
     costs = believed_costs(profile, shapes, layout)
@@ -443,7 +444,7 @@ def _pipelines(program: Program, behind: list[IntArray], profile: Profile) -> Pi
 
 
 def entries(seconds: FloatArray) -> Iterator[IntArray]:
-    """Orders in which microbatches may enter: as they are, then every order of their classes of about equal time."""
+    """Yield orders in which microbatches may enter: unchanged, then every order of classes of about equal time."""
     yield np.arange(len(seconds))
     chosen = time_classes(seconds)
     members = [np.flatnonzero(chosen == one) for one in np.unique(chosen)]

@@ -183,7 +183,7 @@ def bottleneck_matching(pair_s, alone_s):  # type: ignore[no-untyped-def]
             high = middle
         else:
             low = middle + 1
-    # The largest candidate is above every stand-alone workload, so that there are partners for one.
+    # The largest candidate exceeds every stand-alone workload, so that all can be matched.
     partner, _ = _match(pair_s, alone_s, candidates[low])
     defers = partner >= 0
     free = np.ones(len(partner), np.bool_)
@@ -419,7 +419,7 @@ def stratified_order(encoder_s: FloatArray, llm_s: FloatArray) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class DeferringAssigner:
-    """Steps d to f of Algorithm 3 on microbatches that another assigner made; pairs take the place of its order.
+    """Steps d to f of Algorithm 3 on another assigner's microbatches; the order of pairs replaces its order.
 
     Attributes:
         base: makes the microbatches.
@@ -458,7 +458,7 @@ class DeferringAssigner:
         return replace(self, base=self.base.draft()) if isinstance(self.base, Drafter) else self
 
     def observe(self, timeline: Timeline, profile: Profile) -> DeferringAssigner:
-        """With what the base learns, if it does."""
+        """Return this assigner with the state that the base has learned, if it learns."""
         return replace(self, base=self.base.observe(timeline, profile)) if isinstance(self.base, Observer) else self
 
 

@@ -36,7 +36,7 @@ class FsdpPlanner(TrialOptions):
 
     Another ``layout.sharding`` shares out less (ZeRO-1: plain data parallelism), or inside nodes.
 
-    DP is what TP and CP leave of the ranks: ``layout.dp`` if CP is fixed, too, otherwise a multiple of it.
+    DP is the number of ranks over TP x CP: ``layout.dp`` if CP is fixed, too, otherwise a multiple of it.
 
     Attributes:
         widths: whether layouts whose samples may take CP groups of any width compete as well.
@@ -99,8 +99,8 @@ def micro_step_s(profile: Profile, module: ModuleSpec, placed: ModuleLayout, sam
 class EncoderBalance:
     """Samples in order of arrival; each encoder's items over all replicas, longest first, in every micro-step.
 
-    Of groups of several widths, items take those that end first by believed seconds, whatever the exponent, and
-    neighbouring replicas of the LLM join into one where that ends sooner.
+    With groups of several widths, items take those that end first by estimated seconds, for any exponent. Adjacent
+    replicas of the LLM join into one where that ends sooner.
 
     Attributes:
         cost_exponent: power of an item's tokens that counts as its cost; 2 is VeOmni's, 1 takes the encoder as linear.

@@ -250,8 +250,8 @@ class ColocatedPlanner(TrialOptions):
 
     Attributes:
         encoder_tp: TP of the encoders; None searches it.
-        offload_encoder: whether layouts are considered, too, whose encoder weights and gradients are in host memory
-            while the LLM runs (three-phase schedules only).
+        offload_encoder: whether to consider layouts with encoder weights and gradients in host memory while the LLM
+            runs (three-phase schedules only).
         virtual_stages: numbers of LLM stages of a rank that are considered.
         recompute_encoders: whether encoders are always recomputed, at once or by layer as memory allows;
             ``layout.recompute`` goes before it.
@@ -289,7 +289,7 @@ class ColocatedPlanner(TrialOptions):
 
 @dataclass(frozen=True, slots=True)
 class NoncolocatedPlanner(TrialOptions):
-    """An encoder island beside the LLM; together they use all ranks.
+    """An encoder island and the LLM on disjoint ranks; together they use all ranks.
 
     ``layout.tp``, ``cp`` and ``dp`` bind the LLM; ``layout.pp`` counts the stages of both.
 

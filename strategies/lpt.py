@@ -26,7 +26,7 @@ from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
 
-# Microbatches may need so many times the memory that activations have; recomputation makes up for it.
+# Microbatches may need this multiple of the memory for activations; recomputation compensates.
 CROWDED = 2.0
 HIDING = 16  # microbatches beyond which the last one hides hardly any of the step
 AGAIN = recompute_factor(recompute=True) - 1.0  # time of recomputing everything, relative to both passes
@@ -54,7 +54,7 @@ class Line:
         return cls(layout.num_ranks // (llm.dp * llm.tp * llm.cp), turns.turns if turns else 1)
 
     def held(self, count: IntArray) -> FloatArray:
-        """Microbatches of a stage whose activations a rank holds at most, of so many."""
+        """Return the most microbatches of a stage whose activations a rank holds, out of ``count``."""
         if self.turns == 1:
             return np.minimum(count, self.depth) / count
         ahead = 2 * (self.depth - 1) + (self.turns - 1) * self.depth + 1
@@ -71,7 +71,7 @@ class Load(NamedTuple):
 
     @classmethod
     def of(cls, group: IntArray, seconds: FloatArray, bytes_: FloatArray, count: int) -> Load:
-        """The load of each of so many groups."""
+        """Return the load of each group."""
         longest_s = np.zeros(count)
         np.maximum.at(longest_s, group, seconds)
         load_s, load_bytes = (np.bincount(group, values, count) for values in (seconds, bytes_))
@@ -106,7 +106,7 @@ def count_microbatches(load: Load, microbatch_s: float, layout: Layout, profile:
 
 
 def divide(seconds: FloatArray, bytes_: FloatArray, count: int, line: Line) -> IntArray:
-    """Microbatch of each sample, at most ``count`` that are alike in seconds and bytes.
+    """Return the microbatch of each sample, at most ``count`` with about equal seconds and bytes.
 
     The longest is the last; in a pipeline, which fills and drains, it is in the middle.
     """
@@ -134,7 +134,7 @@ class LongestFirst:
     chooses_microbatches: ClassVar[bool] = True
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Replica by estimated seconds; microbatches of a replica alike in seconds and bytes."""
+        """Return replicas by estimated seconds; a replica's microbatches have about equal seconds and bytes."""
         model = profile.job.model
         dp = layout.modules[model.llm_index].dp
         (seconds,), bytes_, (microbatch_s,) = sample_costs(shapes, layout, profile, spread=False)
@@ -157,7 +157,7 @@ class UnitWork(NamedTuple):
     shapes: SampleShapes
     seconds: FloatArray  # of a unit ``[degrees, units]``
     bytes_: FloatArray  # of a unit on the narrowest group ``[units]``
-    pack_s: FloatArray  # what a pack costs besides ``[degrees]``
+    pack_s: FloatArray  # fixed seconds of a pack ``[degrees]``
 
     @property
     def owner(self) -> IntArray:
@@ -170,9 +170,9 @@ class UnitWork(NamedTuple):
         return np.array([tp * cp for tp, cp in self.placed.degrees])
 
     def on_widths(self, widths: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Seconds of samples on packs of some widths, in ranks ``[widths, samples]``.
+        """Return seconds of samples in packs of some widths, in ranks ``[widths, samples]``.
 
-        And their bytes on the narrowest ``[samples]``, and what a pack costs besides ``[widths]``.
+        Further: their bytes on the narrowest width ``[samples]``, and the fixed seconds of a pack ``[widths]``.
         """
         count = len(self.shapes)
         owner = self.owner
@@ -318,8 +318,9 @@ def numbered(
 ) -> IntArray:
     """Round of each sample; groups, whose ``ranks`` nest, are listed narrow to wide, ``bytes_`` are of a rank.
 
-    Narrow groups come first, or wide ones, or the last microbatches of all groups share the last round: the last rank
-    to begin its last round, whose backwards hide the reduction of gradients, begins it earlier, recomputation included.
+    Backwards of the last round hide the reduction of gradients. So of three orders the one with the earliest begin of
+    the last round is taken, recomputation included: narrow groups first, wide groups first, or the last microbatches of
+    all groups in the last round.
     """
     members = [np.flatnonzero(group == index) for index in range(len(ranks))]
     places = [divide(seconds[m], bytes_[m], count, line) for m, count in zip(members, counts.tolist(), strict=True)]

@@ -1,7 +1,7 @@
 """Encoders apart from the LLM's schedule, on the same ranks: modality-decoupled parallelism, Optimus, and DEP.
 
-The items of an LLM replica's whole iteration are spread over its ranks, encoded before the LLM's schedule begins, and
-go backward when it has ended (LongCat-Flash-Omni, arXiv:2511.00279), as in Megatron-LM (NVIDIA-NeMo/Megatron-Bridge,
+The items of an LLM replica's whole iteration are spread over its ranks. Their forwards run before the LLM's schedule
+and their backwards after it (LongCat-Flash-Omni, arXiv:2511.00279), as in Megatron-LM (NVIDIA-NeMo/Megatron-Bridge,
 issue 1554; ``megatron/core/mdp``, 2026-09). Optimus as DIP's paper runs it (arXiv:2504.14145; Optimus itself:
 arXiv:2408.03505) has the same three phases for any placement. DEP (Kimi K2.5, arXiv:2602.02276, section 4.5.1; K3,
 arXiv:2607.24653, section 5.2.3) spreads the items of the whole batch over all ranks.
@@ -80,7 +80,7 @@ class BalancedVision:
     With layouts whose groups of ranks can share an item, long items are encoded first (``share_long``).
 
     Attributes:
-        load: what is balanced: ``patches`` (an encoder's tokens), ``items``, or estimated ``seconds``.
+        load: balanced quantity: ``patches`` (an encoder's tokens), ``items``, or estimated ``seconds``.
         pass_tokens: tokens that a rank encodes at a time; a longer item is encoded alone.
         bubbles: whether ranks that wait longer while the LLM's pipeline fills and drains take more of the items of all
             microbatches but the first ones, as many as the pipeline has ranks (K3).

@@ -78,9 +78,10 @@ class MegatronPlanner(TrialOptions):
 
     Attributes:
         placement: ``first_stage``, ``leading_stages``, or ``auto`` for either.
-        split: LLM layers so that the slowest stage is fastest (``balanced``), as many blocks on every stage and
-            encoders on the first (``uniform``), or likewise but for the first and the last stage, whose numbers make
-            the slowest stage fastest (``ends``: Megatron-LM's ``--decoder-first-pipeline-num-layers`` and ``-last-``).
+        split: LLM layers per stage. ``balanced``: the slowest stage is fastest. ``uniform``: equally many blocks on
+            every stage, encoders on the first. ``ends``: as ``uniform``, except the first and the last stage, whose
+            numbers make the slowest stage fastest (Megatron-LM's ``--decoder-first-pipeline-num-layers`` and
+            ``-last-``).
         virtual_stages: stages that each rank of a pipeline holds.
         virtual_order: how they follow each other over the ranks: ``loop``, or ``v`` for two down the ranks and back.
         schedules: those of ``SCHEDULES`` that are considered, each with ``num_trials``; none: the one that the options
@@ -184,7 +185,7 @@ class MegatronPlanner(TrialOptions):
             yield [splits[count - 1] for splits, count in zip(costs.splits, counts, strict=True)], True
 
     def _llm_split(self, costs: LayerCosts, stages: int) -> tuple[int, ...] | None:
-        """LLM layers of each of so many stages; None if they cannot be split so."""
+        """Return the LLM layers of each stage; None if this split does not exist."""
         num_layers = len(costs.llm_s)
         if stages > num_layers:
             return None
@@ -221,7 +222,7 @@ class LayerCosts:
         return loaded
 
     def ends_split(self, stages: int) -> tuple[int, ...] | None:
-        """Likewise, at least one block on every stage and as many on all but the first and the last; None if none."""
+        """Return equally many blocks on all stages except first and last, at least one on each; None if impossible."""
         blocks = len(self.llm_s) - 2
         if stages == 1:
             return (blocks + 2,)
@@ -257,7 +258,7 @@ class LayerCosts:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalOrder:
-    """Samples in order of arrival, as with Megatron's sampler; with widths, neighbours join where that ends sooner."""
+    """Samples in order of arrival, as with Megatron's sampler; with widths, adjacent groups join if that is faster."""
 
     handles_generators: ClassVar[bool] = True
     handles_widths: ClassVar[bool] = True
@@ -274,15 +275,15 @@ class ArrivalOrder:
 
 @dataclass(frozen=True, slots=True)
 class RigidPlanner:
-    """Takes the requested degrees; what is left open follows rules of thumb.
+    """Takes the requested degrees, and sets free ones by rules of thumb.
 
     TP is the widest that a node and the heads allow, CP the least, PP the fewest stages that fit memory, DP the rest.
     Recomputation comes last, where no number of stages fits without.
 
     Attributes:
-        placement: ``leading_stages``: encoders have the first stages of a replica to themselves, generators the last;
-            ``first_stage``: encoders are on the first LLM stage, generators on the last; ``interleaved``: the layers of
-            encoder and LLM are one chain, cut into chunks of equal parameters that go round the ranks.
+        placement: ``leading_stages``: encoders have their own first stages of a replica, generators their own last
+            ones. ``first_stage``: encoders are on the first LLM stage, generators on the last. ``interleaved``: the
+            layers of encoder and LLM are one chain, cut into chunks of equal parameters that cycle over the ranks.
         virtual_stages: chunks of a rank with ``interleaved``.
         outer_stages: stages of the encoders, and of the generators, where they have their own.
         recompute: whether all modules recompute; None: if nothing fits otherwise. ``layout.recompute`` goes before it.
@@ -302,7 +303,7 @@ class RigidPlanner:
             widest = max(one.tp for one in degrees)
             least = min(one.cp for one in degrees)
             chosen = sorted((one for one in degrees if (one.tp, one.cp) == (widest, least)), key=lambda one: one.pp)
-            # A place in this order stands in for an estimate: the first that fits is taken.
+            # The place in this order is the estimate: the first that fits is taken.
             choices = [
                 Candidate(float(place), layout)
                 for place, (again, one) in enumerate(product(self._recompute(sized.job), chosen))

@@ -1,4 +1,4 @@
-"""OrchMLLM (arXiv:2503.23830): every phase balanced by itself, over all replicas, within a micro-step.
+"""OrchMLLM (arXiv:2503.23830): every phase balanced separately, over all replicas, within a micro-step.
 
 Batch post-balancing deals the units of a micro-step out to the batches of a phase; node-wise rearrangement places the
 batches. The layout is FSDP's.
@@ -31,7 +31,7 @@ BISECTIONS = 60
 def balanced_batches(cost: FloatArray, row: IntArray, num_batches: int, *, padded: bool) -> IntArray:
     """Batch of each unit among those of its row, a micro-step ``[units]``: LPT by sums of packed batches.
 
-    In a padded batch every unit costs what the longest does: consecutive ones of the sorted row form it.
+    In a padded batch every unit costs as much as the longest, so a batch is consecutive units of the sorted row.
     """
     if not padded:
         return longest_first_by_row(cost, row, num_batches)
@@ -64,7 +64,7 @@ def cut_padded(rising: FloatArray, num_batches: int) -> IntArray:
 
 @njit()
 def _fill(rising, most):  # type: ignore[no-untyped-def]
-    """Batch of each unit if each batch takes what it can without costing more than ``most``."""
+    """Return the batch of each unit if each batch takes as many units as cost at most ``most``."""
     batch = np.empty(len(rising), np.int64)
     number = 0
     count = 0
@@ -108,8 +108,8 @@ def _replica_of_batches(volume: IntArray, node: IntArray) -> IntArray:
 class PostBalancing:
     """Micro-steps are those of arrival; inside one, the units of each encoder and of the LLM go to any replica.
 
-    Of groups of several widths, units of every module take those that end first by believed seconds; these are placed
-    by width, not by node, and no module counts as padded.
+    With groups of several widths, units of every module take those that end first by estimated seconds. Groups are
+    placed by width, not by node, and no module counts as padded.
 
     Attributes:
         cost: of a unit: its tokens (``linear``), or the FLOPs of its forward (``quadratic``).

@@ -1,8 +1,8 @@
 """Options of training stacks: samples dealt out by patches, grouped by length, or packed up to a token budget.
 
 - NVIDIA-NeMo/Megatron-Bridge, pull request 4608: DistTrain's first reordering, a microbatch step at a time.
-- ``group_by_length`` of transformers (``get_length_grouped_indices``), so that a microbatch holds samples alike, and
-  LLaVA's ``group_by_modality_length``, so that microbatches are alike; both inside one global batch.
+- ``group_by_length`` of transformers (``get_length_grouped_indices``), so that samples of a microbatch are similar, and
+LLaVA's ``group_by_modality_length``, so that microbatches are similar; both inside one global batch.
 - fairseq's ``--max-tokens`` (fairseq/data/data_utils.py, ``batch_by_size``), first fit by falling length as in Energon
   and the multipack sampler, and verl's Karmarkar-Karp (verl/utils/seqlen_balancing.py, ``rearrange_micro_batches``).
 """
@@ -33,7 +33,7 @@ class PatchBalance:
     """Equal-count LPT by vision patches over the least common multiple of the modules' DP, inside each microbatch step.
 
     Attributes:
-        carry: whether a group's load in the steps before counts; the original balances each step by itself.
+        carry: whether a group's load in the steps before counts; the original balances each step separately.
     """
 
     handles_generators: ClassVar[bool] = True
@@ -60,13 +60,13 @@ class PatchBalance:
         modules = []
         for module, placed in zip(job.model.modules, layout.modules, strict=True):
             samples = module.owners(shapes, module.units(shapes))
-            # Neighbouring groups make up a replica, so that replicas of two modules hold the same samples.
+            # Adjacent groups form a replica, so that replicas of two modules hold the same samples.
             replica = group[samples] // (num_groups // placed.dp)
             modules.append(ModuleAssignment(replica, microbatch[samples]))
         return Assignment(tuple(modules))
 
 
-# transformers' mega-batches have so many batches of a device.
+# Number of a device's batches in transformers' mega-batches.
 MEGA_BATCHES = 50
 
 
@@ -113,10 +113,10 @@ def sorted_in_mega_batches(order: IntArray, length: FloatArray, mega_batch: int)
 
 
 def even_by_modality(order: IntArray, length: FloatArray, has_items: BoolArray, size: int) -> IntArray:
-    """The order, cut into microbatches of ``size`` samples of one modality each whose sums of lengths are alike.
+    """The order, cut into microbatches of ``size`` samples of one modality each with about equal sums of lengths.
 
     Samples with items and those without are dealt out apart, by falling length, each to the microbatch with the least
-    so far that has a free place. What fills no microbatch comes last, in the order of arrival.
+    so far that has a free place. Samples that fill no microbatch come last, in order of arrival.
     """
     full = []
     rest = []
@@ -136,13 +136,13 @@ class TokenBudget:
     """Fills microbatches up to a number of tokens.
 
     Attributes:
-        rule: ``next_fit`` closes a microbatch when the next sample in order of arrival does not fit;
-            ``first_fit_decreasing`` takes samples by falling length, each into the first microbatch with room;
-            ``karmarkar_karp`` balances replicas with equally many samples, then as many microbatches on every replica
-            as the heaviest one needs at least.
-        max_tokens: tokens of a microbatch at most; a longer sample is one by itself, and ``karmarkar_karp`` takes it
-            for the number of microbatches only, as verl does. None: what ``microbatch_size`` samples of the batch have
-            on average.
+        rule: ``next_fit`` closes a microbatch when the next sample in order of arrival does not fit.
+            ``first_fit_decreasing`` puts samples by falling length into the first microbatch with room.
+            ``karmarkar_karp`` balances replicas with equally many samples, then equally many microbatches, as many as
+            the heaviest replica needs.
+        max_tokens: most tokens of a microbatch; a longer sample forms its own microbatch. ``karmarkar_karp`` uses it
+            only for the number of microbatches, as verl does. None: the average tokens of ``microbatch_size`` samples
+            of the batch.
         counted: tokens of the LLM's sequences, or of those and of the encoders' (``all``).
     """
 

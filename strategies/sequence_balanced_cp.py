@@ -3,7 +3,8 @@
 FlexSP (arXiv:2412.01523) has sharded weights. The greedy packing of ``balancing.rank_groups`` answers first; the
 paper's mixed-integer program over buckets of lengths improves it. In Megatron-LM's dev branch
 (``--dynamic-context-parallel``) each round of a batch has groups of its own over the DP x CP plane, wide for long
-samples. Groups come from rank 0 on, as they were opened; placed by falling width they are aligned.
+samples. Megatron-LM places groups from rank 0 in the order of opening; here they are placed by falling width, so they
+are aligned.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def bucketed(rising: IntArray, count: int) -> IntArray:
 def solved(
     start: SequenceGroups, seconds: FloatArray, bytes_: FloatArray, limits: tuple[IntArray, int, float], work: float
 ) -> SequenceGroups:
-    """The better of ``start`` and what the mixed-integer program finds in CP-SAT's time; limits as of ``grouped``."""
+    """Return the better of ``start`` and the mixed-integer program's result in CP-SAT's time; see ``grouped``."""
     widths, num_ranks, room = limits
     floor = max(float(seconds.min(axis=0).max()), float((seconds * widths[:, None]).min(axis=0).sum()) / num_ranks)
     if start.makespan_s <= GOOD * floor or work <= 0:
@@ -204,7 +205,7 @@ class FlexibleGroups:
 def greedy_microbatches(
     order: IntArray, count: int, seconds: FloatArray, bytes_: FloatArray, limits: tuple[IntArray, int, float]
 ) -> list[tuple[IntArray, SequenceGroups]]:
-    """Samples and greedy groups of each of so many microbatches; none if some do not fit in memory."""
+    """Return samples and greedy groups of each of ``count`` microbatches; none if some exceed memory."""
     microbatch = blasted(bytes_[order], count)
     microbatches = []
     for number in range(int(microbatch.max()) + 1):
@@ -303,8 +304,8 @@ class GroupsByLength:
     """Groups by LLM tokens alone; each item of a pack is shared by all ranks of its group.
 
     Attributes:
-        max_tokens: LLM tokens of a rank in a round at most, Megatron-LM's ``max_seqlen_per_dp_cp_rank``; None: what it
-            has on average in the rounds of the layout. Raised for a batch whose longest sample needs more on all ranks.
+        max_tokens: LLM tokens of a rank in a round at most, Megatron-LM's ``max_seqlen_per_dp_cp_rank``; None: the
+            average in the rounds of the layout. Raised for a batch whose longest sample needs more on all ranks.
     """
 
     handles_generators: ClassVar[bool] = True

@@ -45,7 +45,7 @@ def packed(order, workload, size, num_packs, room):  # type: ignore[no-untyped-d
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPacking:
-    """The layout's number of microbatches, packed over the whole global batch by believed seconds of all modules."""
+    """The layout's number of microbatches, packed over the whole global batch by estimated seconds of all modules."""
 
     handles_generators: ClassVar[bool] = True
 

@@ -14,11 +14,11 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import UserError, require
 
 GIB = 2**30
-# The budget in GiB, for data that is trusted to be as large as it is.
+# Environment variable of the budget in GiB, for trusted data.
 VARIABLE = "ENTRAIN_BENCH_MEMORY_GIB"
 # Bytes of an item while shapes are made.
 _ITEM_BYTES = 128
-# Allocators reserve memory ahead of what is asked of them.
+# Allocators reserve more memory than requested.
 _RESERVED_BYTES = GIB
 
 

@@ -117,7 +117,7 @@ class BoundedPareto(Marginal):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture(Marginal):
-    """One of several distributions, each with a probability; ``weights`` are normalised to sum to 1."""
+    """One of several distributions, each with a probability; ``weights`` are normalized to sum to 1."""
 
     weights: tuple[Annotated[float, POSITIVE], ...]
     components: tuple[Marginal, ...]
@@ -242,7 +242,7 @@ def nearest_root(spearman: FloatArray) -> FloatArray:
 
 
 def _cholesky(matrix: FloatArray) -> FloatArray:
-    """Lower triangular root of a positive semi-definite matrix; columns of what others determine are zero.
+    """Return the lower triangular root of a positive semi-definite matrix; dependent columns are zero.
 
     Not LAPACK's: the last digits of its roots depend on the CPU, and of an eigenbasis sometimes all of them.
     """

@@ -49,7 +49,8 @@ def processed_images(counts: IntArray, widths: FloatArray, heights: FloatArray, 
     """Images as items, one per tile, with the tokens that a processor gives them.
 
     ``counts`` are images of each sample ``[samples]``; sides are in pixels ``[images]``. Arithmetic is that of Hugging
-    Face transformers 5 operation by operation: counts are equal where a quotient is whole but for its last digit.
+    Face transformers 5 operation by operation: counts are equal also where only a quotient's last digit differs from a
+        whole number.
     """
     wide, high = _whole_pixels(widths, heights)
     cut = _METHODS[type(rules)](rules, _Images(wide, high, np.repeat(counts == 1, counts)))
@@ -108,7 +109,7 @@ def _unpadded(
     across = np.where(wide, across, by_height)
     times = np.maximum(1, np.sqrt(across * down / ((most_tiles or np.inf) * side**2)))
     shrunk = times > SLACK
-    # Published code: a quotient that is whole but for its last digit goes down.
+    # As in published code: a quotient just below a whole number is rounded down.
     down = np.where(shrunk, down // times, down).astype(np.int64)
     across = np.where(shrunk, across // times, across).astype(np.int64)
     return down, across
@@ -152,9 +153,9 @@ def _nearest_grid(rules: NearestGrid, images: _Images) -> _Cut:
 def closest_grids(widths: IntArray, heights: IntArray, pixels: int, most: int) -> tuple[IntArray, IntArray]:
     """Columns and rows of the grid of at most ``most`` tiles whose aspect ratio is nearest ``[images]`` each.
 
-    Grids are tried from the smallest, of as many tiles those with fewer columns first; of equally near ones a later one
-    is taken by images of more than half its pixels (InternVL, arXiv:2404.16821, section 3.2). Sides are in whole
-    pixels ``[images]``, ``pixels`` is the side of a tile.
+    Grids are tried from the smallest, with fewer columns first if the number of tiles is equal. Of equally near grids a
+    later one is taken if the image has more than half its pixels (InternVL, arXiv:2404.16821, section 3.2). Sides are
+    in whole pixels ``[images]``, ``pixels`` is the side of a tile.
     """
     ratio = widths / heights
     area = widths * heights
@@ -248,7 +249,7 @@ def _padded_grid(rules: PaddedGrid, images: _Images) -> _Cut:
     free_below = np.where(narrow, height - np.floor(images.heights * by_width).astype(np.int64), 0)
     free_right = np.where(narrow, 0, width - np.floor(images.widths * by_height).astype(np.int64))
     side = pixels // patch
-    # Every second patch of every tile's lines and columns stands for an LLM token.
+    # Every second patch of every tile's lines and columns becomes an LLM token.
     down = _every_second(rows * side - free_below // patch, side)
     across = _every_second(columns * side - free_right // patch, side)
     return columns * rows + 1, side**2, down * across + down + OVERVIEW_TOKENS

@@ -61,7 +61,7 @@ class BlockSource:
     def draw(self, num_samples: int, rng: Generator) -> SampleShapes:
         """Independent samples, numbered in the order in which this generator drew them.
 
-        A block is generated at a time; what a call leaves of it goes to the generator's next call.
+        A block is generated at a time; its unused samples go to the generator's next call.
         """
         require(num_samples >= 1, "num_samples", num_samples, "at least 1")
         drawn = self._drawn
@@ -122,10 +122,10 @@ class _Modality:
 class SyntheticWorkload(Generated):
     """Samples drawn from given distributions (``marginals``; sizes are rounded to whole tokens).
 
-    A sample's item count and the sizes of its items are independent draws. Per modality, samples with larger totals
-    (LLM tokens of all items) then go to samples with a larger latent normal, and text follows its own latent normal;
-    the normals' correlation is set so that totals and text have the given Spearman correlation. Ties (constants,
-    samples without items) weaken it.
+    A sample's item count and the sizes of its items are independent draws. Per modality, larger totals (LLM tokens of
+    all items) then go to samples with a larger latent normal; text follows its own latent normal. The normals'
+    correlation gives totals and text the configured Spearman correlation. Ties (constants, samples without items)
+    weaken it.
 
     ``text`` is a distribution of text tokens per sample; experiments/workload/synthetic.yaml explains the other keys.
     """
@@ -240,8 +240,8 @@ class UniformMix(Generated):
 class PackedWorkload(Generated):
     """Samples of ``sequence_tokens`` LLM tokens, packed from pairs of a caption and an image in the order of the draw.
 
-    A sample takes pairs as long as they fit; the pair that does not starts the next one. What is left is padding, which
-    the LLM processes like text. ``caption`` is a distribution of text tokens, ``image`` of patches, both at least 1.
+    A sample takes pairs as long as they fit; the pair that does not starts the next one. The rest is padding, which the
+    LLM processes like text. ``caption`` is a distribution of text tokens, ``image`` of patches, both at least 1.
     """
 
     name: Name
@@ -318,7 +318,7 @@ class _Video:
 class PixelWorkload(Generated):
     """Samples of text with images or with a video, drawn from given distributions (``marginals``), all independent.
 
-    Text tokens are at least 1, and give way where a sample would be longer than the model's context. ``side`` of images
+    Text tokens are at least 1, and fewer where a sample would be longer than the model's context. ``side`` of images
     and frames is the square root of their area in whole pixels, ``aspect`` is width over height, ``count`` is that of a
     sample's images, ``seconds`` are whole.
     """

@@ -66,8 +66,8 @@ def video_items(
 ) -> Items:
     """Videos as items, one for each group of ``temporal_patch_frames`` frames.
 
-    As many whole groups are sampled as the video holds at ``video_frames_per_s``, at least one; a group costs what one
-    resized frame costs. There is no limit on a video's total. ``seconds`` ``[samples]`` are NaN for none, sides of
+    As many whole groups are sampled as the video holds at ``video_frames_per_s``, at least one; a group costs as much
+    as one resized frame. There is no limit on a video's total. ``seconds`` ``[samples]`` are NaN for none, sides of
     frames in pixels ``[videos]``. Models with ``frames`` or tiles have frames of one size, each an item.
     """
     present = ~np.isnan(seconds)
@@ -87,7 +87,7 @@ def video_items(
 
 
 def audio_items(seconds: FloatArray, rules: TokenRules) -> Items:
-    """Audio of ``seconds`` ``[samples]`` (NaN: none) as items of up to ``audio_segment_s``; all but the last are full.
+    """Audio of ``seconds`` ``[samples]`` (NaN: none) as items of ``audio_segment_s``; the last may be shorter.
 
     Encoder tokens are ``audio_frames_per_s`` times the length, rounded up; each item's LLM tokens are its encoder
     tokens divided by ``audio_merge_frames``, rounded up. A model with ``audio`` rules counts by those.

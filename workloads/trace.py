@@ -31,7 +31,7 @@ class OnOverlong(StrEnum):
 
 
 def fitting(source: ListedShapes, context_tokens: int, on_overlong: OnOverlong) -> ListedShapes:
-    """A source of samples of at most ``context_tokens`` LLM tokens, with what became of the longer ones.
+    """Return a source of samples of at most ``context_tokens`` LLM tokens, with counts of shortened and dropped ones.
 
     A sample of which truncation leaves nothing is dropped; a source without longer ones is returned itself.
     """
@@ -49,7 +49,7 @@ def fitting(source: ListedShapes, context_tokens: int, on_overlong: OnOverlong) 
 def truncated(shapes: SampleShapes, context_tokens: int) -> SampleShapes:
     """The samples with at most ``context_tokens`` LLM tokens each: text goes first, items go whole, from the last.
 
-    A sample keeps as many of its first items as fit, and beside them as much text as has room. Samples of which nothing
+    A sample keeps as many of its first items as fit, then as much text as fits. Samples of which nothing
     is left are left out.
     """
     offsets = shapes.item_offsets
@@ -120,8 +120,8 @@ class TraceWorkload:
     def source(self, rules: TokenRules) -> ListedShapes:
         """Read the trace and convert all of it once.
 
-        ``UserError`` for a file that cannot be read or holds invalid values (file, row and column are named), for a
-        token limit below the model's minimum, and for rows that are longer than the model's context.
+        ``UserError`` for an unreadable file or invalid values (file, row and column are named). Also for a token limit
+        below the model's minimum, and for rows that are longer than the model's context.
         """
         allowed = f"at least model.tokens.min_image_tokens={rules.min_image_tokens}"
         valid = self.max_image_tokens >= rules.min_image_tokens

@@ -17,7 +17,7 @@ from .marginals import draw_latents, nearest_root
 from .synthetic import BlockSource
 from .trace import TraceWorkload, truncated
 
-# Points of a distribution between which sizes are interpolated, and beside them its largest values.
+# Points of a distribution between which sizes are interpolated, and the number of its largest values.
 _KNOTS = 1025
 _TAIL = 64
 # Decimals of a correlation, which last digits of its sums do not reach; and the samples below which it says nothing.
@@ -30,12 +30,12 @@ class TwinWorkload(TraceWorkload):
     """A trace's marginals and rank correlations (Gaussian copula), under a model's token rules.
 
     Of every modality the number of items and their mean size are drawn together with the text; sizes vary around a
-    sample's mean as they do in the trace, independently. What a copula does not hold (clusters, dependence of the
-    tails) the twin has not.
+    sample's mean as they do in the trace, independently. Properties outside the copula (clusters, dependence of the
+    tails) are lost.
     """
 
     def __post_init__(self) -> None:
-        # A dataclass with slots is made anew: the empty super() would look for another class.
+        # A dataclass with slots is recreated: the empty super() would look for another class.
         TraceWorkload.__post_init__(self)
         if self.name == Path(self.path).stem:
             object.__setattr__(self, "name", f"{self.name}_twin")

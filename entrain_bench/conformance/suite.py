@@ -33,7 +33,7 @@ VALID = "valid and within memory"
 PARTS = ("planner", "assigner", "scheduler")
 PARTNER = "megatron"  # strategy whose parts replace one part of the tested strategy
 WRONG_BELIEF = 0.2  # estimation error in the check with wrong estimates
-WATCHED_ITERATIONS = 3  # iterations over which decisions must not see the truth: an observer has learnt by then
+WATCHED_ITERATIONS = 3  # iterations in which decisions are compared; an observer has learned by then
 SHARES_TOLERANCE = 1e-9  # rounding of shares that are 1 together
 # Factors on hidden constants; sizes, memory, the datasheet's peak and the host link are public.
 OTHER_TRUTH = {

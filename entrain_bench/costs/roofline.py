@@ -237,8 +237,7 @@ class Roofline:
     def _tensor_parallel_s(
         self, layer: Layer, tokens: FloatArray, tp: int, cp: int, columns: Sequence[FloatArray], split: bool
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return tensor-parallel communication seconds of a layer: forward, backward, and the part of backward that
-        products hide.
+        """Return tensor-parallel communication seconds of a layer: forward, backward, and the hidden part of it.
 
         megatron-core 0.19 (``LinearWithGradAccumulationAndAsyncCommunication``) overlaps an input's gather with the
         product for its gradient, and that gradient's transfer with the weight's product.

@@ -359,8 +359,9 @@ def delayed_s(
 ) -> FloatArray:
     """Return the delay of each lane's first forward by consecutive gathers, in seconds ``[lanes]``.
 
-    ``lanes`` are those of every stage, in forward order. ``lead_s`` is the time from the start of a stage's
-    gather to the earliest start of its first forward (``forward_s``); the links are busy for ``link_s`` ``[stages]``.
+    ``lanes`` are those of every stage, in forward order. ``lead_s`` is the time from the start of a stage's gather to
+    the earliest start of its first forward. That forward takes ``forward_s``; the links are busy for ``link_s``
+    ``[stages]``.
     """
     launched, free, passed = np.zeros((3, num_lanes))
     for stage_lanes, lead, link, forward in zip(lanes, lead_s, link_s, forward_s, strict=True):
@@ -374,8 +375,7 @@ def delayed_s(
 def trailing_s(
     lanes: Sequence[IntArray], num_lanes: int, lag_s: FloatArray, link_s: FloatArray, backward_s: FloatArray
 ) -> FloatArray:
-    """Return seconds of gradient synchronization after the last backward of each lane ``[lanes]``, queued as in
-    ``place_steps``.
+    """Return seconds of synchronization after each lane's last backward, queued as in ``place_steps`` ``[lanes]``.
 
     ``lag_s`` is the time from the end of a stage's last backward (``backward_s``) to the end of its synchronization on
     idle links; the links are busy for ``link_s`` ``[stages]``.

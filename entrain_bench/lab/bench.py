@@ -1,4 +1,4 @@
-"""Measure the suite itself; print every measure as soon as it is known, and write ``results/bench.json``.
+"""Measure the suite itself; print every measure at once, and write ``results/bench.json``.
 
 Every case runs in a process of its own, so that no case finds caches filled by another. Targets stand next to the
 measured values; no test asserts a time.
@@ -130,7 +130,7 @@ CASES: dict[str, tuple[str, Callable[[], Iterator[Measure]]]] = {
 
 
 def measure(name: str) -> dict[str, dict[str, float]]:
-    """Measure a case and print every measure as soon as it is known."""
+    """Measure a case and print every measure at once."""
     measured = dict[str, dict[str, float]]()
     for label, values in CASES[name][1]():
         measured[label] = values

@@ -30,7 +30,7 @@ from entrain_bench.lab.measuring import allowed_cores, run_strategies, write_out
 from entrain_bench.records.records import Record
 
 STRATEGIES = ("megatron", "entrain", "disttrain", "dflop", "dip")
-# Besides: a group that splits weights and sequences, by strategy and degrees.
+# A further group that splits weights and sequences, by strategy and degrees.
 SPLIT = {"megatron_tp2_cp2": ("megatron", ("layout.tp=2", "layout.cp=2", "layout.dp=1"))}
 # Targets of median errors.
 TARGET_ITERATION = 0.10
@@ -41,8 +41,8 @@ GROUP = ["num_ranks", "workload", "seed"]
 NUM_RANKS = (2, 4)
 SEEDS = (0, 1)
 PROGRAM_S = 600.0
-# Actions of some 5 to 50 ms, so that neither calls from Python nor turns of the scheduler decide; no transfer holds a
-# rank, no synchronisation hides behind a pass: what training does.
+# Actions of some 5 to 50 ms, so that neither calls from Python nor turns of the scheduler decide; no transfer blocks a
+# rank, and no pass hides synchronization, as in training.
 COMMON = (
     "cluster=hostx2",
     "model=tiny",
@@ -79,7 +79,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Measure what is missing, compare, and list missed targets (return 1); ``UserError`` for bad options."""
+    """Run missing measurements, compare, and list missed targets (return 1); ``UserError`` for bad options."""
     require(options.repeats >= 1, "--repeats", options.repeats, "at least 1")
     cores = allowed_cores()
     load = os.getloadavg()[0]
@@ -107,7 +107,7 @@ def programs_of(num_ranks: int, workload: str, seed: int) -> Iterator[tuple[str,
 def measure(num_ranks: int, workload: str, seed: int, repeats: int, folder: Path) -> list[dict[str, Any]]:
     """A row for every program of a group, trained and emulated in turns. Columns: docs/fidelity.md.
 
-    Programs take turns, for a machine's speed changes over minutes. ``ExecutionError`` if one cannot be run.
+    Programs run in turn, because a machine's speed changes over minutes. ``ExecutionError`` if one cannot be run.
     """
     programs = [*programs_of(num_ranks, workload, seed)]
     trained: dict[str, list[Record]] = {name: [] for name, *_ in programs}
@@ -143,7 +143,7 @@ def report(rows: pd.DataFrame, results: Path, load: float) -> int:
 def program_row(where: Mapping[str, Any], trained: Sequence[Record], predicted: Sequence[Record]) -> dict[str, Any]:
     """The columns of every comparison of a program's runs with their predictions; ``where`` comes first.
 
-    Iterations are all but the first of each run, which warms up.
+    The first iteration of each run, which warms up, is excluded.
     """
     measured_s, predicted_s = (
         [[row["iteration_time_s"] for row in record.iterations[1:]] for record in records]
@@ -163,10 +163,10 @@ def program_row(where: Mapping[str, Any], trained: Sequence[Record], predicted: 
 
 
 def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row a pair of strategies of a group: how much faster the second is, measured and predicted.
+    """Return one row per pair of strategies of a group: the second's speedup, measured and predicted.
 
-    The measured one has its 95% interval, ``low`` to ``high``, and the chance to measure as much where nothing is
-    gained. ``sign_error``: the interval excludes 1, and the prediction is on the other side.
+    The measured one has its 95% CI, ``low`` to ``high``, and a p-value for no speedup. ``sign_error``: the CI excludes
+    1, and the prediction is on the other side.
     """
     pairs = []
     for group, members in rows.groupby(GROUP, sort=False):
@@ -186,8 +186,8 @@ def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
 def summary(rows: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, float]:
     """Return the numbers with targets, and further numbers.
 
-    Of many pairs without any difference, intervals of one in twenty exclude 1. ``sure_sign_errors`` are those of
-    differences that are significant for all pairs together (Bonferroni).
+    Without any difference, the 95% CI of one pair in twenty excludes 1. ``sure_sign_errors`` counts only differences
+    that are significant for all pairs together (Bonferroni).
     """
     groups = [of_group for _, of_group in rows.groupby(GROUP, sort=False)]
     taus = [of_group["measured_s"].corr(of_group["predicted_s"], method="kendall") for of_group in groups]
@@ -205,7 +205,7 @@ def summary(rows: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, float]:
 
 
 def draw(rows: pd.DataFrame, pairs: pd.DataFrame) -> style.Picture:
-    """Left: a mark a program. Right: a mark a pair of strategies."""
+    """Draw programs on the left and pairs of strategies on the right, one mark each."""
     # In the order in which other figures show them.
     colours = style.strategy_colours({name: place for place, name in enumerate((*STRATEGIES, *SPLIT))})
     figure, (times, gains) = style.panels(1, 2, style.DOUBLE_COLUMN_IN, 3.0)

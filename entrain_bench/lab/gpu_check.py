@@ -44,7 +44,7 @@ PROFILE_S = 900.0
 PROGRAM_S = 420.0
 # Numbers of devices that layouts are made for.
 NUM_DEVICES = (1, 2, 4, 8)
-# The planner chooses degrees; samples are small, for what is checked is that all strategies compute the same.
+# The planner chooses degrees; samples are small, because only equal losses are checked.
 CORRECTNESS = (
     # Costs are orders of magnitude, to plan with; no profile is needed.
     "cluster=hostx2",
@@ -121,7 +121,7 @@ class Check:
     def job(self) -> list[str]:
         """The job of which predictions are judged, on the devices as measured.
 
-        Packs outside what was measured go on with the last slope.
+        Times of packs outside the measured range are extrapolated with the last slope.
         """
         sized = (*GPU_JOB, f"global_batch={32 * self.num_devices}") if self.on_gpu else CPU_JOB
         device = ["cluster/device=profiled", f"cluster.device.path={self.profile}", "cluster.device.extrapolate=true"]
@@ -187,7 +187,7 @@ class Check:
 
 
 def judge_runs(rows: Rows, what: str, tables: Mapping[str, Rows]) -> Finding:
-    """Fail if a run did, or if no run passed; ``what`` is said of those that did."""
+    """Fail if a run failed or none passed; ``what`` describes the runs that passed."""
     failed = [row for row in rows if row["verdict"] == FAILED]
     skipped = [row for row in rows if row["verdict"] == SKIPPED]
     passed = len(rows) - len(failed) - len(skipped)
@@ -200,7 +200,7 @@ def judge_runs(rows: Rows, what: str, tables: Mapping[str, Rows]) -> Finding:
 
 
 def environment(check: Check) -> Finding:
-    """Report the machine; fail if torch sees no GPU beside a driver of NVIDIA."""
+    """Report the machine; fail if torch sees no GPU although there is an NVIDIA driver."""
     machine = check.machine
     tables = {
         "System": [{"what": name, "value": value} for name, value in machine.host.items()],
@@ -297,7 +297,7 @@ def _words(what: str, errors: pd.Series, target: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the check: the question that it answers, what looks (at a ``Check``), how its tables are to be read."""
+    """A part of the check: its question, its function (of a ``Check``), and an explanation of its tables."""
 
     question: str
     run: Callable[[Check], Finding]
@@ -316,7 +316,7 @@ SECTIONS = {
     "fidelity": Section(
         "How fast is training, and how accurate are predictions with that profile?",
         fidelity,
-        "Seconds per iteration, mean over all but the first iteration, which warms up. The simulator predicts with the "
+        "Seconds per iteration: the mean without the first iteration, which warms up. The simulator predicts with the "
         "profile of this report. Speedups: of `fast` over `slow`, with the 95% confidence interval over iterations. "
         "MFU is a share of the fastest product measured.",
     ),
@@ -359,7 +359,7 @@ def claim(folder: Path) -> None:
 
 
 def look(folder: Path, device: str) -> Machine:
-    """Return what a process of its own finds on this machine; ``UserError`` if that process fails."""
+    """Return the machine as a separate process sees it; ``UserError`` if that process fails."""
     place = folder / "machine.json"
     log = folder / "machine.log"
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
@@ -383,7 +383,7 @@ def make_check(machine: Machine, num_devices: int | None, folder: Path) -> Check
 
 
 def origin_of(machine: Machine, num_devices: int) -> str:
-    """Hash of what a measurement depends on: devices, packages and variables, and the code that measures."""
+    """Return a hash of devices, packages, variables and measuring code, on which measurements depend."""
     # Load and kernel release are not part of it; a profile depends on the module below and on its imports.
     code = hash_of(sources_of(frozenset({"entrain_bench.train.profiling.recorder"})))
     fixed = {name: value for name, value in machine.host.items() if name not in ("load average", "system")}

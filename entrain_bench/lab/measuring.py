@@ -1,4 +1,4 @@
-"""One way to measure: commands in processes of their own, repeated calls, facts on this machine, and files.
+"""Tools of measurements: commands in subprocesses, repeated calls, facts on this machine, and files.
 
 ``python -m entrain_bench.lab.measuring FILE`` writes the facts and ends: asking torch for GPUs leaves a context on
 them, which takes memory. Nothing that is written names the host, its user or its folders.
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 # Time for a command that is told to end: it ends its ranks and tidies up.
 END_S = 15.0
-# Packages that decide what training does and how fast it is, in addition to those that decide simulated results.
+# Packages that decide results and speed of training, in addition to those that decide simulated results.
 PACKAGES = ("transformer-engine", "transformer-engine-torch", "flash-attn", "apex", "triton")
-# Variables that change what communication and kernels do; other variables may hold secrets.
+# Variables that change communication and kernels; other variables may hold secrets.
 VARIABLES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "NVTE_", "GLOO_", "OMP_")
 
 
 def run_python(arguments: Sequence[str], log: Path, timeout_s: float, environment: Mapping[str, str]) -> str:
-    """Run Python with arguments, output added to the log; whatever ends this process early ends the other one, too.
+    """Run Python with arguments, and append its output to the log; it ends with this process.
 
-    Returns what was wrong, in a few words; empty if it ended with exit code 0.
+    Return a short description of a failure; empty for exit code 0.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
@@ -83,7 +83,7 @@ def run_strategies(
 ) -> dict[str, Record]:
     """Run a job under strategies in a process of its own; return their records, kept in ``folder`` as in any sweep.
 
-    If the process leaves no record, a failed one says what became of the process. Its output is added to
+    If the process leaves no record, a failed record describes its end. Its output is added to
     ``<folder>.log``.
     """
     log = folder.with_name(f"{folder.name}.log")
@@ -93,8 +93,8 @@ def run_strategies(
         cells = compose_cells(given, multirun=True)
     except UserError as error:
         return dict.fromkeys(strategies, Record("", "failed", str(error), {}, {}, ""))
-    # The folder has records of other devices, code and options, too: what counts is of these cells. What an earlier
-    # process left unfinished would be taken for what this one leaves.
+    # The folder also has records of other devices, code and options: only these cells count. Unfinished records of an
+    # earlier process would be taken for this one's.
     for cell in cells:
         if not (known := results.read(cell.key)) or not known.finished:
             results.record_path(cell.key).unlink(missing_ok=True)
@@ -105,7 +105,7 @@ def run_strategies(
 
 
 def last_line(log: Path) -> str:
-    """The last line of what a command printed that is not empty."""
+    """Return the last non-empty line of a command's output."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
@@ -160,7 +160,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a file holds, or None if there is no file or no JSON in it."""
+    """Return a JSON file's value, or None if there is no file or no JSON in it."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):

@@ -45,7 +45,7 @@ SETTING = (
     f"cluster=hostx{NUM_RANKS}",
     "strategy=megatron",
     "workload=trace",
-    # LLM tokens of every picture: they differ in what they take to read and decode.
+    # LLM tokens of every picture: pictures differ only in the time to read and decode them.
     "workload.max_image_tokens=64",
     "layout.tp=1",
     "layout.dp=1",
@@ -79,7 +79,7 @@ def measure(traces: Mapping[str, Path], repetitions: int) -> Iterator[pd.DataFra
     """
     rows = []
     for repetition in range(repetitions):
-        # Another order every time: what else the machine does changes over minutes.
+        # A different order every time, because the machine's load changes over minutes.
         shift = repetition % len(PREPROCESSING)
         for size, trace in traces.items():
             for mode in (*PREPROCESSING[shift:], *PREPROCESSING[:shift]):
@@ -98,7 +98,7 @@ def measure(traces: Mapping[str, Path], repetitions: int) -> Iterator[pd.DataFra
 
 
 def children_cpu_s() -> float:
-    """CPU time of what this process's children have started and seen end: ranks and their workers."""
+    """Return the CPU seconds of ended descendants of this process: ranks and their workers."""
     ticks = 0
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -113,7 +113,7 @@ def children_cpu_s() -> float:
 QUALITY = 85
 CAPTION_CHARS = 120
 ROW_GROUP = 32
-# Pixels between the random colours of a picture: smooth areas with edges, as in photographs.
+# Pixels between the random colors of a picture: smooth areas with edges, as in photographs.
 GRAIN = 16
 
 
@@ -133,7 +133,7 @@ def write_pictures(path: Path, num: int, width: int, height: int, seed: int) -> 
 
 
 LABELS = {"inline": "The rank itself", "thread": "A thread of each rank", "processes": "A DataLoader worker"}
-# The setting that others are compared with, repetition by repetition: a machine's speed changes over minutes.
+# Baseline setting, compared per repetition because a machine's speed changes over minutes.
 COMPARED_WITH = "inline"
 PANELS = {
     "input_stall_s": "Wait for inputs (s per iteration)",
@@ -143,7 +143,7 @@ PANELS = {
 
 
 def interval(values: pd.Series, relative: bool) -> Interval:
-    """The mean of a column with its 95% interval; of what is relative, the geometric mean."""
+    """Return the mean of a column with its 95% CI; the geometric mean for ratios."""
     return ratio_interval(values.tolist(), [1.0] * len(values)) if relative else mean_interval(values.tolist())
 
 
@@ -176,8 +176,7 @@ def draw(runs: pd.DataFrame, cores: int) -> Picture:
     message = (
         f"Images of {largest}: {LABELS[best].lower()} takes {means[best]:.2f} times as long as the rank itself. "
         f"{NUM_RANKS} ranks and, in the last case, their DataLoader workers on {cores} cores ({load}); {BATCH} images "
-        f"per iteration. Middle, right: ratios to the rank itself; {table['repetition'].nunique()} repetitions, 95% "
-        "intervals."
+        f"per iteration. Middle, right: ratios to the rank itself; {table['repetition'].nunique()} repetitions, 95% CI."
     )
     return Picture(figure, table, message)
 
@@ -189,7 +188,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Make pictures, train on them, and draw what came out after each repetition; ``UserError`` for bad options."""
+    """Make pictures, train on them, and draw results after each repetition; ``UserError`` for bad options."""
     for name in ("repetitions", "pictures"):
         require(getattr(options, name) >= 1, f"--{name}", getattr(options, name), "at least 1")
     if sys.platform != "linux":

@@ -1,7 +1,7 @@
-"""Tries of a reviewer on a comparison, and their outcome: ``experiments/terms.yaml``.
+"""Changes of a comparison that a reviewer would try, and their outcome: ``experiments/terms.yaml``.
 
-Random values of options run on the layout that the tuner chose for the strategy's own values, so that they differ in
-assigner and scheduler alone; options of planners are what the tuner walks.
+Random values of options run on the layout that the tuner chose for the strategy's own values, so they differ only in
+assigner and scheduler. The tuner itself varies options of planners.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from entrain_bench.specs.parse import OneOf, Share, parse
 PARTS = ("assigner", "scheduler")
 FACTORS = (0.25, 0.5, 2.0, 4.0)
 FROM_ZERO = (0, 1, 2, 8)
-# A value that is drawn again so often, then left alone.
+# Number of draws of a value before it keeps its usual one.
 TRIES = 8
-# A change of the lead within this share is a tie: the model is not trusted with smaller ones (our choice).
+# A lead within this share is a tie, because the model's error may exceed it (our choice).
 TIE = 0.01
 # Changed jobs run only strategies within this factor of the fastest: slower ones would not lead.
 CONTENDERS = 1.3
@@ -75,7 +75,7 @@ class Try:
     before: str
     after: str
     verdict: Verdict
-    lead: float | None = None  # time of the fastest other over the first leader's, minus 1
+    lead: float | None = None  # time of the runner-up over the first leader's, minus 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +143,10 @@ def _drawn(hint: Any, usual: Any, random: Random) -> Any:
 
 
 def check_terms(terms: Terms, study: Study, processes: int, watch: Callable[[Done], None]) -> Outcome:
-    """Run what is missing of all tries and judge them; each random value has a seed of its strategy and number."""
+    """Run missing runs of all tries and judge them; strategy and number seed each random value."""
 
     def times(sweeps: Sequence[SweepOverrides]) -> list[dict[str, float]]:
-        """Seconds an iteration of each sweep's strategies that have a result, the fastest first."""
+        """Return seconds per iteration of each sweep's strategies with a result, fastest first."""
         for done in run_cells(study.cells_by_key(sweeps).values(), study.results, processes):
             watch(done)
         return [_ranked(study, sweep) for sweep in sweeps]
@@ -189,7 +189,7 @@ def judged(name: str, job: str, before: Mapping[str, float], after: Mapping[str,
 
 
 def _contenders(times: Mapping[str, float]) -> list[str]:
-    """Strategies that are nearly as fast as the fastest."""
+    """Return the strategies within ``CONTENDERS`` times the fastest time."""
     return [name for name, time in times.items() if time <= CONTENDERS * min(times.values())]
 
 
@@ -262,12 +262,12 @@ def terms_markdown(terms: Terms, outcome: Outcome) -> str:
         [one.name, one.job, one.before, one.after, "" if one.lead is None else f"{100 * one.lead:+.1f}%", one.verdict]
         for one in outcome.tries
     ]
-    heading = ["try", "job", "leader before", "leader after", "lead over the fastest other", "lead"]
+    heading = ["try", "job", "leader before", "leader after", "lead over the runner-up", "lead"]
     gains = sorted(outcome.gains, key=lambda one: (-one.gain, one.job, one.strategy, one.options))
     listed = [[one.job, one.strategy, f"`{' '.join(one.options)}`", f"{100 * one.gain:+.1f}%"] for one in gains]
     found = markdown_table(["job", "strategy", "options", "gain"], listed, right=["gain"]) if listed else "None.\n"
     return (
-        "# What a reviewer would try\n\nWritten by `entrain-bench check-terms`; jobs and tries are in "
+        "# Changes that a reviewer would try\n\nWritten by `entrain-bench check-terms`; jobs and tries are in "
         f"`experiments/terms.yaml`. One seed.\n\n{markdown_table(heading, rows, right=heading[4:5])}\n"
         f"## Random values of options\n\n{terms.draws} random values for each strategy and job, on the layout that the "
         f"tuner chose for its own values. {outcome.num_ran} different ones ran, {outcome.num_failed} of them without "

@@ -1,6 +1,6 @@
 """DFLOP's profiling engine and online microbatch scheduler (arXiv:2603.25120): throughputs by shape, balanced buckets.
 
-LPT with exchange, then the ILP by CP-SAT: minimise C_max, which bounds every bucket's encoder and LLM durations.
+LPT with exchange, then the ILP by CP-SAT: minimize C_max, which bounds every bucket's encoder and LLM durations.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ LLM_TOKENS = np.array([1024, 2048, 4096, 8192])
 SHORT_TOKENS = 128
 # FLOPs of a forward and a backward relative to the forward's.
 BOTH_PASSES = 3.0
-# An extrapolated throughput is at least this share of the least measured one, and at most the greatest: a line that
-# rises past it has Algorithm 1 choose microbatches of 60 samples, which never attain it.
+# Extrapolated throughputs are at least this share of the least measured one, and at most the greatest. With a higher
+# line Algorithm 1 chooses microbatches of 60 samples, which never attain it.
 LEAST = 0.5
 # Costs in the integer program, in parts of the largest sum at the start.
 RESOLUTION = 1_000_000
@@ -42,8 +42,8 @@ RESOLUTION = 1_000_000
 PROGRAM_SHARE = 0.02
 # Programs in a row that improve nothing before the search ends.
 PATIENCE = 16
-# The largest global batch that goes to the solver; larger ones keep what LPT with exchange finds (131,072 samples of
-# coco take 5.1 s with the solver and 0.46 s without; x86-64, 2026-11).
+# The largest global batch that goes to the solver; larger ones keep the result of LPT with exchange. 131,072 samples of
+# coco take 5.1 s with the solver and 0.46 s without (x86-64, 2026-11).
 SOLVER_SAMPLES = 8192
 
 
@@ -66,19 +66,19 @@ class ThroughputTable:
 
 @dataclass(frozen=True, slots=True)
 class EncoderCost:
-    """Belief about an encoder at one TP and CP; its throughput depends on the effective batch, in average items."""
+    """Cost estimate of an encoder at one TP and CP; its throughput depends on the effective batch, in average items."""
 
     table: ThroughputTable
     ranks: int
 
     def seconds(self, flops: FloatArray, batch: FloatArray | float, pp: IntArray | int) -> FloatArray:
-        """Both passes on one of ``pp`` stages for given forward FLOPs, in a batch of so many average items."""
+        """Return seconds of both passes on one of ``pp`` stages for forward FLOPs, in a batch of average items."""
         return np.asarray(BOTH_PASSES * flops / (self.table.at(batch) * self.ranks * pp))
 
 
 @dataclass(frozen=True, slots=True)
 class LlmCost:
-    """Belief about the LLM at one TP and CP: attention by sequence, everything else by the packed length."""
+    """Cost estimate of the LLM at one TP and CP: attention by sequence, everything else by the packed length."""
 
     module: ModuleSpec
     attention: ThroughputTable
@@ -110,8 +110,8 @@ def encoder_cost(profile: Profile, module: ModuleSpec, item_tokens: int, tp: int
 def llm_cost(profile: Profile, module: ModuleSpec, tp: int, cp: int = 1) -> LlmCost:
     """Measure the LLM on one sequence and on as many tokens cut into short ones.
 
-    The difference of both times is attention's but for ``SHORT_TOKENS`` / tokens of it, and no faster than the device's
-    peak; the rest, communication included, is linear.
+    The difference of both times is attention's, except a share ``SHORT_TOKENS`` / tokens of it, and at most at the
+    device's peak rate. The rest, communication included, is linear.
     """
     attention = np.zeros(len(LLM_TOKENS))
     linear = np.zeros(len(LLM_TOKENS))
@@ -257,9 +257,9 @@ class DflopAssigner:
 
     Attributes:
         solver_work_per_sample: CP-SAT's deterministic time for each sample of the global batch; 0: no solver.
-        correction: the adaptive correction and what it has learnt; None: off.
+        correction: the adaptive correction and its learned state; None: off.
         balanced: whether buckets are balanced; otherwise they are of as many samples each, in order of arrival.
-        shuffle: buckets run in an order drawn by this seed; None: as they were filled. The paper states none.
+        shuffle: buckets run in an order drawn by this seed; None: in order of filling. The paper states none.
         split: how the items of L_dp buckets go to the encoder's replicas. ``stay``: with their bucket if E_dp = L_dp,
             else by LPT. ``even``: in order, as many to each, as in the public code.
     """
@@ -343,7 +343,7 @@ def split_evenly(group: IntArray, replica: IntArray, parts: int) -> IntArray:
 def unit_s(
     module: ModuleSpec, shapes: SampleShapes, placed: ModuleLayout, num_microbatches: int, profile: Profile
 ) -> FloatArray:
-    """Believed seconds of both passes of each unit on one stage ``[units]``, inside an average microbatch."""
+    """Return estimated seconds of both passes of each unit on one stage, in an average microbatch ``[units]``."""
     lengths = module.lengths(shapes, module.units(shapes))
     if not len(lengths):
         return np.zeros(0)

@@ -42,7 +42,7 @@ from .assigner import DataShapes, data_shapes, encoder_cost, llm_cost
 
 # A plan may be this much slower than the accepted one if it has fewer microbatches.
 SLACK = 1.1
-# Factor of a rank's believed need, which is compared with all of a device's memory.
+# Factor of a rank's estimated need, which is compared with all of a device's memory.
 BUFFER = 1.25
 # Estimates evaluated at once, to bound memory.
 BLOCK = 1 << 21

@@ -125,7 +125,7 @@ def _take_closest(rest, first_s, count, interval_s):  # type: ignore[no-untyped-
 
 @njit()
 def _closest_sum(rising, number, target):  # type: ignore[no-untyped-def]
-    """Which ``number`` of the rising values sum close to the target: the best run of neighbours, then the best swap."""
+    """Return ``number`` rising values that sum close to the target: the best consecutive ones, then the best swap."""
     picked = np.zeros(len(rising), np.bool_)
     total = rising[:number].sum()
     best_total = total
@@ -259,10 +259,10 @@ def stage_shares(layout: Layout, profile: Profile) -> list[FloatArray]:
 def unit_replicas(
     replica: IntArray, microbatch: IntArray, position: IntArray, layout: Layout, group: slice, llm: int
 ) -> IntArray | None:
-    """Replica of each sample in a group beside the LLM: brokers join and split the batch in order (reconstructed).
+    """Return the replica of each sample outside the LLM's group: brokers join and split the batch in order.
 
     Of g brokers, the greatest common divisor of both DP, each joins the k-th microbatches of its LLM replicas and
-    splits them evenly. None if the group is empty, or has the LLM's DP.
+    splits them evenly (reconstructed). None if the group is empty, or has the LLM's DP.
     """
     llm_dp = layout.modules[llm].dp
     dps = {module.dp for module in layout.modules[group]}

@@ -1,10 +1,10 @@
 """DistTrain's orchestration problem (arXiv:2408.04275, section 4): GPUs of each group of modules, a convex program.
 
-With TP of every group and DP of the backbone fixed, C_u the seconds per sample and w_u = DP_lm TP_u M C_u the
-GPU-seconds of a pipeline step, T = M C_lm + sum over u != lm of w_u / x_u + (BS / (DP_lm M) - 1) max over u of w_u /
-x_u (reconstructed). With the slowest step fixed, every group gets what keeps it within that step, and the rest of the
-GPUs goes where it shortens the warm-up most: x_u = y sqrt(w_u), one y for all, as far as bounds allow. The slowest step
-is bisected to the last bits, by the sign of the derivative.
+TP of every group and DP of the backbone are fixed. C_u are seconds per sample, and w_u = DP_lm TP_u M C_u are
+GPU-seconds of a pipeline step. The time is T = M C_lm + sum over u != lm of w_u / x_u + (BS / (DP_lm M) - 1) max over u
+of w_u / x_u (reconstructed). For a fixed slowest step, every group gets enough GPUs for that step. The other GPUs go
+where they shorten the warm-up most: x_u = y sqrt(w_u), one y for all, as far as bounds allow. The slowest step is
+bisected to the last bits, by the sign of the derivative.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class GroupLoads:
 
 
 def iteration_s(loads: GroupLoads, gpus: FloatArray, num_steps: int) -> FloatArray:
-    """T without its constant M C_lm, for GPUs ``[problems, groups]``; ``[problems]``, not a number where they are."""
+    """Return T without its constant M C_lm for GPUs ``[problems, groups]``; NaN for NaN ``[problems]``."""
     step = loads.gpu_s / gpus
     return np.asarray(step[:, loads.fills].sum(axis=1) + (num_steps - 1) * step.max(axis=1))
 
 
 def solve(loads: GroupLoads, num_gpus: int, num_steps: int) -> FloatArray:
-    """GPUs of each group, real numbers, that minimise ``iteration_s`` ``[problems, groups]``; NaN if too few."""
+    """Return GPUs of each group, real numbers, that minimize ``iteration_s`` ``[problems, groups]``; NaN if too few."""
     most = np.minimum(loads.most, float(num_gpus))
     feasible = np.all(loads.fewest <= most, axis=1) & (loads.fewest.sum(axis=1) <= num_gpus)
     gpus = np.full(loads.gpu_s.shape, np.nan)
@@ -68,7 +68,7 @@ def _bisect_steps(work, fewest, most, warms, num_gpus, num_more_steps):  # type:
 def _bisect_step(work, warms, limits, num_more_steps):  # type: ignore[no-untyped-def]
     fewest, most, num_gpus = limits
     weight = warms * np.sqrt(work)
-    # The slowest step lies between what it is with all the GPUs a group may have and with the fewest.
+    # The slowest step lies between its values with the most and with the fewest GPUs of a group.
     low = (work / most).max()
     high = (work / fewest).max()
     for _ in range(HALVINGS):
@@ -76,7 +76,7 @@ def _bisect_step(work, warms, limits, num_more_steps):  # type: ignore[no-untype
         step = low + (high - low) / 2
         least = np.maximum(fewest, work / step) if step > 0.0 else fewest
         root, gpus = _share_out(weight, least, most, num_gpus)
-        # What a longer step saves of the warm-up, per second of it; without limit where there are too few GPUs.
+        # Seconds of warm-up saved per second of a longer step; infinite with too few GPUs.
         saved = np.inf if root == 0.0 else 0.0
         for group in range(len(work)):
             if root > 0.0 and least[group] > fewest[group]:
@@ -150,7 +150,7 @@ def best_integers(
     tables = [np.ascontiguousarray(options) for options in groups] + [np.zeros((5, 1))] * (MOST_GROUPS - len(groups))
     limits = float(num_ranks), num_steps - 1.0, float(num_stages or 0), keep
     seconds, flat = _shortest(tables[0], tables[1], tables[2], *limits)
-    # Which of several alike comes first must not depend on the CPU.
+    # The order of equal options must not depend on the CPU.
     seconds = decisive(seconds)
     result = []
     for index in np.argsort(seconds, kind="stable")[:keep]:

@@ -63,7 +63,7 @@ def by_group(problems: Sequence[SubProblem], value: Callable[[int, int, bool], f
 
 @dataclass(frozen=True)
 class Orchestration:
-    """The planner's problem: groups of modules, their costs, and what may be chosen; the backbone holds the LLM."""
+    """The planner's problem: groups of modules, their costs, and the candidate degrees; the backbone holds the LLM."""
 
     profile: Profile  # for the job, whose requested degrees hold for the backbone
     samples: SampleShapes  # behind the cost functions
@@ -135,7 +135,7 @@ class Orchestration:
         return [dp for dp in range(1, most + 1) if job.global_batch % (dp * job.microbatch_size) == 0]
 
     def dps(self, group: int, backbone_dp: int) -> list[int]:
-        """DP a group may have beside the backbone's: a divisor, or a multiple that splits a microbatch evenly."""
+        """Return DP candidates of other groups: divisors of the backbone's, or multiples that split microbatches."""
         job = self.profile.job
         if group == self.backbone or self._requested(group).dp:
             return [backbone_dp]
@@ -305,7 +305,7 @@ class DistTrainPlanner(TrialOptions):
 
 
 def candidates(space: Orchestration, keep: int = ROUNDED) -> Iterator[Candidate]:
-    """Layouts by rising estimate; a backbone (DP and TP) waits with what its next layout cannot fall below."""
+    """Yield layouts by rising estimate; each backbone (DP and TP) waits with a lower bound of its next layout."""
     searches = [points(space, problems, keep) for problems in space.problems()]
     queue: list[tuple[float, int, Solution | Layout | None]] = [(-np.inf, n, None) for n in range(len(searches))]
     while queue:

@@ -113,7 +113,7 @@ def test_an_interrupted_sweep_ends_at_once_and_keeps_what_was_finished(tmp_path:
     _, errors = sweep.communicate(timeout=60)
     assert time.monotonic() - started < INTERRUPT_S
     assert sweep.returncode == 130
-    assert errors.splitlines()[-1] == "interrupted; what was finished is kept"
+    assert errors.splitlines()[-1] == "interrupted; finished parts are kept"
     assert eventually(lambda: not any(map(runs, processes)))
     assert len(pd.read_csv(tmp_path / "table.csv")) == len([*(tmp_path / "runs").rglob("*.json")])
 

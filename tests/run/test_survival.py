@@ -105,7 +105,7 @@ def stop_after_first(
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
-        (KeyboardInterrupt(), 130, "interrupted; what was finished is kept"),
+        (KeyboardInterrupt(), 130, "interrupted; finished parts are kept"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left on device"),
         (UnwritableError("results_dir=x: cannot be written to"), 2, "results_dir=x: cannot be written to"),
     ],
@@ -142,7 +142,7 @@ def test_figures_that_are_stopped_leave_their_runs_in_the_table(
         "entrain_bench.commands.outputs.log_to_mlflow", lambda _, found, *__: logged.append(len(found)) or True
     )
     assert run_command(["figures", "where_time_goes", f"results_dir={tmp_path}"]) == 130
-    assert capsys.readouterr().err.splitlines()[-1] == "interrupted; what was finished is kept"
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted; finished parts are kept"
     assert statuses(tmp_path) == ["ok"]
     # Nobody waits for MLflow then: the next time makes up for it.
     assert logged == []

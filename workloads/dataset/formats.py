@@ -1,4 +1,4 @@
-"""Readers of data: Parquet, JSON arrays and lines, tar files, and what the Hugging Face hub's library streams."""
+"""Readers of data: Parquet, JSON arrays and lines, tar files, and streams of the Hugging Face hub's library."""
 
 import hashlib
 import json
@@ -254,7 +254,7 @@ class TarSource(FileSource):
         return ("text",)
 
     def head(self) -> dict[str, dict[str, str]]:
-        """Return nothing: suffixes tell what members hold."""
+        """Return nothing, because suffixes state the kind of members."""
         return {}
 
     @staticmethod
@@ -274,7 +274,7 @@ class TarSource(FileSource):
         return self.files()
 
     def rows(self, shard: Shard, limits: Limits) -> Iterator[Row | BadSampleError]:
-        """Read samples as rows: texts, and media by what they hold; media of plain files are places in them."""
+        """Read samples as rows: texts, and media by kind; media of plain files are places in them."""
         for _, members in _grouped(shard, shard.part[0] if shard.part else 0):
             error: BadSampleError | None = None
             row: dict[str, list[Any]] = {"text": [], "images": [], "audio": [], "video": []}

@@ -161,8 +161,8 @@ def samples_of(
 ) -> TraceSamples:
     """Return the samples that a trace lists.
 
-    ``UserError`` if the trace was not made by a scan of this version, or without a tokenizer; if the data is missing or
-    changed; if the tokenizer has another vocabulary; and for token rules of a published processor.
+    ``UserError`` if the trace was not made by a scan of this version, or without a tokenizer. Also if the data is
+    missing or changed, if the tokenizer has another vocabulary, and for token rules of a published processor.
     """
     for key in ("images", "frames", "audio"):
         if getattr(rules, key) is not None:

@@ -103,7 +103,7 @@ class ScanReport:
 
     @classmethod
     def read(cls, path: Path) -> "ScanReport":
-        """Read what the part of a shard, or a trace, states."""
+        """Read the report in a shard's part, or in a trace."""
         return cls(**json.loads(pq.read_metadata(path).metadata[METADATA_KEY])["tally"])
 
 
@@ -220,7 +220,7 @@ def _named(task: ShardTask, result: ScanReport | str | Died) -> ScanReport | str
 
 
 def scan_shard(task: ShardTask) -> ScanReport | str:
-    """Read a shard and write its part, with what was left out; returns its counts, or why there is no part."""
+    """Read a shard and write its part, with left-out samples; return its counts, or the reason why there is no part."""
     rows = list[dict[str, Any]]()
     counts = Counter[str]()
     listed = list[tuple[str, str]]()

@@ -34,7 +34,7 @@ TEXTS = (
     ("sentence",),
     ("question", "query", "prompt", "instruction", "input", "answer", "response", "completion", "output"),
 )
-# The endings of their values tell what these fields hold.
+# The endings of their values state the kind of these fields.
 PATHS = ("path", "file_name", "filename", "file_path", "filepath", "file")
 MEDIA: Mapping[str, Sequence[str]] = {
     "images": ("image", "images", "image_path", "image_paths", "image_file", "img", "img_path", *PATHS),
@@ -76,7 +76,7 @@ class Reason(StrEnum):
 
 
 class BadSampleError(ValueError):
-    """A sample that cannot be in a trace: the reason, and what is wrong with this sample."""
+    """A sample that cannot be in a trace: the general reason, and this sample's problem."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
@@ -206,13 +206,13 @@ class Source(ABC):
         return ""
 
     def head(self) -> dict[str, dict[str, str]]:
-        """Return the fields of first rows: what their values hold (``kind_of``, ``VALUE``), with an example's name."""
+        """Return the fields of first rows: the kind of values (``kind_of``, ``VALUE``), with an example's name."""
         whole = replace(self, text=AUTO)
         fields = dict[str, dict[str, str]]()
         for shard in self.shards()[:_HEAD_SHARDS]:
             if fields and not self.SPARSE:
                 break
-            # The scan reports what cannot be read.
+            # The scan reports unreadable files.
             with suppress(Exception), BUDGET.held():
                 for row in islice(whole.rows(shard, Limits()), _HEAD_ROWS):
                     for field, value in row.items() if isinstance(row, Mapping) else ():
@@ -302,7 +302,7 @@ def _check_read(kind: str, chosen: str | None, fields: Mapping[str, Mapping[str,
 
 
 def kind_of(name: str) -> str | None:
-    """Return what a file holds by the ending of its name: images, audio, video, or None."""
+    """Return the kind of a file by the ending of its name: images, audio, video, or None."""
     ending = name.rpartition(".")[2].lower()
     return next((kind for kind, known in ENDINGS.items() if ending in known), None)
 

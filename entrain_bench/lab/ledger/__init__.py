@@ -1,1 +1,1 @@
-"""The ledger: training runs that others measured and published, and what the cost model predicts for each."""
+"""The ledger: published training runs, and the cost model's prediction of each."""

@@ -1,4 +1,4 @@
-"""Draws of the hardware constants: factors of ``Speed`` around the configured constants that the rows permit."""
+"""Draws of the hardware constants: factors of ``Speed`` that agree with the published runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from entrain_bench.specs.cluster import Speed
 
 # Draws that are tried for each that is accepted.
 TRIES = 200
-# A source's level may leave the fit's by so many standard deviations of its error.
+# Maximum distance of a source's level from the fit's, in standard deviations of its error.
 FARTHEST = 2.0
 # Devices without measurements, and the one whose draws they have.
 CARRIED = {"H200-SXM": "H100-SXM", "H800-SXM": "H100-SXM", "H20-SXM": "H100-SXM"}
@@ -104,7 +104,7 @@ def _forward_point(forward: Forward) -> Point:
 def _around(points: Sequence[Point], constants: Sequence[Constant], error: float) -> Fit:
     """Ranges of the unknown around the configured constants.
 
-    Where these contradict what a source has measured on a device, that source does not narrow the device's constants.
+    Where these contradict a source's measurements on a device, that source does not narrow the device's constants.
     """
     problem = linearize(points, constants)
     slopes = problem.slopes.copy()
@@ -119,9 +119,9 @@ def _around(points: Sequence[Point], constants: Sequence[Constant], error: float
 def draw(fit: Fit, device: str, ranges: Sequence[Point] = (), count: int = NUM_DRAWS) -> FloatArray:
     """Correlated factors on the constants of a device that keep ``ranges`` ``[count, constants]``.
 
-    A draw is rejected, too, if it moves the median residual of one of the device's sources beyond ``FARTHEST``
-    standard deviations of an error and further away than the fit leaves it, to first order. ``UserError`` if fewer than
-    one in ``TRIES`` draws is accepted.
+    A draw is also rejected if it moves the median residual of one of the device's sources too far: beyond ``FARTHEST``
+    standard deviations of an error and further than the fit, to first order. ``UserError`` if fewer than one in
+    ``TRIES`` draws is accepted.
     """
     problem = fit.problem
     index = problem.devices.index(device)

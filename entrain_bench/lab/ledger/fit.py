@@ -4,10 +4,10 @@ The model of a row i of source s is ``log predicted_i(x) - log published_i = off
 logs of factors on constants, one set for each device, with a normal prior around 0 (the usual value). All rows of a
 source share its offset, so a source of 400 rows fixes the level of predictions hardly better than one of 10. Offset and
 error have the same standard deviation: half of a row's variance is its source's. A source counts at most ``MAX_ROWS``
-rows. The size of the errors is that of sources left out. A source of single kernels has a known error, and no offset.
+rows. The size of the errors is estimated leave-one-source-out. A source of single kernels has a known error, and no
+offset.
 
-If a prediction is an interval, its error counts from the end that leaves the published time, and is 0 inside: the row
-permits all constants up to those that bring one of its ends there.
+If a prediction is an interval, its error is the distance of the published time from the interval, 0 inside.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ MAX_ROWS = 20
 DIFFERENCE = 0.02
 MAX_STEP = 0.5
 STEPS = 3
-# Steps in which the rows outside their intervals are found, and the log of the distance from the nearest end beyond
-# which a row inside its interval is not differentiated: no step of a constant moves its ends as far.
+# Steps in which rows outside their intervals are found. Then the log of a distance to the nearest end: a row further
+# inside is not differentiated, because no step moves its ends that far.
 ACTIVE_STEPS = 10
 FAR_INSIDE = 0.1
-# Times that all points are predicted again around what was found.
+# Number of times that all points are predicted again around the solution.
 ITERATIONS = 2
-# Residuals beyond so many standard deviations count linearly (Huber).
+# Residuals beyond this number of standard deviations count linearly (Huber).
 HUBER = 2.0
 # Standard deviation of a row that a fit starts from, and the least, in logs: no source is exact.
 FIRST_ERROR = 0.1
@@ -57,10 +57,10 @@ class Constant:
     Attributes:
         place: ``device``, or all tiers inside (``node``) or between nodes (``network``).
         field: of ``DeviceSpec`` or ``LinkTier``.
-        usual: median of what is expected before anything is fitted, in the field's unit.
-        spread: standard deviation of the log of the factor before anything is fitted.
+        usual: median of the prior, in the field's unit.
+        spread: standard deviation of the log of the factor in the prior.
         shared: correlation of these logs between devices, in [0, 1): 0 for a property of a chip.
-        why: what the expectation rests on.
+        why: the reason for the prior.
     """
 
     place: str
@@ -71,7 +71,7 @@ class Constant:
     why: str
 
     def value(self, factor: float) -> float:
-        """The constant at a factor on what is usual; a fraction of something is at most 1."""
+        """Return the constant at a factor on its usual value; a fraction is at most 1."""
         value = self.usual * factor
         return min(value, 1.0) if self.field.endswith(("efficiency", "fraction", "cost")) else value
 
@@ -82,8 +82,8 @@ class Point:
 
     Attributes:
         predict: least and greatest predicted seconds under factors ``[constants]``.
-        error: standard deviation of the log, of all points of the source, which have no offset then; NaN: that of
-            sources left out.
+        error: standard deviation of the log, of all points of the source, which have no offset then; NaN: the
+            leave-one-source-out error.
     """
 
     source: str
@@ -98,7 +98,7 @@ class Problem:
     """Points, constants, and the prior of all unknowns.
 
     Attributes:
-        errors: known standard deviations of sources; NaN for those of sources left out ``[sources]``.
+        errors: known standard deviations of sources; NaN: the leave-one-source-out error ``[sources]``.
         at: logs of factors around which ``slopes`` hold ``[devices, constants]``.
         distances: there, logs of the least and the greatest predicted over the published seconds ``[points, 2]``; the
             first is positive or the second negative outside.
@@ -199,7 +199,7 @@ def solve(problem: Problem, error: float | None = None, left_out: str | None = N
 
 
 def left_out_fits(problem: Problem, error: float) -> dict[str, Fit]:
-    """The fit without each source whose error is not known, by its name."""
+    """Return leave-one-source-out fits by source, except sources with a known error."""
     unknown = [name for name, known in zip(problem.sources, problem.errors, strict=True) if np.isnan(known)]
     return {name: solve(problem, error, name) for name in unknown}
 
@@ -209,7 +209,7 @@ def fit_points(
 ) -> Fit:
     """Fit by Gauss and Newton: predict all points ``1 + constants`` times in each of the iterations.
 
-    ``error`` as of ``solve``; one source alone does not tell it.
+    ``error`` as of ``solve``; a single source cannot determine it.
     """
     fit = solve(linearize(points, constants), error)
     for _ in range(iterations - 1):
@@ -218,7 +218,7 @@ def fit_points(
 
 
 def _step(problem: Problem, use: BoolArray, error: float) -> Fit:
-    """The best unknowns of the linear problem for a given error; Huber weights from the step before."""
+    """Return the best unknowns of the linear problem for a given error; Huber weights are of the last step."""
     prior = problem.prior
     errors = np.where(np.isnan(problem.errors), error, problem.errors)
     kept = np.ones(len(problem.source_of))
@@ -252,7 +252,7 @@ def _step(problem: Problem, use: BoolArray, error: float) -> Fit:
 
 
 def _error(problem: Problem, fit: Fit) -> float:
-    """Standard deviation of rows of sources left out one at a time, every source alike."""
+    """Return the leave-one-source-out standard deviation of a row, with equal weight for every source."""
     sizes = []
     for index in np.flatnonzero(np.isnan(problem.errors)).tolist():
         rows = problem.source_of == index
@@ -277,7 +277,7 @@ FITTED: tuple[Constant, ...] = (
     Constant(NODE, "collective_start_s", 20e-6, 0.6, 0.8, "nccl-tests: 10 to 40 us for small messages"),
     Constant(NETWORK, "collective_efficiency", 0.7, 0.8, 0.5, "nccl-tests: 0.6 to 0.95, by fabric"),
 )
-# Constants that kernels alone decide: what is known of them before is nearly nothing.
+# Constants that only kernels decide, with nearly flat priors.
 OF_KERNELS = {
     PRODUCT: (Constant(DEVICE, "gemm_half_flops", 2.5e9, 1.0, 0.0, "small products are slow"),),
     ATTENTION: (
@@ -288,7 +288,7 @@ OF_KERNELS = {
 
 
 def with_constants(constants: Sequence[Constant], factors: FloatArray) -> Change:
-    """A change of clusters: constants at factors on what is usual."""
+    """Return a change of clusters: constants at factors on their usual values."""
     values: dict[str, dict[str, Any]] = {place: {} for place in PLACES}
     for constant, factor in zip(constants, factors.tolist(), strict=True):
         values[constant.place][constant.field] = constant.value(factor)
@@ -302,7 +302,7 @@ def with_constants(constants: Sequence[Constant], factors: FloatArray) -> Change
 
 
 def make_points(entries: Iterable[Entry], changes: Changes, memory: bool = False) -> list[Point]:
-    """The measured iterations, or peaks of memory, as points of a fit; what a row leaves open makes a range."""
+    """The measured iterations, or peaks of memory, as points of a fit; open values of a row give a range."""
 
     @cache
     def predict_at(factors: bytes) -> Callable[[Case], Prediction]:
@@ -345,7 +345,7 @@ def complete_ledger(entries: Iterable[Entry], composer: Composer) -> Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A fit of whole runs: of all sources, and without each of them by its name."""
+    """A fit of whole runs: of all sources, and leave-one-source-out by name."""
 
     fit: Fit
     without: Mapping[str, Fit]
@@ -364,7 +364,7 @@ class Calibration:
 
 
 def fit_ledger(ledger: Ledger, constants: Sequence[Constant] = FITTED) -> Calibration:
-    """Fit the constants to all timed rows and single products, and again without each source of the former."""
+    """Fit the constants to all timed rows and single products; fit again leave-one-source-out over the rows."""
     changes = partial(with_constants, constants)
     points = make_points(ledger.entries, changes)
     points += [kernel_point(row, changes) for row in ledger.kernels if row.kind == PRODUCT]

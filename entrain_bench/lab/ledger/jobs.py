@@ -1,6 +1,6 @@
 """Rows of the ledger, published runs (``experiments/ledger``), and the jobs that they may have been.
 
-``experiments/ledger.yaml`` holds what all rows of a source share, and what widths do not say of a model.
+``experiments/ledger.yaml`` holds values that all rows of a source share, and values of models beyond widths.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ FLOAT8 = ("fp8", "mxfp8", "nvfp4", "float8", "int4", "int8")
 GROUP = re.compile(r"over (\d+)")
 # Number of layers in `recompute`, of all or of each stage.
 SOME_LAYERS = re.compile(r"full on (\d+)( \* pp)? layers")
-# Kernels of what is neither a product nor attention.
+# Kernels of operators other than products and attention.
 FUSED, EAGER = ("fused", "eager")
-# Generations of attention kernels by what `attention_kernel` says, the first that is in it: any of a family where that
-# alone is named, the device's own where nothing is said.
+# Generations of attention kernels by the first of these texts in `attention_kernel`. A family's name alone means any of
+# its generations, an empty text the device's own.
 ATTENTION: Mapping[str, tuple[str | None, ...]] = {
     "flashattention 3": (FLASH3,),
     "flashattention 2": (FLASH2,),
@@ -129,8 +129,8 @@ class Source:
         devices: machines that a type of GPU may be, by a pattern of the text in ``gpu_type``: each a choice of
             ``cluster``, and other bytes per second of its tiers (``bandwidth``).
         framework, pipelined: fields of ``FrameworkOptions``, and those of runs with a pipeline alone.
-        given, open: values for empty columns, and what an empty column may be.
-        releases: what rows of a release have instead, by how its name begins.
+        given, open: values for empty columns, and candidates for empty columns.
+        releases: replaced values of a release's rows, by the start of its name.
     """
 
     name: str
@@ -180,9 +180,9 @@ class LedgerOptions(FrameworkOptions):
 class LedgerJob(NamedTuple):
     """A training run of a language model, as plain values: equal jobs have equal programs.
 
-    ``module`` has fields of ``ModuleConfig``, ``bandwidth`` other bytes per second of the cluster's tiers. ``pp`` is of
-    ranks of a pipeline, each with ``vpp`` virtual stages; a stage recomputes ``recompute`` blocks at most. ``sharded``
-    weights are over replicas (ZeRO-3, FSDP).
+    ``module`` has fields of ``ModuleConfig``, ``bandwidth`` bytes per second of the cluster's tiers. A pipeline has
+    ``pp`` ranks with ``vpp`` virtual stages each; a stage recomputes ``recompute`` blocks at most. ``sharded`` weights
+    are over replicas (ZeRO-3, FSDP).
     """
 
     module: tuple[tuple[str, Any], ...]
@@ -208,9 +208,9 @@ class LedgerJob(NamedTuple):
 
 
 def jobs_for(row: LedgerRow, book: Book) -> list[LedgerJob]:
-    """The jobs that a row may have been: one, or as many as what it leaves open allows.
+    """Return the jobs that a row may describe: one, or several if values are open.
 
-    ``UserError`` says why there is none. Nothing is guessed where a needed size is missing, or is not priced.
+    ``UserError`` says why there is none. No missing size is guessed.
     """
     source = book.sources.get(row.source, book.sources[USERS])
     changes = (changes for start, changes in source.releases.items() if row.release.startswith(start))
@@ -260,7 +260,7 @@ def _refuse(*reasons: tuple[bool, str]) -> None:
 
 
 def _completed(row: LedgerRow, source: Source) -> tuple[LedgerRow, dict[str, Any]]:
-    """The row with what is said of all its source's, and what its other empty columns may be."""
+    """Return the row with its source's values, and candidates for its other empty columns."""
     empty = {name for name in (*source.given, *source.open) if getattr(row, name) in (None, "")}
     given = {name: value for name, value in source.given.items() if name in empty}
     opened = {name: values for name, values in source.open.items() if name in empty - {*given}}

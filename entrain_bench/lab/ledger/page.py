@@ -54,7 +54,7 @@ type Table = tuple[str, pd.DataFrame]
 
 
 def make_tables(frame: pd.DataFrame, names: Mapping[str, str]) -> Iterator[Table]:
-    """Tables of rows' lines: sources, what runs have in common, orders of layouts, and what is left out.
+    """Return tables of rows' lines: by source, by common settings of runs, orders of layouts, and omitted rows.
 
     ``names`` are of sources.
     """
@@ -102,7 +102,7 @@ def _errors(group: pd.DataFrame) -> dict[str, str]:
 
 
 def _fits(group: pd.DataFrame) -> str:
-    """How many fits are predicted right, of those that are decided; how many depend on what rows leave open."""
+    """Return how many decided fits are predicted correctly, and how many depend on open values of rows."""
     predicted = group[group["outcome"].isin([OK, OOM]) & (group["predicted_outcome"] != "")]
     is_open = predicted["predicted_outcome"] == OPEN
     decided = predicted[~is_open]
@@ -122,7 +122,7 @@ def _orders(frame: pd.DataFrame) -> Iterator[dict[str, str]]:
         if len(runs) < FEWEST_LAYOUTS:
             continue
         published = runs["published_s"].astype(float)
-        # Equal predictions stay equal, whatever their ratios to different published times are in the last digit.
+        # Equal predictions stay equal, also if ratios to published times round differently.
         predicted = decisive(published.to_numpy(np.float64) * runs["middle_ratio"].to_numpy(np.float64))
         row = runs.iloc[0]
         parts = [row["model"], f"{row['seq_len']:.0f} tokens", f"{row['gpus']:.0f} GPUs", row["attention_kernel"]]
@@ -138,7 +138,7 @@ def _orders(frame: pd.DataFrame) -> Iterator[dict[str, str]]:
 
 
 def constants_table(study: Calibration) -> Table:
-    """Constants by device: what is expected before a fit, why, and what is fitted (deviations of the log)."""
+    """Return constants by device: prior, its reason, and fitted value (standard deviations of the log)."""
     problem = study.fit.problem
     spread = np.sqrt(np.diag(study.fit.covariance)).reshape(study.fit.at.shape)
     rows = []
@@ -208,7 +208,7 @@ def calibration_output() -> Output:
 
 
 def write_calibration(study: Study) -> str:
-    """Write ``calibration.md`` and its model error; returns what is wrong in the error that figures state."""
+    """Write ``calibration.md`` and its model error; return a difference from the error that figures state."""
     composer = Composer()
     book = load_book()
     make = case_maker(composer)

@@ -1,7 +1,7 @@
 """Predictions of the ledger's rows by the cost model: seconds of an iteration, memory of the fullest GPU, and its fit.
 
-All microbatches of a replica are alike, and so are all replicas. So one replica is simulated, with so few microbatches
-that what each further round of a pipeline takes follows from the difference.
+All microbatches of a replica are equal, and so are all replicas. So one replica is simulated with few microbatches; the
+time of each further pipeline round follows from a difference.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from entrain_bench.specs.tokens import TokenRules
 
 # Rounds of a pipeline after which all further ones take the same time, and microbatches that are few in any case.
 ROUNDS = 4
-# Bytes that blocks of PyTorch's operators move besides, forward and backward, and keep: of a hidden state with two
-# RMSNorms in fp32 (LLaMA's code); of one with biases, copies of heads and dropout (BERT), of whose scores scale, mask
-# and dropout, too.
+# Additional bytes that blocks of PyTorch's operators move in forward and backward, and keep. LLaMA: of a hidden state
+# with two RMSNorms in fp32. BERT: of a hidden state with biases, copies of heads and dropout, and of scores with scale,
+# mask and dropout.
 EAGER_RMSNORM = 64, 152, 8
 EAGER_LAYERNORM = 42, 44, 0
 EAGER_SCORE = 13, 9, 2
 EAGER_KERNELS = 10
 # How text becomes tokens; rows state tokens.
 TEXT = TokenRules(1, 1, 1, 1, 1.0, 1.0, 1, 1.0, 1.0)
-# Whether a run fits, if that depends on what its row leaves open.
+# Whether a run fits, if that depends on open values of its row.
 OPEN = "open"
 # Columns of the prediction of a row; None if there is none.
 PREDICTED = (
@@ -69,10 +69,10 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """A job's programs and what they run on.
+    """A job's programs with their cluster and cost model.
 
-    The first program has the least microbatches that tell, the second one round more. ``rounds`` are left out of the
-    first. A program may use ``memory_fraction`` of a device's memory.
+    The first program has the fewest microbatches that suffice, the second one pipeline round more. ``rounds`` is the
+    number that the first omits. A program may use ``memory_fraction`` of a device's memory.
     """
 
     model: ModelSpec
@@ -83,7 +83,7 @@ class Case:
     memory_fraction: float
 
     def predict(self, change: Change | None = None) -> Prediction:
-        """The prediction, on the cluster as it is or changed."""
+        """Return the prediction, on the unmodified or a changed cluster."""
         cluster = change(self.cluster) if change else self.cluster
         truth = CostTruth(self.model, cluster, self.job.framework)
         seconds = [float(place_program(program, truth.charge(program))[1].max()) for program in self.programs]
@@ -93,7 +93,7 @@ class Case:
 
 
 def case_maker(composer: Composer) -> Callable[[LedgerJob], Case]:
-    """A function that makes the case of a job, once of equal ones; it raises ``UserError`` for what is refused."""
+    """Return a function that makes the case of a job, cached; it raises ``UserError`` for a refused job."""
     compose = cache(lambda name: composer.run((f"cluster={name}",)))
 
     @cache
@@ -136,7 +136,7 @@ def eager_block(block: Layer, job: LedgerJob) -> Layer:
 
 
 def make_cluster(cluster: ClusterSpec, gpus: int, bandwidth: dict[str, float]) -> ClusterSpec:
-    """The cluster with so many GPUs, and with the bytes per second of the tiers in ``bandwidth``.
+    """Return the cluster with ``num_gpus`` GPUs and the ``bandwidth`` of tiers, in bytes per second.
 
     Fewer GPUs than a node has are one node, and tiers that join no more than the tier before are left out.
     """
@@ -178,7 +178,7 @@ def layers_of_stages(blocks: int, stages: int) -> tuple[int, ...]:
 
 
 def _program(model: ModelSpec, job: LedgerJob, count: int) -> Program:
-    """The program of one replica; the others, which do the same, have no actions but steps."""
+    """Return the program of one replica; the others only have steps."""
     layout = make_layout(job)
     shapes = shapes_from_lists((), [(job.sequence_tokens, [])] * (count * job.microbatch_size))
     microbatch = np.arange(len(shapes)) // job.microbatch_size

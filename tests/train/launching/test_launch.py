@@ -166,8 +166,8 @@ SLEEPING = (
         (signal.SIGKILL, False, 0, -signal.SIGKILL, ""),
         (signal.SIGKILL, False, 3, -signal.SIGKILL, ""),
         # The command, the server its ranks fork from, the tracker of both; and the ranks.
-        (signal.SIGINT, True, 3, 130, "interrupted; what was finished is kept\n"),
-        (signal.SIGINT, True, 5, 130, "interrupted; what was finished is kept\n"),
+        (signal.SIGINT, True, 3, 130, "interrupted; finished parts are kept\n"),
+        (signal.SIGINT, True, 5, 130, "interrupted; finished parts are kept\n"),
         (signal.SIGTERM, True, 5, 143, ""),
         (signal.SIGKILL, False, 5, -signal.SIGKILL, ""),
     ],

@@ -270,7 +270,7 @@ def test_an_interrupted_scan_goes_on_where_it_was(tmp_path: Path, how: signal.Si
     assert process.returncode == (130 if how == signal.SIGINT else -how)
     # loky's tracker of semaphores outlives the command, and names those that it removes.
     said = [line for line in err.splitlines() if "resource_tracker" not in line and "warnings.warn" not in line]
-    assert said == (["interrupted; what was finished is kept"] if how == signal.SIGINT else [])
+    assert said == (["interrupted; finished parts are kept"] if how == signal.SIGINT else [])
     assert eventually(lambda: not any(map(runs, workers)), 30)
     assert not output.exists()
     kept = [*parts.glob("*.parquet")]
