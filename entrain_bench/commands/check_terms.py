@@ -1,4 +1,4 @@
-"""``entrain-bench check-terms [KEY=VALUE ...]``: try what a reviewer would, and write ``terms.md``."""
+"""``entrain-bench check-terms [KEY=VALUE ...]``: random options and other terms, and write ``terms.md``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.publish import write_tables
 from entrain_bench.commands.watch import Watch, say
 from entrain_bench.config.grammar import Folder, Request, Verb, own
-from entrain_bench.lab.terms import Verdict, check_terms, read_terms, terms_markdown
+from entrain_bench.lab.terms import check_terms, read_terms
+from entrain_bench.lab.terms_page import terms_answer, terms_markdown
 from entrain_bench.records.records import Results
 from entrain_bench.run.cells import Done
 from entrain_bench.run.parallel import num_processes
@@ -46,6 +47,5 @@ def main(request: Request[Keys]) -> int:
         write_tables(results)
     path = results.root / "terms.md"
     write_atomically(path, terms_markdown(terms, outcome).encode())
-    lost = sum(one.verdict is Verdict.LOST for one in outcome.tries)
-    say(f"{len(outcome.tries)} tries, {lost} leads lost, {len(outcome.gains)} values of options gain: {path}")
+    say(f"{terms_answer(terms, outcome)} {path}")
     return 0

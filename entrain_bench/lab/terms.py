@@ -1,7 +1,7 @@
-"""Changes of a comparison that a reviewer would try, and their outcome: ``experiments/terms.yaml``.
+"""Random options and other terms of a comparison, and their outcome: ``experiments/terms.yaml``.
 
-Random values of options run on the layout that the tuner chose for the strategy's own values, so they differ only in
-assigner and scheduler. The tuner itself varies options of planners.
+Random values of options run on the layout that the tuner chose for the strategy's own values. Options of planners are
+not drawn: they decide the layout, which the tuner searches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from entrain_bench.answers.text import markdown_table
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.targets import TARGET, class_of
@@ -26,6 +25,7 @@ from entrain_bench.config.tree import config_tree
 from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan, plan_text
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import plan_key
+from entrain_bench.records.records import Record
 from entrain_bench.records.sealed import CachedLayouts
 from entrain_bench.run.cells import Done, run_cells
 from entrain_bench.run.study import Study, SweepOverrides
@@ -33,6 +33,8 @@ from entrain_bench.specs.parse import OneOf, Share, parse
 
 PARTS = ("assigner", "scheduler")
 FACTORS = (0.25, 0.5, 2.0, 4.0)
+# Numbers in place of none or zero: tokens, and others.
+TOKENS = (4096, 8192, 16384, 65536)
 FROM_ZERO = (0, 1, 2, 8)
 # Number of draws of a value before it keeps its usual one.
 TRIES = 8
@@ -88,14 +90,62 @@ class Gain:
     gain: float
 
 
+class Refusal(StrEnum):
+    """Why random values have no result."""
+
+    INVALID = "configuration refuses them"
+    INCOMPATIBLE = "incompatible with the job"
+    MEMORY = "exceeds memory"
+    FAILED = "fails otherwise"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Random values of options without a result."""
+
+    job: str
+    strategy: str
+    options: SweepOverrides
+    refusal: Refusal
+    reason: str
+
+
+class Obstacle(StrEnum):
+    """Why a strategy runs with none but its own values."""
+
+    NO_RESULT = "no result with its own values"
+    NO_PLAN = "its plan was not kept"
+    NO_OPTIONS = "no options to draw"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A strategy without random values on a job."""
+
+    job: str
+    strategy: str
+    obstacle: Obstacle
+    reason: str = ""
+
+
 @dataclass(slots=True)
 class Outcome:
-    """All tries, gains above the tolerance, and how many random values ran and failed."""
+    """All tries, gains above the tolerance, and what became of every draw.
+
+    Attributes:
+        num_drawn: all draws; ``num_repeated`` of them describe a run of the same strategy that is there already.
+        num_ran: those with a result; the rest are ``refused``.
+        left_out: strategies with none; ``not_drawn``: options that no draw changes, by strategy.
+    """
 
     tries: list[Try] = field(default_factory=list)
     gains: list[Gain] = field(default_factory=list)
+    num_drawn: int = 0
+    num_repeated: int = 0
     num_ran: int = 0
-    num_failed: int = 0
+    refused: list[Refused] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    not_drawn: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def read_terms(path: Path | None = None) -> Terms:
@@ -103,42 +153,63 @@ def read_terms(path: Path | None = None) -> Terms:
     return parse(Terms, yaml.safe_load((path or config_tree() / "terms.yaml").read_text()), "terms.yaml")
 
 
-def drawn_options(strategy: Mapping[str, Any], random: Random) -> SweepOverrides:
-    """Overrides of random values of some options of assigner and scheduler, as their types allow; maybe none."""
-    drawn = []
+def options_of(strategy: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Type and own value of every option of assigner and scheduler, by the option's path in the strategy."""
+    found = {}
     for part in PARTS:
         node = strategy[part]
         hints = get_type_hints(class_of(node[TARGET]), include_extras=True)
-        for name, usual in node.items():
-            if name == TARGET or isinstance(usual, Mapping) or random.random() < 0.5:
-                continue
-            value = _drawn(hints.get(name), usual, random)
-            if value != usual:
-                drawn.append(f"strategy.{part}.{name}={json.dumps(value)}".replace('"', ""))
+        found.update({f"{part}.{name}": (hints.get(name), usual) for name, usual in node.items() if name != TARGET})
+    return found
+
+
+def is_drawn(hint: Any, usual: Any) -> bool:
+    """Whether the type of an option says which other values it may have; a component has options of its own."""
+    options = get_args(hint)
+    if isinstance(usual, Mapping):
+        return False
+    if NoneType in options:
+        return True
+    if get_origin(hint) is Annotated:
+        return isinstance(options[1], OneOf) or is_drawn(options[0], usual)
+    if get_origin(hint) is tuple:
+        return bool(usual) and is_drawn(options[0], usual[0])
+    return hint in (bool, int, float)
+
+
+def drawn_options(strategy: Mapping[str, Any], random: Random) -> SweepOverrides:
+    """Overrides of random values of some options of assigner and scheduler, as their types allow; maybe none."""
+    drawn = []
+    for name, (hint, usual) in options_of(strategy).items():
+        if not is_drawn(hint, usual) or random.random() < 0.5:
+            continue
+        value = _drawn(hint, usual, TOKENS if name.endswith("tokens") else FROM_ZERO, random)
+        if value != usual:
+            drawn.append(f"strategy.{name}={json.dumps(value)}".replace('"', ""))
     return tuple(drawn)
 
 
-def _drawn(hint: Any, usual: Any, random: Random) -> Any:
-    """A value of a type near the usual one; the usual one where the type says too little."""
+def _drawn(hint: Any, usual: Any, first: Sequence[int], random: Random) -> Any:
+    """A value of a type near the usual one, or a ``first`` one; the usual one where the type says too little."""
     options = get_args(hint)
     if NoneType in options:
         inner = next(option for option in options if option is not NoneType)
-        return None if random.random() < 0.25 else _drawn(inner, usual, random)
+        return None if random.random() < 0.25 else _drawn(inner, usual, first, random)
     if get_origin(hint) is Annotated:
         if isinstance(options[1], OneOf):
             return random.choice([*options[1].names])
         for _ in range(TRIES):
-            value = _drawn(options[0], usual, random)
+            value = _drawn(options[0], usual, first, random)
             if options[1].fits(tuple(value) if isinstance(value, list) else value):
                 return value
         return usual
     if hint is bool:
         return random.random() < 0.5
     if hint in (int, float):
-        value = usual * random.choice(FACTORS) if usual else random.choice(FROM_ZERO)
+        value = usual * random.choice(FACTORS) if usual else random.choice(first)
         return hint(value)
     if get_origin(hint) is tuple and usual:
-        return [_drawn(options[0], random.choice(usual), random) for _ in range(random.randint(1, len(usual)))]
+        return [_drawn(options[0], random.choice(usual), first, random) for _ in range(random.randint(1, len(usual)))]
     return usual
 
 
@@ -201,26 +272,66 @@ def _try_options(
     times: Callable[[Sequence[SweepOverrides]], list[dict[str, float]]],
     outcome: Outcome,
 ) -> None:
-    sweeps: dict[SweepOverrides, tuple[Cell, SweepOverrides]] = {}
+    drawn: dict[SweepOverrides, tuple[Cell, SweepOverrides]] = {}
     for cell in study.cells(*sweep):
+        name = _name_of(cell)
+        options = options_of(cell.config.strategy)
+        others = tuple(option for option, (hint, usual) in options.items() if not is_drawn(hint, usual))
+        if others:
+            outcome.not_drawn[name] = others
         record = study.results.read(cell.key)
-        if record is None or record.status != "ok" or not (fixed := _fixed(cell, study)):
+        if record is None or record.status != "ok":
+            reason = record.reason if record else ""
+            outcome.left_out.append(LeftOut(job, name, Obstacle.NO_RESULT, reason))
             continue
+        if len(others) == len(options):
+            outcome.left_out.append(LeftOut(job, name, Obstacle.NO_OPTIONS))
+            continue
+        fixed = _fixed(cell, study)
+        if not fixed:
+            outcome.left_out.append(LeftOut(job, name, Obstacle.NO_PLAN))
+            continue
+        own = (*cell.overrides, *fixed)
+        keys = {study.cells(*own)[0].key}
         for number in range(terms.draws):
-            options = drawn_options(cell.config.strategy, Random(f"{cell.config.strategy['name']} {number}"))  # noqa: S311
-            if options:
-                sweeps.setdefault((*cell.overrides, *fixed, *options), (cell, options))
-    valid = [each for each in sweeps if _composes(study, each)]
-    for each, ranked in zip(valid, times(valid), strict=True):
-        cell, options = sweeps[each]
+            values = drawn_options(cell.config.strategy, Random(f"{name} {number}"))  # noqa: S311
+            outcome.num_drawn += 1
+            try:
+                [changed] = study.cells(*own, *values)
+            except UserError as error:
+                outcome.refused.append(Refused(job, name, values, Refusal.INVALID, str(error)))
+                continue
+            if changed.key in keys:
+                outcome.num_repeated += 1
+                continue
+            keys.add(changed.key)
+            drawn[*own, *values] = (cell, values)
+    for each, ranked in zip(drawn, times([*drawn]), strict=True):
+        cell, values = drawn[each]
+        if not ranked:
+            record = study.results.read(study.cells(*each)[0].key)
+            outcome.refused.append(Refused(job, _name_of(cell), values, *_refusal(record)))
+            continue
+        outcome.num_ran += 1
         usual = study.results.read(cell.key)
         assert usual
-        outcome.num_ran += 1
-        outcome.num_failed += not ranked
-        for time in ranked.values():
-            gain = usual.metrics["iteration_time_s"] / time - 1
-            if gain > terms.tolerance:
-                outcome.gains.append(Gain(job, str(cell.config.strategy["name"]), options, gain))
+        [time] = ranked.values()
+        gain = usual.metrics["iteration_time_s"] / time - 1
+        if gain > terms.tolerance:
+            outcome.gains.append(Gain(job, _name_of(cell), values, gain))
+
+
+def _name_of(cell: Cell) -> str:
+    return str(cell.config.strategy["name"])
+
+
+def _refusal(record: Record | None) -> tuple[Refusal, str]:
+    """Why a run has no result."""
+    if record is None:
+        return Refusal.FAILED, "no record"
+    if record.status == "skipped":
+        return Refusal.INCOMPATIBLE, record.reason
+    return Refusal.MEMORY if record.settled else Refusal.FAILED, record.reason
 
 
 def _fixed(cell: Cell, study: Study) -> SweepOverrides:
@@ -239,13 +350,6 @@ def _fixed(cell: Cell, study: Study) -> SweepOverrides:
     return ("strategy/planner=given", f"strategy.planner.path='{path}'", *plan.layout.options)
 
 
-def _composes(study: Study, sweep: SweepOverrides) -> bool:
-    try:
-        return bool(study.cells(*sweep))
-    except UserError:
-        return False
-
-
 def _ranked(study: Study, sweep: SweepOverrides) -> dict[str, float]:
     records = [(cell, study.results.read(cell.key)) for cell in study.cells(*sweep)]
     found = {
@@ -254,22 +358,3 @@ def _ranked(study: Study, sweep: SweepOverrides) -> dict[str, float]:
         if record and record.status == "ok"
     }
     return dict(sorted(found.items(), key=lambda item: item[1]))
-
-
-def terms_markdown(terms: Terms, outcome: Outcome) -> str:
-    """The page: every try with its verdict, and random values of options that gain."""
-    rows = [
-        [one.name, one.job, one.before, one.after, "" if one.lead is None else f"{100 * one.lead:+.1f}%", one.verdict]
-        for one in outcome.tries
-    ]
-    heading = ["try", "job", "leader before", "leader after", "lead over the runner-up", "lead"]
-    gains = sorted(outcome.gains, key=lambda one: (-one.gain, one.job, one.strategy, one.options))
-    listed = [[one.job, one.strategy, f"`{' '.join(one.options)}`", f"{100 * one.gain:+.1f}%"] for one in gains]
-    found = markdown_table(["job", "strategy", "options", "gain"], listed, right=["gain"]) if listed else "None.\n"
-    return (
-        "# Changes that a reviewer would try\n\nWritten by `entrain-bench check-terms`; jobs and tries are in "
-        f"`experiments/terms.yaml`. One seed.\n\n{markdown_table(heading, rows, right=heading[4:5])}\n"
-        f"## Random values of options\n\n{terms.draws} random values for each strategy and job, on the layout that the "
-        f"tuner chose for its own values. {outcome.num_ran} different ones ran, {outcome.num_failed} of them without "
-        f"result. Faster than the strategy's own by more than {100 * terms.tolerance:g}%:\n\n{found}"
-    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from random import Random
 
@@ -11,7 +13,22 @@ from entrain_bench.config.compose import compose
 from entrain_bench.config.targets import class_of
 from entrain_bench.config.tree import choices
 from entrain_bench.lab import terms
-from entrain_bench.lab.terms import Terms, Verdict, check_terms, drawn_options, judged, read_terms, terms_markdown
+from entrain_bench.lab.terms import (
+    Gain,
+    LeftOut,
+    Obstacle,
+    Outcome,
+    Refusal,
+    Refused,
+    Terms,
+    Try,
+    Verdict,
+    check_terms,
+    drawn_options,
+    judged,
+    read_terms,
+)
+from entrain_bench.lab.terms_page import terms_markdown
 from entrain_bench.records.records import Results
 from entrain_bench.run.cells import Done
 from entrain_bench.run.study import Study, SweepOverrides
@@ -22,9 +39,10 @@ TINY = Terms(
     {"tiny": []},
     {"half the network": ["speed.network=0.5"]},
     ("tuning_budget=4",),
-    "megatron,bridge_reorder",
-    draws=4,
+    "megatron,bridge_reorder,fsdp",
+    draws=5,
 )
+STAGE = "memory=stage"
 
 
 def test_the_definition_is_read_and_its_jobs_compose() -> None:
@@ -61,20 +79,56 @@ def test_a_value_that_gains_is_listed_and_finished_runs_are_skipped(
     real = terms._ranked
     study = Study(Results(Path("results")))
     study.results.prepare()
-    # The same values as ever, on the layout that was tuned: no gain, but for the planted one.
-    monkeypatch.setattr(terms, "drawn_options", lambda *_: ("strategy.scheduler.eager=none",))
+    # The own value, another one without effect, one that is not allowed, an option that is unknown, and a repetition.
+    draws = cycle((f"strategy.scheduler.{text}",) for text in ("eager=none", STAGE, "memory=none", "wrong=1", STAGE))
+    monkeypatch.setattr(terms, "drawn_options", lambda *_: next(draws))
 
     def planted(study: Study, sweep: SweepOverrides) -> dict[str, float]:
-        faster = 1.1 if "strategy=bridge_reorder" in sweep and "strategy.scheduler.eager=none" in sweep else 1.0
+        faster = 1.1 if "strategy=bridge_reorder" in sweep and f"strategy.scheduler.{STAGE}" in sweep else 1.0
         return {name: time / faster for name, time in real(study, sweep).items()}
 
     monkeypatch.setattr(terms, "_ranked", planted)
     outcome = check_terms(TINY, study, 0, lambda _: None)
     assert [(one.strategy, one.gain) for one in outcome.gains] == [("bridge_reorder", pytest.approx(0.1))]
-    assert (outcome.num_ran, outcome.num_failed) == (2, 0)
+    assert (outcome.num_drawn, outcome.num_repeated, outcome.num_ran) == (10, 4, 2)
+    refused = {(one.strategy, one.refusal): one.reason for one in outcome.refused}
+    assert len(refused) == len(outcome.refused) == 4
+    assert "memory=none: unknown" in refused["megatron", Refusal.FAILED]
+    assert "wrong=1: unknown key" in refused["bridge_reorder", Refusal.INVALID]
+    assert [(one.strategy, one.obstacle) for one in outcome.left_out] == [("fsdp", Obstacle.NO_RESULT)]
     assert [one.name for one in outcome.tries] == ["lpt against all", "four times the budget", "half the network"]
-    page = terms_markdown(TINY, outcome)
-    assert "| tiny | bridge_reorder | `strategy.scheduler.eager=none` | +10.0% |" in page
     again = list[Done]()
     assert check_terms(TINY, study, 0, again.append) == outcome
-    assert all(done.seconds is None for done in again)
+    ran = [done.record for done in again if done.seconds is not None]
+    assert {record.status for record in ran if record} == {"failed"}
+
+
+def test_the_page_opens_with_the_answer_and_says_what_was_not_tried() -> None:
+    memory = Refused("tiny", "a", ("strategy.assigner.passes=8",), Refusal.MEMORY, "stage 0 needs 90 GiB")
+    outcome = Outcome(
+        tries=[
+            Try("half the network", "tiny", "a", "a", Verdict.SURVIVES, 0.2),
+            Try("half the network", "large", "a", "b", Verdict.LOST, -0.1),
+        ],
+        gains=[
+            Gain("tiny", "a", ("strategy.scheduler.eager=all",), 0.03),
+            Gain("tiny", "b", ("strategy.scheduler.eager=none",), 0.05),
+        ],
+        num_drawn=40,
+        num_repeated=7,
+        num_ran=31,
+        refused=[memory, replace(memory, reason="stage 0 needs 99 GiB")],
+        left_out=[LeftOut("tiny", "c", Obstacle.NO_PLAN)],
+        not_drawn={"a": ("assigner.correction",)},
+    )
+    page = terms_markdown(TINY, outcome)
+    answer = "1 of 2 leads survive (1 lost), and 2 of 31 random values that ran gain over 2%, at most +5.0% (b, tiny)."
+    assert page.startswith(f"# Random options and other terms\n\n{answer}\n")
+    assert page.index("`strategy.scheduler.eager=none` | +5.0% |") < page.index(
+        "`strategy.scheduler.eager=all` | +3.0%"
+    )
+    untried = page[page.index("## Not tried") :]
+    assert "`assigner.correction` of a" in untried
+    assert "7 of 40 draws describe a run that was there already" in untried
+    assert "| exceeds memory | a | 2 | `strategy.assigner.passes=8` | stage 0 needs 90 GiB |" in untried
+    assert "| tiny | c | its plan was not kept |" in untried

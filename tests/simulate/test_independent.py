@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import asdict, replace
 
@@ -17,6 +18,7 @@ from entrain_bench.records.metrics import measure
 from entrain_bench.simulate import Simulator
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
+from entrain_bench.specs.sharding import SHARDINGS
 from support.agreement import AGREE, FRAMEWORKS, GENERATING, GROUPS, SMALL, Case, decided, disagreement, random_case
 from support.builders import placed, tiny_cluster
 from support.independent import simulate
@@ -97,6 +99,25 @@ def test_both_agree_on_random_programs() -> None:
             with pytest.raises(AssertionError, match="deadlock"):
                 simulate(GENERATING, case.cluster_config, asdict(framework), case.program)
     assert stuck < 40
+
+
+@pytest.mark.parametrize("number", [40, pytest.param(1000, marks=pytest.mark.wide)])
+def test_both_agree_on_every_kind_of_sharding(number: int) -> None:
+    rng = np.random.default_rng(number)
+    sharded = [name for name, framework in FRAMEWORKS.items() if framework.distributed_optimizer]
+    seen = Counter[str]()
+    for each in range(number):
+        frozen = FROZEN[each % len(FROZEN)]
+        case, framework = random_case(rng, frozen, sharded=True), FRAMEWORKS[sharded[each % len(sharded)]]
+        layout = case.program.layout
+        check_layout(layout, case.program.model, case.cluster)
+        try:
+            assert disagreement(case, replace(framework, freeze=frozen)) < AGREE, each
+        except DeadlockError:
+            assert layout.single_rank_boundary
+            continue
+        seen.update(f"{placed.sharding} {placed.nodes}" for placed in layout.modules)
+    assert seen.keys() >= {*(f"{kind} 1" for kind in SHARDINGS), "hybrid 2", "hybrid 3"}
 
 
 MODEL, CLUSTER = ModelSpec.from_config(GENERATING), tiny_cluster(8, 8)

@@ -19,9 +19,10 @@ from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions, with_options
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import shapes_from_lists
+from entrain_bench.specs.sharding import SHARDINGS
 from support.builders import TOKENS, encoder_config, llm_config, tiny_cluster
 from support.independent import simulate
-from support.programs import random_layout, random_program
+from support.programs import random_layout, random_program, random_shards
 from support.wide import own_dp
 
 SMALL = ("model=tiny_av", "workload=synthetic_av", "cluster=a40x16", "global_batch=32", "microbatch_size=2")
@@ -109,12 +110,13 @@ CONFIGS |= {"llm": llm_config(2, tied_embeddings=True), "out": encoder_config(ro
 GENERATING = {"name": "handmade", "modules": CONFIGS, "tokens": TOKENS}
 
 
-def random_case(rng: np.random.Generator, frozen: tuple[str, ...]) -> Case:
+def random_case(rng: np.random.Generator, frozen: tuple[str, ...], sharded: bool = False) -> Case:
     """Any degrees, placement and groups, with all else that layouts and programs may have.
 
     That is virtual stages, offload, shards, split backwards, recomputation by chunk and a single rank between modules.
+    With ``sharded`` every module is in one stage, of any kind of sharding, on nodes of four ranks.
     """
-    model, cluster = ModelSpec.from_config(GENERATING).with_frozen(frozen), tiny_cluster(8, 8)
+    model, cluster = ModelSpec.from_config(GENERATING).with_frozen(frozen), tiny_cluster(8, 4 if sharded else 8)
     # Sizes at which all efficiencies fall.
     sizes = {"gemm_half_flops": 1e6, "attention_half_tokens": 500.0, "attention_half_head_dim": 40.0}
     sizes |= {"gemm_half_width": 50.0, "overlap_cost": rng.choice([0.0, 0.2, 1.0]), "host_launch_s": 2e-6}
@@ -130,7 +132,8 @@ def random_case(rng: np.random.Generator, frozen: tuple[str, ...]) -> Case:
         kinds = rng.choice(["image", "audio"], int(rng.integers(0, 3))).tolist()
         items = [(kind, int(rng.integers(1, 3000)), int(rng.integers(1, 300))) for kind in kinds]
         rows.append((int(rng.integers(1, 2000)), items))
-    program = random_program(rng, random_layout(rng, model), model, shapes_from_lists(["image", "audio"], rows))
+    layout = random_shards(rng, model, SHARDINGS, cluster.gpus_per_node) if sharded else random_layout(rng, model)
+    program = random_program(rng, layout, model, shapes_from_lists(["image", "audio"], rows))
     if rng.integers(2):
         remade = []
         for module, placed, rows_of_module in zip(model.modules, program.layout.modules, program.chunks, strict=True):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
 
-from entrain_bench.program import Program, Slots, build_program
+from entrain_bench.program import Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.framework import P2P, FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.sharding import HYBRID, ZERO1, ZERO3
 from support.builders import (
     StuckError,
     placed,
@@ -57,6 +59,10 @@ frameworks = st.builds(
 )
 
 
+# Kinds of sharding of random layouts.
+WHOLE_OR_WEIGHTS = (ZERO1, ZERO3, ZERO3, ZERO3)
+
+
 def handmade_layout(name: str) -> Layout:
     encoder, llm = LAYOUTS[name]
     return Layout(
@@ -77,7 +83,7 @@ def random_program(
 ) -> Program:
     """Random chunks on random replicas, in a random order that agrees with the dependencies.
 
-    With ``splits`` the backwards of some modules are split, but for those whose weights are sharded.
+    With ``splits`` the backwards of some modules are split, except those that scatter gradients.
     """
     shapes = random_shapes(rng) if shapes is None else shapes
     chunks = []
@@ -87,7 +93,7 @@ def random_program(
         assignment = ModuleAssignment(_random_groups(rng, place, number), number)
         chunks.append(group_chunks(module, shapes, assignment, rng.integers(0, 2, units)))
     zeros = [np.zeros((len(rows), place.pp), np.int64) for rows, place in zip(chunks, layout.modules, strict=True)]
-    late = [splits and not place.sharded and bool(rng.integers(2)) for place in layout.modules]
+    late = [splits and not place.scatters and bool(rng.integers(2)) for place in layout.modules]
     slots = [Slots(z, z, z if own else None) for z, own in zip(zeros, late, strict=True)]
     unordered = build_program(model, layout, shapes, chunks, slots)
     position = random_extension(rng, unordered)
@@ -103,8 +109,8 @@ def random_program(
 
 
 def _random_groups(rng: np.random.Generator, place: ModuleLayout, number: np.ndarray) -> np.ndarray:
-    """Any group for each unit; a microbatch of sharded weights has groups without a common rank."""
-    if not place.sharded or len(place.widths) < 2:
+    """Any group for each unit; a microbatch of a sharded module has groups without a common rank."""
+    if not place.scatters or len(place.widths) < 2:
         return rng.integers(0, place.copies, len(number))
     size = np.array([tp * cp for tp, cp in place.widths])[place.degree_of_copy]
     first = np.concatenate([np.arange(count) for count in place.num_groups]) * size
@@ -126,7 +132,7 @@ def random_layout(rng: np.random.Generator, model: ModelSpec) -> Layout:
     """
     match int(rng.integers(6)):
         case 0:
-            return _random_shards(rng, model)
+            return random_shards(rng, model, WHOLE_OR_WEIGHTS)
         case 1 | 2:
             return _random_widths(rng, model)
     modules, free = [], 0
@@ -141,14 +147,19 @@ def random_layout(rng: np.random.Generator, model: ModelSpec) -> Layout:
     return Layout(tuple(modules), 4, single_rank_boundary=not rng.integers(4))
 
 
-def _random_shards(rng: np.random.Generator, model: ModelSpec) -> Layout:
+def random_shards(rng: np.random.Generator, model: ModelSpec, kinds: Sequence[str], node: int = 1) -> Layout:
+    """All modules on the same ranks in one stage, of kinds of sharding; hybrid ones on whole nodes of so many ranks."""
     degrees = ([(1, 1)], [(2, 1), (1, 2)], [(2, 2)])[rng.integers(3)]
     dp, width, grouped = rng.integers(1, 4), degrees[0][0] * degrees[0][1], rng.integers(2)
     ranks, modules = np.arange(dp * width).reshape(dp, 1, width), []
     for module in model.modules:
         place = placed(module, ranks, *degrees[rng.integers(len(degrees))], recompute=bool(rng.integers(2)))
         widths = _some_widths(rng, place.tp, ranks.size) if grouped else ()
-        modules.append(replace(place, sharding="zero3" if rng.integers(4) else "zero1", widths=widths))
+        kind = kinds[rng.integers(len(kinds))]
+        if kind == HYBRID and ranks.size % node:
+            kind = ZERO3
+        place = replace(place, nodes=ranks.size // node if kind == HYBRID else 1)
+        modules.append(replace(place, sharding=kind, widths=widths))
     return Layout(tuple(modules), 4, single_rank_boundary=not rng.integers(4))
 
 
@@ -178,7 +189,7 @@ def _some_widths(rng: np.random.Generator, tp: int, ranks: int) -> tuple[tuple[i
 def random_extension(rng: np.random.Generator, program: Program) -> np.ndarray:
     """Position of every action in a random order in which nothing precedes what it waits for.
 
-    Passes that begin together because their weights are sharded have one place: replicas have them in one order.
+    Passes that begin together because of their collectives have one place: replicas have them in one order.
     """
     place_of = [_place(program, action) for action in range(program.num_actions)]
     needs: dict[tuple[int, ...], set[tuple[int, ...]]] = {place: set() for place in place_of}
@@ -198,7 +209,9 @@ def random_extension(rng: np.random.Generator, program: Program) -> np.ndarray:
 
 def _place(program: Program, action: int) -> tuple[int, ...]:
     index, view = int(program.module[action]), program.view(action)
-    if view.members and program.layout.modules[index].sharded:
+    place = program.layout.modules[index]
+    forward = program.kind[action] == Pass.FORWARD
+    if view.members and (place.sharded if forward else place.scatters):
         return index, view.kind, view.microbatch, view.part
     return (action,)
 

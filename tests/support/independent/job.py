@@ -20,6 +20,9 @@ from support.independent.layers import (
 from support.independent.machine import Machine
 
 ROLES = ("encoder", "llm", "generator")
+# What ranks with the same weights share out besides optimizer states: gradients, or weights as well.
+GRADIENTS = ("zero2",)
+WEIGHTS = ("zero3", "zero3_kept", "hybrid")
 
 
 class Action(NamedTuple):
@@ -224,6 +227,26 @@ class Job:
         """Ranks that would hold, or that share out, the same weights; the first of each tensor-parallel group."""
         placed = self.placed[module]
         return [rank for block in placed.ranks[:, stage].tolist() for rank in block[:: placed.tp]]
+
+    def shares_weights(self, module: int) -> bool:
+        """Whether passes gather weights."""
+        return self.placed[module].sharding in WEIGHTS
+
+    def shares_gradients(self, module: int) -> bool:
+        """Whether every backward scatters its gradients."""
+        return self.shares_weights(module) or self.placed[module].sharding in GRADIENTS
+
+    def gathers(self, action: Action) -> bool:
+        """Whether a forward gathers weights: every one, or those of the first chunks if gathered weights stay."""
+        if self.placed[action.module].sharding != "zero3_kept":
+            return self.shares_weights(action.module)
+        places = [(chunk.microbatch, chunk.part) for chunk in self.chunks[action.module]]
+        return places[action.chunk] == min(places)
+
+    def nodes(self, module: int) -> int:
+        """Nodes that hold a module's weights once each."""
+        ranks = {rank // self.cluster["gpus_per_node"] for rank in self.placed[module].ranks.ravel().tolist()}
+        return len(ranks) if self.placed[module].sharding == "hybrid" else 1
 
     def is_tied(self, module: int) -> bool:
         """Whether embedding and head are one tensor."""

@@ -1,4 +1,9 @@
-"""Weights sharded over the ranks of data and context parallelism, gathered and reduced layer by layer inside passes."""
+"""Weights and gradients sharded over the ranks of data and context parallelism, layer by layer inside passes.
+
+What is shared out decides which collectives passes have (docs/strategies/fsdp.md, "Sharding"): with ZeRO-2 reductions
+of gradients alone, with ZeRO-3 gathers of weights as well; where gathered weights stay, those of the first forwards.
+Hybrid sharding gathers and scatters inside a node, then all-reduces shards of gradients over nodes.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +33,12 @@ class Visit:
 
 
 def exposed_s(job: Job) -> dict[Action, float]:
-    """How much longer than its layers every pass with sharded weights takes: it stands until links are through.
+    """How much longer than its layers every pass of a sharded module takes: it stands until links are through.
 
     Ranks of a pass on several lanes wait for the one that comes from, or goes on to, the longest collectives.
     """
     longest: dict[Action, float] = defaultdict(float)
-    traffic = {module: _traffic(job, module) for module, placed in enumerate(job.placed) if placed.sharded}
+    traffic = {module: _traffic(job, module) for module in range(len(job.placed)) if job.shares_gradients(module)}
     hides = job.framework["overlap_param_gather"], job.framework["overlap_grad_reduce"]
     for order in job.orders:
         added: dict[Action, float] = defaultdict(float)
@@ -56,23 +61,26 @@ def exposed_s(job: Job) -> dict[Action, float]:
 
 
 def meetings(job: Job) -> list[list[Action]]:
-    """Passes that begin together, for their collectives need all replicas: one of a microbatch on every replica."""
+    """Passes that begin together, for their collectives need all replicas: one of a microbatch on every replica.
+
+    Those are the backwards, which scatter gradients, and the forwards that gather weights.
+    """
     groups: dict[tuple[int, Pass, int, int], list[Action]] = defaultdict(list)
     for action in job.lanes:
-        if job.placed[action.module].sharded:
+        if job.gathers(action) if action.kind is Pass.FORWARD else job.shares_gradients(action.module):
             chunk = job.chunks[action.module][action.chunk]
             groups[action.module, action.kind, chunk.microbatch, chunk.part].append(action)
     return [*groups.values()]
 
 
 def _runs(job: Job, order: list[Action]) -> Iterator[list[Action]]:
-    """A lane's passes with sharded weights, cut where another pass is between, and where a forward follows a backward.
+    """A lane's passes of sharded modules, cut where another pass is between, and where a forward follows a backward.
 
     With a micro-step a backward of the root ends, which waits for its reduce-scatters.
     """
     run: list[Action] = []
     for action in order:
-        sharded = job.placed[action.module].sharded
+        sharded = job.shares_gradients(action.module)
         assert not sharded or action.kind is not Pass.WEIGHT
         if run and (not sharded or (run[-1].kind, action.kind) == (Pass.BACKWARD, Pass.FORWARD)):
             yield run
@@ -82,14 +90,19 @@ def _runs(job: Job, order: list[Action]) -> Iterator[list[Action]]:
 
 
 def _traffic(job: Job, module: int) -> list[tuple[float, float]]:
-    """Gather and scatter of each layer."""
-    ranks = job.sharing(module, 0)
+    """Gather of weights and reduction of gradients of each layer."""
+    ranks, nodes = job.sharing(module, 0), job.nodes(module)
+    inside = ranks[: len(ranks) // nodes]
+    across = ranks[:: len(inside)]
+
+    def reduced_s(size: float) -> float:
+        over_nodes = job.machine.reduce_s(size / len(inside), across, ring=True) if nodes > 1 else 0.0
+        return job.machine.ring_s(size, inside) + over_nodes
+
+    layers = zip(job.parameters(module, 0), job.learning(module, 0), strict=True)
     return [
-        (
-            job.machine.ring_s(BF16 * held, ranks) if held else 0.0,
-            job.machine.ring_s(job.gradient_bytes * learns, ranks) if learns else 0.0,
-        )
-        for held, learns in zip(job.parameters(module, 0), job.learning(module, 0), strict=True)
+        (job.machine.ring_s(BF16 * held, inside) if held else 0.0, reduced_s(job.gradient_bytes * own) if own else 0.0)
+        for held, own in layers
     ]
 
 
@@ -97,8 +110,12 @@ def _visits(job: Job, action: Action, traffic: list[tuple[float, float]]) -> lis
     """Layers of a pass in its order; a backward does not come to those before all that learns."""
     layers, seconds = job.layers[action.module], job.seconds(action)
     if action.kind is Pass.FORWARD:
-        return [Visit(action, took, gather, 0.0) for took, (gather, _) in zip(seconds, traffic, strict=True)]
-    visits = [Visit(action, took, *own) for took, own in zip(seconds, traffic, strict=True)]
+        gathers = job.gathers(action)
+        return [Visit(action, took, gathers * gather, 0.0) for took, (gather, _) in zip(seconds, traffic, strict=True)]
+    again = job.placed[action.module].sharding in ("zero3", "hybrid")
+    visits = [
+        Visit(action, took, again * gather, scatter) for took, (gather, scatter) in zip(seconds, traffic, strict=True)
+    ]
     if job.is_tied(action.module):
         # It is whole since the forward: the head is the same tensor.
         visits[0] = replace(visits[0], gather=0.0)

@@ -17,11 +17,14 @@ class Stage:
     Attributes:
         buckets: parameters that learn on a rank of each bucket, in the order of a backward.
         ring: ranks that hold the same of its weights, the first of each tensor-parallel group.
+        instances: groups of them, each of which shares out all that is shared out.
+        scattered: whether passes reduce its gradients; ``gathered``: whether they gather its weights.
     """
 
     module: int
     stage: int
-    sharded: bool
+    scattered: bool
+    gathered: bool
     lanes: tuple[int, ...]
     layer_parameters: list[float]
     buckets: list[float]
@@ -35,8 +38,8 @@ class Stage:
 
     @property
     def sharing(self) -> int:
-        """How many of them an instance of the distributed optimizer has."""
-        return self.copies // (1 if self.sharded else self.instances)
+        """How many of them share out the states of one optimizer."""
+        return self.copies // self.instances
 
 
 def placed_stages(job: Job) -> list[Stage]:
@@ -55,8 +58,10 @@ def placed_stages(job: Job) -> list[Stage]:
             ring = job.sharing(module, stage)
             asked = job.framework["encoder_optimizers"] if job.configs[module]["role"] == "encoder" else 1
             instances = max(n for n in range(1, asked + 1) if asked % n == 0 and copies % n == 0)
-            lanes = _lanes(job, ranks)
-            stages.append(Stage(module, stage, placed.sharded, lanes, held, buckets, ring, instances))
+            shared = job.shares_gradients(module), job.shares_weights(module)
+            if shared[0]:
+                instances = job.nodes(module)
+            stages.append(Stage(module, stage, *shared, _lanes(job, ranks), held, buckets, ring, instances))
     return stages
 
 
@@ -66,8 +71,8 @@ def _lanes(job: Job, ranks: list[int]) -> tuple[int, ...]:
 
 
 def sync_s(job: Job, stage: Stage, parameters: float) -> float:
-    """Reduction of the gradients of some parameters over all copies; of sharded ones none is left."""
-    if stage.copies == 1 or stage.sharded:
+    """Reduction of the gradients of some parameters over all copies; nothing is left of it if passes reduce them."""
+    if stage.copies == 1 or stage.scattered:
         return 0.0
     if not job.framework["distributed_optimizer"]:
         return job.machine.reduce_s(job.gradient_bytes * parameters, stage.ring, ring=True)
@@ -78,7 +83,7 @@ def sync_s(job: Job, stage: Stage, parameters: float) -> float:
 
 def gather_s(job: Job, stage: Stage, parameters: float) -> float:
     """Gather of some weights that the optimizer's ranks hold a part of each."""
-    if stage.copies == 1 or stage.sharded or not job.framework["distributed_optimizer"]:
+    if stage.copies == 1 or stage.gathered or not job.framework["distributed_optimizer"]:
         return 0.0
     return job.machine.ring_s(BF16 * parameters, stage.ring[: stage.sharing])
 
@@ -170,7 +175,7 @@ def place_steps(job: Job, end: dict[Action, float], hold_s: dict[Action, float])
     optimizer = []
     for stage in stages:
         begin = max(ready, *(free[lane] for lane in stage.lanes))
-        shards = stage.sharing if stage.sharded or job.framework["distributed_optimizer"] else 1
+        shards = stage.sharing if stage.scattered or job.framework["distributed_optimizer"] else 1
         done = begin + job.machine.moved_s(_step_bytes(job) * sum(stage.layer_parameters) / shards)
         if not job.framework["overlap_param_gather"]:
             done += sum(gather_s(job, stage, bucket) for bucket in stage.buckets)

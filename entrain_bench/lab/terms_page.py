@@ -1,0 +1,90 @@
+"""The page of ``entrain-bench check-terms``: the answer, every try, and what was not tried."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+
+from entrain_bench.answers.text import count, listing, markdown_table, percent
+from entrain_bench.lab.terms import CONTENDERS, FACTORS, Gain, LeftOut, Outcome, Refused, Terms, Verdict
+
+# Verdicts that the answer counts apart from leads that survive.
+OTHERS = {Verdict.TIED: "tied", Verdict.LOST: "lost", Verdict.UNDECIDED: "undecided"}
+
+
+def terms_answer(terms: Terms, outcome: Outcome) -> str:
+    """One sentence: leads that survive, random values that gain, the largest gain."""
+    verdicts = Counter(one.verdict for one in outcome.tries)
+    others = [f"{verdicts[verdict]} {word}" for verdict, word in OTHERS.items() if verdicts[verdict]]
+    survive = f"{verdicts[Verdict.SURVIVES]} of {count(len(outcome.tries), 'lead')} survive"
+    rest = f" ({listing(others)})" if others else ""
+    share = f"{100 * terms.tolerance:g}%"
+    found = f"{len(outcome.gains)} of {count(outcome.num_ran, 'random value')} that ran gain over {share}"
+    largest = max(outcome.gains, key=lambda one: one.gain, default=None)
+    top = f", at most {percent(1 + largest.gain)} ({largest.strategy}, {largest.job})" if largest else ""
+    return f"{survive}{rest}, and {found}{top}."
+
+
+def terms_markdown(terms: Terms, outcome: Outcome) -> str:
+    """The page: the answer, every try with its verdict, random values that gain, and what was not tried."""
+    rows = [
+        [one.name, one.job, one.before, one.after, "" if one.lead is None else percent(1 + one.lead), one.verdict]
+        for one in outcome.tries
+    ]
+    heading = ["try", "job", "leader before", "leader after", "lead over the fastest other", "lead"]
+    factors = listing([f"{factor:g}" for factor in FACTORS], "or")
+    share = f"{100 * terms.tolerance:g}%"
+    parts = [
+        f"# Random options and other terms\n\n{terms_answer(terms, outcome)}\n",
+        "Written by `entrain-bench check-terms`; jobs and tries are in `experiments/terms.yaml`. One seed.\n",
+        markdown_table(heading, rows, right=heading[4:5]),
+        "## Random values of options\n",
+        f"A draw changes about half of the options of a strategy's assigner and scheduler: a number to {factors} times "
+        f"its own value, a word to another that is allowed. {terms.draws} draws for each strategy and job run on the "
+        f"layout that the tuner chose for the strategy's own values. Faster than these by more than {share}:\n",
+        _gains(outcome.gains),
+        "## Not tried\n",
+        "- Options of planners are not drawn: they decide the layout, which the tuner searches.\n"
+        "- No layout is tuned again for drawn values.\n"
+        f"{_not_drawn(outcome)}"
+        f"- {outcome.num_repeated} of {count(outcome.num_drawn, 'draw')} describe a run that was there already.\n"
+        f"- {len(outcome.refused)} draws have no result (first table below).\n"
+        f"- The larger budget is given to the {terms.leaders} fastest of each job and `{terms.lpt}`.\n"
+        f"- Changed jobs run strategies within {CONTENDERS:g}x of the fastest.\n",
+        _refused(outcome.refused),
+        _left_out(outcome.left_out),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _gains(gains: Sequence[Gain]) -> str:
+    ordered = sorted(gains, key=lambda one: (-one.gain, one.job, one.strategy, one.options))
+    rows = [[one.job, one.strategy, f"`{' '.join(one.options)}`", percent(1 + one.gain)] for one in ordered]
+    return markdown_table(["job", "strategy", "options", "gain"], rows, right=["gain"]) if rows else "None.\n"
+
+
+def _not_drawn(outcome: Outcome) -> str:
+    named = [f"`{name}` of {strategy}" for strategy, names in outcome.not_drawn.items() for name in names]
+    return f"- Options that hold components or free names are not drawn: {', '.join(named)}.\n" if named else ""
+
+
+def _refused(refused: Sequence[Refused]) -> str:
+    """Draws without a result, by kind and strategy, with the first reason."""
+
+    def kind(one: Refused) -> tuple[str, str]:
+        return one.refusal, one.strategy
+
+    groups = [[*group] for _, group in groupby(sorted(refused, key=kind), kind)]
+    rows = [
+        [group[0].refusal, group[0].strategy, str(len(group)), f"`{' '.join(group[0].options)}`", group[0].reason]
+        for group in groups
+    ]
+    heading = ["no result", "strategy", "draws", "first", "its reason"]
+    return markdown_table(heading, rows, right=heading[2:3]) if rows else ""
+
+
+def _left_out(left_out: Sequence[LeftOut]) -> str:
+    """Strategies without random values."""
+    rows = [[one.job, one.strategy, one.obstacle, one.reason] for one in left_out]
+    return markdown_table(["job", "strategy without random values", "why", "reason"], rows) if rows else ""
