@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from sphinx.cmd.build import build_main
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.records import Results
-from sitegen.pages import HOME, assemble
+from sitegen.pages import assemble
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "docs"
@@ -21,12 +20,11 @@ def build(root: Path, folder: Path) -> int:
 
     ``folder/results`` keeps the simulated runs for the next build.
     """
-    assemble(root, Results(folder / "results"), folder / "source")
-    html = folder / "html"
+    source, html = folder / "source", folder / "html"
+    assemble(root, Results(folder / "results"), source)
     options = ["--quiet", "--fail-on-warning", "--keep-going", "--fresh-env", "--conf-dir", str(Path(__file__).parent)]
-    failed = build_main([*options, "--doctree-dir", str(folder / "doctrees"), str(folder / "source"), str(html)])
+    failed = build_main([*options, "--doctree-dir", str(folder / "doctrees"), str(source), str(html)])
     if not failed:
-        shutil.copyfile(html / f"{HOME}.html", html / "index.html")
         print(f"built {html}/index.html")
     return int(bool(failed))
 

@@ -3,36 +3,65 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Template
+
 from entrain_bench.answers.documents.claim import load_claims
+from entrain_bench.answers.documents.claims import FINDINGS, holding_sentence, read_claims
 from entrain_bench.answers.labels import strategy_facts
 from entrain_bench.answers.text import markdown_table
 from entrain_bench.commands.help import help_text, verbs
 from entrain_bench.config.comments import groups
 from entrain_bench.figures._runner import discover
 from entrain_bench.records.records import Results
-from sitegen.strategies import overview, strategy_page
+from sitegen.strategies import overview, simulate, strategy_page
 
 DOCS = Path("docs")
-HOME = "README"
+HOME = Path(__file__).parent / "home.md"
+# Of the first page.
+PICTURE = "iteration_time"
 STRATEGIES = DOCS / "strategies"
+GALLERY = DOCS / "gallery"
 # With pages, and files that pages link.
 COPIED = (DOCS, *map(Path, ("entrain_bench", "examples", "experiments", "results/reference", "workloads")))
-COPIED_FILES = ("CITATION.cff", "CONTRIBUTING.md", "results/README.md")
+COPIED_FILES = ("README.md", "CITATION.cff", "CONTRIBUTING.md", "results/README.md")
 IGNORED = ("sitegen", "__pycache__", "*.nb[ic]")
 REFERENCE = Path("results/reference")
 FIGURES = REFERENCE / "figures"
-SECTIONS = ("tutorials/index", "guides", "strategies/index", "results/index", "method", "reference")
+# The origin of a clone whose pages are on the web: host and path.
+WEB = re.compile(r"(?:https://|(?:ssh://)?git@)([^/:]+)[/:](.+?)(?:\.git)?/?")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A committed figure: its file without suffix, title, first sentence, caption and command (empty: not known)."""
+
+    name: str
+    title: str
+    summary: str
+    caption: str
+    command: str
+
+
+def repository_address(root: Path) -> str:
+    """Return the web address of the repository that ``root`` is cloned from; empty for one without."""
+    command = ["git", "-C", str(root), "config", "--get", "remote.origin.url"]
+    origin = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return WEB.sub(r"https://\1/\2", origin) if WEB.fullmatch(origin) else ""
 
 
 def assemble(root: Path, results: Results, source: Path) -> None:
     """Empty and write the folder that Sphinx reads; schedules that ``results`` lacks are simulated.
 
-    ``UserError`` if a strategy cannot run the job of the schedules.
+    ``UserError`` naming page and strategy if a strategy cannot run the job of the schedules.
     """
     shutil.rmtree(source, ignore_errors=True)
     for folder in COPIED:
@@ -46,46 +75,75 @@ def assemble(root: Path, results: Results, source: Path) -> None:
 
 def _generated(root: Path, results: Results, source: Path) -> Iterator[tuple[Path, str]]:
     facts = strategy_facts()
-    papers = {claim.file: claim.system for claim in load_claims()}
-    yield DOCS / "gallery.md", gallery_page(root)
+    claims = load_claims()
+    papers = {claim.file: claim.system for claim in claims}
+    figures = shown_figures(root)
+    yield Path("index.md"), Template(HOME.read_text()).render(
+        strategies=len(facts),
+        picture=PICTURE,
+        caption=next(figure.summary for figure in figures if figure.name == PICTURE),
+        holding=holding_sentence(read_claims(claims, root / REFERENCE / FINDINGS)),
+        version=version("entrain-bench"),
+        repository=repository_address(root),
+    )
+    yield GALLERY.with_suffix(".md"), gallery_page(figures)
+    for figure in figures:
+        yield GALLERY / f"{figure.name}.md", figure_page(figure)
     yield DOCS / "command_line.md", command_line_page()
+    cells = simulate([strategy.name for strategy in facts], results)
     for strategy in facts:
         page = STRATEGIES / f"{strategy.name}.md"
         text = (root / page).read_text() if (root / page).exists() else ""
-        yield page, strategy_page(strategy, text, papers, results, source / STRATEGIES)
+        yield page, strategy_page(strategy, text, papers, cells, results, source / STRATEGIES)
     committed = (path.stem for path in sorted((root / STRATEGIES).glob("*.md")))
     pages = toctree(dict.fromkeys(["README", *(strategy.name for strategy in facts), *committed]))
     text = "What every strategy balances, its schedule, and where it runs today."
     yield STRATEGIES / "index.md", "\n\n".join(["# Strategies", text, overview(facts), pages])
-    head, mark, rest = (root / f"{HOME}.md").read_text().partition("\n## ")
-    yield Path(f"{HOME}.md"), f"{head}\n{toctree(f'/docs/{name}' for name in SECTIONS)}{mark}{rest}"
 
 
 def toctree(documents: Iterable[str]) -> str:
-    """The navigation to other pages, with their titles."""
-    return "\n".join(["```{toctree}", ":maxdepth: 1", "", *documents, "```", ""])
+    """The navigation to other pages, with their titles; the page itself has its own list of them."""
+    return "\n".join(["```{toctree}", ":hidden:", "", *documents, "```", ""])
 
 
-def gallery_page(root: Path) -> str:
-    """A section for each committed figure."""
+def shown_figures(root: Path) -> list[Shown]:
+    """Every committed figure; ``caption`` and ``command`` are empty for one whose data are not in its JSON."""
+    summaries = discover()
+    figures = []
+    for path in sorted((root / FIGURES).glob("*.png")):
+        described = path.with_suffix(".json")
+        sidecar: dict[str, Any] = json.loads(described.read_text()) if described.exists() else {}
+        caption = sidecar.get("caption", "").replace("*", "")
+        summary = summaries.get(path.stem) or f"{caption.partition('. ')[0]}."
+        title = path.stem.replace("_", " ").capitalize()
+        figures.append(Shown(path.stem, title, summary, caption, sidecar.get("command", "")))
+    return figures
+
+
+def gallery_page(figures: Iterable[Shown]) -> str:
+    """A card with a cropped picture for each figure, which leads to its page."""
     intro = (
         "Every figure is drawn from simulated runs by one command, and `make verify` recomputes its data. A figure "
         "that measures this machine says so. Draw one over your own job: [figures](figures.md)."
     )
-    summaries = discover()
-    sections = []
-    for path in sorted((root / FIGURES).glob("*.png")):
-        name = path.stem
-        title = name.replace("_", " ").capitalize()
-        described = path.with_suffix(".json")
-        sidecar: dict[str, Any] = json.loads(described.read_text()) if described.exists() else {}
-        summary = summaries.get(name) or f"{sidecar['caption'].partition('. ')[0]}."
-        files = [f"[{suffix.upper()}](../{FIGURES}/{name}.{suffix})" for suffix in ("pdf", "csv")]
-        sections += [f"## {title}", f"![{title}](../{FIGURES}/{name}.png)", summary]
-        if sidecar:
-            sections += [f"*{sidecar['caption'].replace('*', '')}*", f"```sh\n{sidecar['command']}\n```"]
-        sections.append(f"Download: {', '.join(files)}")
-    return "\n\n".join(["# Gallery", intro, *sections]) + "\n"
+    figures = [*figures]
+    cards = [
+        f":::{{grid-item-card}} {figure.title}\n:link: gallery/{figure.name}\n:link-type: doc\n"
+        f":img-top: ../{FIGURES}/{figure.name}.png\n{figure.summary}\n:::"
+        for figure in figures
+    ]
+    grid = "\n".join(["::::{grid} 1 2 3 3", ":gutter: 3", ":class-container: gallery", *cards, "::::"])
+    return "\n\n".join(["# Gallery", intro, grid, toctree(f"gallery/{figure.name}" for figure in figures)])
+
+
+def figure_page(figure: Shown) -> str:
+    """A figure in full, with its caption, command and files."""
+    picture = f"../../{FIGURES}/{figure.name}"
+    parts = [f"# {figure.title}", figure.summary, f"[![{figure.title}]({picture}.png)]({picture}.png)"]
+    if figure.caption:
+        parts += [f"*{figure.caption}*", f"```sh\n{figure.command}\n```"]
+    files = (f"[{suffix.upper()}]({picture}.{suffix})" for suffix in ("png", "pdf", "csv"))
+    return "\n\n".join([*parts, f"Files: {', '.join(files)}"]) + "\n"
 
 
 def command_line_page() -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from entrain_bench.answers.labels import StrategyFacts
 from entrain_bench.answers.text import markdown_table
+from entrain_bench.base.errors import UserError
 from entrain_bench.figures import schedule_gantt
 from entrain_bench.figures._style import styled
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
-from entrain_bench.run.cells import compose_cells, run_one
+from entrain_bench.run.cells import compose_cells, run_cells
+from entrain_bench.run.parallel import num_processes
 
 BASELINE = "megatron"
 # One batch, model and node for all strategies. Planners choose by their own trials, which are faster than the tuner.
@@ -25,14 +27,49 @@ SHARDED = ("flexsp", "fsdp", "orchmllm", "veomni")
 HERE = "this suite: `simulate`; `train` where the strategy allows it (tested on CPU ranks)"
 
 
-def strategy_page(strategy: StrategyFacts, text: str, papers: Mapping[str, str], results: Results, folder: Path) -> str:
+def simulate(strategies: Sequence[str], results: Results) -> dict[str, Cell]:
+    """The cell of each strategy's schedule, simulated if ``results`` lacks it.
+
+    ``UserError`` naming page and strategy of one that cannot run.
+    """
+    cells = {strategy: _cell(strategy) for strategy in strategies}
+    for done in run_cells(cells.values(), results, processes=num_processes(), retry_failed=True):
+        strategy = done.cell.config.strategy["name"]
+        record = done.record
+        problem = done.problem if record is None else "" if record.status == "ok" else record.reason
+        if problem:
+            raise UserError(_where(str(strategy), problem))
+    return cells
+
+
+def _cell(strategy: str) -> Cell:
+    dp = 8 if strategy in SHARDED else 2
+    try:
+        (cell,) = compose_cells((f"strategy={strategy}", *JOB, f"layout.dp={dp}"))
+    except UserError as error:
+        raise UserError(_where(strategy, str(error))) from error
+    return cell
+
+
+def _where(strategy: str, problem: str) -> str:
+    return f"docs/strategies/{strategy}.md: strategy={strategy}: {problem}"
+
+
+def strategy_page(
+    strategy: StrategyFacts,
+    text: str,
+    papers: Mapping[str, str],
+    cells: Mapping[str, Cell],
+    results: Results,
+    folder: Path,
+) -> str:
     """Return a strategy's page in ``docs/strategies``, and draw its schedule in the page's folder.
 
-    ``text`` is its committed page, empty if it shares one; ``papers`` are systems with claims by their page.
-    A schedule that ``results`` lacks is simulated.
+    ``text`` is its committed page, empty if it shares one; ``papers`` are systems with claims by their page; ``cells``
+    are the schedules of all strategies.
     """
-    cell = run_schedule(strategy.name, results)
-    draw_schedule([run_schedule(BASELINE, results), cell], results, folder / f"{strategy.name}.svg")
+    cell = cells[strategy.name]
+    draw_schedule([cells[BASELINE], cell], results, folder / f"{strategy.name}.svg")
     record = results.read(cell.key)
     assert record is not None
     row = record.row
@@ -71,16 +108,6 @@ def overview(strategies: Iterable[StrategyFacts]) -> str:
         runs_in = "; ".join(strategy.runs_in) or "here only"
         rows.append([link, strategy.family, "; ".join(strategy.balances), runs_in])
     return markdown_table(["strategy", "family", "what it balances", "where it runs today"], rows)
-
-
-def run_schedule(strategy: str, results: Results) -> Cell:
-    """The cell of a strategy's schedule, simulated if its timeline is missing; ``UserError`` if it cannot run."""
-    dp = 8 if strategy in SHARDED else 2
-    (cell,) = compose_cells((f"strategy={strategy}", *JOB, f"layout.dp={dp}"))
-    record = results.read(cell.key)
-    if record is None or results.timeline(record) is None:
-        run_one(cell, results)
-    return cell
 
 
 def draw_schedule(cells: list[Cell], results: Results, path: Path) -> None:

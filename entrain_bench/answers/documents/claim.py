@@ -58,7 +58,7 @@ PUBLISHED = "published"
 FAIR = "fair"
 OTHERWISE = "otherwise"
 JUDGED = (PUBLISHED, FAIR, OTHERWISE)
-TEXTS = ("claim", "paper", "why", "system", "title", "group", "paper_setting")
+TEXTS = ("claim", "paper", "why", "system", "title", "group", "paper_setting", "headline")
 NEEDED = ("claim", "paper", "measure", "setting", "of", "cells")
 KEYS = (
     *(*TEXTS, *SIDES, "cells", "per", "kind", "measure", "setting", "at", "against", "fair", "choices", "assumption"),
@@ -215,6 +215,7 @@ class Claim:
         differs: what of the cells the published setting cannot have (``gpus``, ``model``, ``data``, a key of their
             setting), with the reason.
         group, title: claims that are shown as one, and what all of them are; empty for none.
+        headline: short words for what the paper's abstract promises by this number; empty for other claims.
         file: name of the YAML, without its suffix.
     """
 
@@ -236,6 +237,7 @@ class Claim:
     differs: Mapping[str, str] = field(default_factory=dict)
     group: str = ""
     title: str = ""
+    headline: str = ""
     system: str = ""
     file: str = ""
 

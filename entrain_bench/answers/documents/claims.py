@@ -14,21 +14,28 @@ from typing import Any
 
 from entrain_bench.answers.commands import sweep_command
 from entrain_bench.answers.documents.claim import FAIR, JUDGED, OTHERWISE, PUBLISHED, Claim, Kind, cited, load_claims
+from entrain_bench.answers.documents.tables import WAY_UP
 from entrain_bench.answers.documents.verdict import Finding, JudgedClaim, Verdict, judge_claim
-from entrain_bench.answers.text import count, load_template, markdown_table
+from entrain_bench.answers.text import NOTHING, count, load_template, markdown_table
 from entrain_bench.base.files import write_atomically
 from entrain_bench.run.study import Output, Study
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 FINDINGS = "claims.json"
 INDEX = "claims.md"
-# How many claims have each verdict, for pages that show no claim.
-COUNTS = "tables/claims_counts.md"
+# For pages that show no claim: how many speedups hold under equal tuning, and what abstracts promise.
+HOLDING = "tables/claims_hold.md"
+HEADLINES = "tables/headline_claims.md"
+# Papers that this suite began with; the table of headlines on other pages has theirs.
+FIRST = ("entrain", "disttrain", "dflop", "hetero")
 VERDICTS = ("paper_value", "published_value", "published_verdict", "fair_value", "fair_verdict")
-HEADINGS = ["paper", "as published", "verdict", "fair", "verdict, fair"]
-KINDS = {"Gains and orders": (Kind.GAIN, Kind.ORDER), "Levels and limits": (Kind.LEVEL, Kind.LIMIT)}
-# Verdicts that ``counts_sentence`` states; others are in between or undecided.
-CLEAR = (Verdict.REPRODUCED, Verdict.EXCEEDS, Verdict.NOT_REPRODUCED)
+HEADINGS = ["paper", "as published", "verdict", "equal tuning", "verdict, equal tuning"]
+KINDS = {"gains, orders": (Kind.GAIN, Kind.ORDER), "levels, limits": (Kind.LEVEL, Kind.LIMIT)}
+SETTINGS = (PUBLISHED, FAIR)
+# Verdicts of the table of counts.
+SHOWN = [verdict for verdict in Verdict if verdict != Verdict.NOT_MEASURED]
+# Verdicts of claims that hold.
+HOLD = (Verdict.REPRODUCED, Verdict.EXCEEDS)
 
 
 def claims_output() -> Output:
@@ -41,13 +48,13 @@ def claims_output() -> Output:
         [*dict.fromkeys(sweep for claim in claims for sweep in claim.sweeps)],
         lambda study: write_claims(claims, study),
         [FINDINGS, INDEX, *pages],
-        files=[COUNTS],
+        files=[HOLDING, HEADLINES],
         details=[*numbers, *(path.read_text() for path in sorted(TEMPLATES.glob("claims*")))],
     )
 
 
 def write_claims(claims: Sequence[Claim], study: Study) -> str:
-    """Write findings, pages and counts; returns what was not measured, if anything."""
+    """Write findings, pages and tables of other pages; returns what was not measured, if anything."""
     judged = [judge_claim(claim, study) for claim in claims]
     findings = ",\n".join(json.dumps(one.to_dict()) for one in judged)
     files = {FINDINGS: f"[\n{findings}\n]\n", **claims_pages(judged)}
@@ -75,16 +82,21 @@ def read_claims(claims: Sequence[Claim], path: Path) -> list[JudgedClaim]:
 
 
 def claims_pages(judged: Sequence[JudgedClaim]) -> dict[str, str]:
-    """``claims.md``, a page for every paper, and the counts for other pages, by path in the folder of results."""
-    papers = [_paper(file, members) for file, members in _by_file(judged)]
-    kinds = {title: [one for one in judged if one.claim.kind in kinds] for title, kinds in KINDS.items()}
-    counted = {title: counts(members) for title, members in kinds.items() if members}
-    values = {"counts": counts(judged), "kinds": counted, "agreement": agreement(judged), "papers": papers}
+    """``claims.md``, a page for every paper, and tables of other pages, by path in the folder of results."""
+    groups = _by_file(judged)
+    first = sorted((one for one in judged if one.claim.file in FIRST), key=lambda one: FIRST.index(one.claim.file))
+    index = {
+        "holding": holding_sentence(judged),
+        "counts": counts_table(judged),
+        "agreement": agreement(judged),
+        "papers": [_paper(file, members, "claims/") for file, members in groups],
+    }
     page = load_template("claims_of_paper.md.j2")
     return {
-        INDEX: load_template("claims.md.j2").render(values),
-        COUNTS: f"{counts_sentence(judged)}\n",
-        **{f"claims/{paper['file']}.md": page.render(paper) for paper in papers},
+        INDEX: load_template("claims.md.j2").render(index),
+        HOLDING: f"{holding_sentence(judged)}\n",
+        HEADLINES: headline_table(first, f"{WAY_UP}docs/claims/"),
+        **{f"claims/{file}.md": page.render(_paper(file, members)) for file, members in groups},
     }
 
 
@@ -92,45 +104,84 @@ def _by_file(judged: Iterable[JudgedClaim]) -> list[tuple[str, list[JudgedClaim]
     return [(file, [*members]) for file, members in groupby(judged, key=lambda one: one.claim.file)]
 
 
-def _paper(file: str, judged: Sequence[JudgedClaim]) -> dict[str, Any]:
-    """Values of a paper's pages: claims of one group share a row and a section."""
+def _paper(file: str, judged: Sequence[JudgedClaim], folder: str = "") -> dict[str, Any]:
+    """Values of a paper's page, or of its section on the first page, from which ``folder`` leads to the paper's.
+
+    Claims of one group share a row and a section. Comparisons of speed come first.
+    """
     groups: dict[str, list[JudgedClaim]] = {}
     for one in judged:
-        groups.setdefault(one.claim.group or one.claim.name, []).append(one)
+        groups.setdefault(_anchor(one.claim), []).append(one)
+    ordered = sorted(groups.values(), key=lambda some: not any(FAIR in one.findings for one in some))
+    page = f"{folder}{file}.md"
     return {
         "file": file,
         "system": judged[0].claim.system,
         "counts": counts(judged),
-        "table": markdown_table(["claim", "where", *HEADINGS], [_summary(file, some) for some in groups.values()]),
-        "sections": [_section(members) for members in groups.values()],
+        "headlines": headline_table(judged, folder),
+        "table": markdown_table(["claim", "where", *HEADINGS], [_summary(page, some) for some in ordered]),
+        "sections": [_section(members) for members in ordered],
     }
 
 
-def _summary(file: str, members: Sequence[JudgedClaim]) -> list[str]:
+def _anchor(claim: Claim) -> str:
+    return claim.group or claim.name
+
+
+def headline_table(judged: Sequence[JudgedClaim], folder: str) -> str:
+    """What abstracts promise and what comes out, a row per claim; ``folder`` leads to the pages of the papers."""
+    rows = []
+    for one in judged:
+        claim = one.claim
+        if claim.headline:
+            link = f"[{claim.system}]({folder}{claim.file}.md#{_anchor(claim)}): {claim.headline}"
+            rows.append(
+                [link, claim.format(claim.value), *(_outcome(claim, one.findings.get(name)) for name in SETTINGS)]
+            )
+    return markdown_table(["abstract", "paper", "here, as published", "here, equal tuning"], rows) if rows else ""
+
+
+def _outcome(claim: Claim, finding: Finding | None) -> str:
+    """The number and the verdict in a few words."""
+    if finding is None:
+        return NOTHING
+    number = "" if finding.number is None else f"{claim.format([finding.number])}, "
+    return f"{number}{finding.verdict}"
+
+
+def _summary(page: str, members: Sequence[JudgedClaim]) -> list[str]:
     """The row of a claim in the list of all claims; one row for all claims of a group."""
     claim = members[0].claim
     if not claim.group:
-        link = f"[{claim.claim}](claims/{file}.md#{claim.name})"
+        link = f"[{claim.claim}]({page}#{claim.name})"
         row = claim_row(members[0]) | {"published_value": value_text(claim, members[0].findings[PUBLISHED])}
         return [link, claim.where, *(row[name] for name in VERDICTS)]
     values = [value for one in members for value in one.claim.value]
     places = dict.fromkeys(cell.where.partition(",")[0] for one in members for cell in one.claim.cells)
-    link = f"[{claim.title} ({len(members)} cells)](claims/{file}.md#{claim.group})"
+    link = f"[{claim.title} ({len(members)} cells)]({page}#{claim.group})"
     paper = claim.format((min(values), max(values)) if values else ())
     return [link, "; ".join(places), paper, "", tally(members, PUBLISHED), "", tally(members, FAIR)]
 
 
 def _section(members: Sequence[JudgedClaim]) -> dict[str, Any]:
-    claim = members[0].claim
+    first = members[0]
+    claim = first.claim
     rows = [
         [one.claim.name, " ".join(cell.id for cell in one.claim.cells), *(claim_row(one)[name] for name in VERDICTS)]
         for one in members
     ]
+    if claim.group:
+        fair = tally(members, FAIR)
+        outcome = tally(members, PUBLISHED) + (f"; equal tuning {fair}" if fair else "")
+    else:
+        fair = f"; equal tuning {_outcome(claim, first.findings[FAIR])}" if FAIR in first.findings else ""
+        outcome = f"{claim.format(claim.value)}; here {_outcome(claim, first.findings[PUBLISHED])}{fair}"
     return {
-        "name": claim.group or claim.name,
-        "title": claim.title,
+        "name": _anchor(claim),
+        "title": claim.title or claim.claim,
+        "outcome": outcome,
         "table": markdown_table(["case", "cells", *HEADINGS], rows) if claim.group else "",
-        "details": claim_details(members[0]),
+        "details": claim_details(first),
         "commands": claim_commands(claim),
     }
 
@@ -204,7 +255,7 @@ def claim_details(judged: JudgedClaim) -> dict[str, str]:
         "Paper": claim.paper_setting + differs,
         "As published": f"{published}. {claim.published.words}",
         "Other choices": f"{row['other_choices']}." if row["other_choices"] else "",
-        "Fair": f"{_in_words(claim, findings[FAIR])}. {claim.settings[FAIR].words}" if FAIR in findings else "",
+        "Equal tuning": f"{_in_words(claim, findings[FAIR])}. {claim.settings[FAIR].words}" if FAIR in findings else "",
         "What decides": f"{row['assumption']}: {_in_words(claim, findings[OTHERWISE])}." if claim.assumption else "",
         "Why": claim.why,
     }
@@ -213,7 +264,7 @@ def claim_details(judged: JudgedClaim) -> dict[str, str]:
 
 def claim_commands(claim: Claim) -> dict[str, str]:
     """The command of every sweep, once, with the setting that it is of first."""
-    words = {PUBLISHED: "as published", FAIR: FAIR, OTHERWISE: f"otherwise: {claim.opposite}"}
+    words = {PUBLISHED: "as published", FAIR: "equal tuning", OTHERWISE: f"otherwise: {claim.opposite}"}
     commands: dict[str, str] = {}
     for label, setting in claim.settings.items():
         for sweep in setting.sweeps:
@@ -236,7 +287,7 @@ def claims_text(judged: Sequence[JudgedClaim]) -> str:
         lines.append(f"{members[0].claim.system}, {counts(members)}")
         for one in members:
             row = claim_row(one)
-            fair = f" | fair {row['fair_value']} {row['fair_verdict']}" if FAIR in one.findings else ""
+            fair = f" | equal tuning {row['fair_value']} {row['fair_verdict']}" if FAIR in one.findings else ""
             published = f"{value_text(one.claim, one.findings[PUBLISHED])} {row['published_verdict']}"
             lines.append(f"  {one.claim.name:{width}}  {row['paper_value']}: {published}{fair}")
         lines.append("")
@@ -254,7 +305,7 @@ def counts(judged: Sequence[JudgedClaim]) -> str:
     """How many claims there are, and how many have each verdict as published and fair."""
     fair = tally(judged, FAIR)
     text = f"{count(len(judged), 'claim')}: as published {tally(judged, 'published')}"
-    return text + (f"; fair {fair}" if fair else "")
+    return text + (f"; under equal tuning {fair}" if fair else "")
 
 
 def tally(judged: Iterable[JudgedClaim], name: str) -> str:
@@ -263,19 +314,28 @@ def tally(judged: Iterable[JudgedClaim], name: str) -> str:
     return ", ".join(f"{number[verdict]} {verdict}" for verdict in Verdict if number[verdict])
 
 
-def counts_sentence(judged: Sequence[JudgedClaim]) -> str:
-    """How many claims are reproduced and how many are not, for pages that show no claim."""
-    ends = {}
-    for name in (PUBLISHED, FAIR):
-        number = _verdicts(judged, name)
-        others = number.total() - sum(number[verdict] for verdict in CLEAR)
-        clear = ", ".join(f"{number[verdict]} {verdict}" for verdict in CLEAR)
-        ends[name] = f"{clear}, {others} in between or undecided"
-    papers = count(len({one.claim.file for one in judged}), "paper")
-    return (
-        f"{count(len(judged), 'claim')} of {papers}. As published: {ends['published']}. "
-        f"Comparisons of speed under equal tuning: {ends['fair']}."
-    )
+def counts_table(judged: Sequence[JudgedClaim]) -> str:
+    """How many claims of each paper and kind have each verdict, and how many hold under equal tuning."""
+    groups = {f"[{members[0].claim.system}](claims/{file}.md)": members for file, members in _by_file(judged)}
+    kinds = {title: [one for one in judged if one.claim.kind in some] for title, some in KINDS.items()}
+    rows = []
+    for title, members in {**groups, **kinds, "all": judged}.items():
+        published, fair = (_verdicts(members, name) for name in SETTINGS)
+        held = f"{_held(fair)} of {fair.total()}" if fair else NOTHING
+        rows.append([title, str(len(members)), *(str(published[verdict]) for verdict in SHOWN), held])
+    heading = ["claims of", "number", *SHOWN, "hold under equal tuning"]
+    return markdown_table(heading, rows, heading[1:])
+
+
+def holding_sentence(judged: Sequence[JudgedClaim]) -> str:
+    """How many speedups hold under equal tuning."""
+    number = _verdicts(judged, FAIR)
+    undecided = number[Verdict.UNDECIDED]
+    return f"Under equal tuning, {_held(number)} of {number.total()} published speedups hold ({undecided} undecided)."
+
+
+def _held(number: Counter[Verdict]) -> int:
+    return sum(number[verdict] for verdict in HOLD)
 
 
 def _verdicts(judged: Iterable[JudgedClaim], name: str) -> Counter[Verdict]:
