@@ -1,24 +1,31 @@
-"""Where the files of a published model are: a folder, a file, or the cache of the Hugging Face hub."""
+"""Where the files of a published model are: a folder, a file, or the Hugging Face hub and its cache."""
 
 import json
-import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.hub.families import CONFIG, PROCESSOR, model_values
 from entrain_bench.config.hub.fields import Fields
+from entrain_bench.config.tree import choices
 
 HUB = "hf:"
-# Set to 1, missing files are downloaded.
-DOWNLOAD = "ENTRAIN_BENCH_DOWNLOAD"
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 # Newer processors are in a file of their own, next to the older one.
 NEWER_PROCESSOR = "processor_config.json"
+FILES = (CONFIG, PROCESSOR, NEWER_PROCESSOR)
 NESTED = ("image_processor", "feature_extractor", "audio_processor")
 MAX_BYTES = 2**24
+# Seconds until the hub counts as out of reach, name lookup included.
+ANSWER_S = 3.0
+MAX_SIMILAR = 3
 
 
 def is_reference(value: object) -> bool:
@@ -40,9 +47,7 @@ def published_model(reference: str) -> dict[str, Any]:
 
 
 def _published(reference: str) -> tuple[Fields, Fields]:
-    files = {name: _json(path) for name in (CONFIG, PROCESSOR, NEWER_PROCESSOR) if (path := _file(reference, name))}
-    if CONFIG not in files:
-        raise UserError(_missing(reference))
+    files = {name: _json(path) for name, path in _files(reference, FILES).items()}
     newer = files.get(NEWER_PROCESSOR, {})
     processor = {key: value for key, value in newer.items() if key not in NESTED} | files.get(PROCESSOR, {})
     for name in NESTED:
@@ -57,49 +62,107 @@ def _with_named_parts(config: dict[str, Any]) -> dict[str, Any]:
         name = config.get(f"{part}_model_id")
         held = config.get(f"{part}_config")
         if name and not (isinstance(held, Mapping) and held.get("model_type")):
-            if not (path := _file(f"{HUB}{name}", CONFIG)):
-                raise UserError(f"{part}_model_id={name}: {_missing(f'{HUB}{name}')}")
-            config = config | {f"{part}_config": _json(path)}
+            try:
+                config = config | {f"{part}_config": _json(_files(f"{HUB}{name}", (CONFIG,))[CONFIG])}
+            except UserError as error:
+                raise UserError(f"{part}_model_id={name}: {error}") from error
     return config
 
 
-def _file(reference: str, name: str) -> Path | None:
+def _files(reference: str, names: Sequence[str]) -> dict[str, Path]:
+    """Those of a model's files that exist, by name, ``config.json`` among them; ``UserError`` without it."""
     place = Path(reference.removeprefix(HUB)).expanduser()
     if place.is_dir() or place.suffix == ".json" or not reference.startswith(HUB):
-        beside = place / name if place.is_dir() else place if name == CONFIG else place.with_name(name)
-        return beside if beside.is_file() else None
+        paths = {name: place / name if place.is_dir() else place.with_name(name) for name in names}
+        if place.is_file():
+            paths[CONFIG] = place
+        found = {name: path for name, path in paths.items() if path.is_file()}
+        if CONFIG not in found:
+            raise UserError(f"there is no {CONFIG}; must be hf:ORG/NAME, a folder with {CONFIG}, or its path")
+        return found
     if not (match := REPOSITORY.fullmatch(reference.removeprefix(HUB))):
         raise UserError("must be hf:ORG/NAME, a folder, or the path of a config.json")
-    return _from_hub(match[1], match[2], name)
+    return _from_hub(match[1], match[2], names)
 
 
-def _from_hub(repository: str, revision: str | None, name: str) -> Path | None:
-    """A file in the hub's cache, or downloaded to it if the user allows that; None if there is none."""
-    import huggingface_hub
-    from huggingface_hub.errors import EntryNotFoundError
+def _from_hub(repository: str, revision: str | None, names: Sequence[str]) -> dict[str, Path]:
+    """Files of the hub's cache; those that it lacks are fetched to it, unless they are known not to exist."""
+    from huggingface_hub import try_to_load_from_cache
 
-    cached = huggingface_hub.try_to_load_from_cache(repository, name, revision=revision)
-    if isinstance(cached, str):
-        return Path(cached)
-    if os.environ.get(DOWNLOAD) != "1":
-        return None
+    cached = {name: try_to_load_from_cache(repository, name, revision=revision) for name in names}
+    found = {name: Path(path) for name, path in cached.items() if isinstance(path, str)}
+    missing = tuple(name for name, path in cached.items() if path is None)
+    refusal = _fetch(repository, revision, missing) if missing else ""
+    if refusal and CONFIG not in found:
+        raise UserError(f"{refusal}. {_instead(repository)}")
+    fetched = {name: try_to_load_from_cache(repository, name, revision=revision) for name in missing}
+    found |= {name: Path(path) for name, path in fetched.items() if isinstance(path, str)}
+    if CONFIG not in found:
+        raise UserError(f"the hub has no {CONFIG} of it. {_instead(repository)}")
+    return found
+
+
+@cache
+def _fetch(repository: str, revision: str | None, names: Sequence[str]) -> str:
+    """Download files to the hub's cache, once in a process; returns what kept them away, empty if nothing did."""
+    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    what = f"{', '.join(names)} of {repository} from {constants.ENDPOINT} (no weights)"
+    print(f"fetching {what}", file=sys.stderr, flush=True)
+    has_bars = not are_progress_bars_disabled()
+    disable_progress_bars()
     try:
-        return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision))
-    except EntryNotFoundError:
-        return None
+        _require_answer(repository, revision, names[0])
+        for name in names:
+            # A model may have none.
+            with suppress(EntryNotFoundError):
+                hf_hub_download(repository, name, revision=revision)
+    except RepositoryNotFoundError:
+        return "does not exist, or only for those who log in with `hf auth login` and accept its terms"
     # Errors of the network, of the hub and of a disk have no common base.
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{name} cannot be downloaded ({reason})") from error
+        return f"is not in the cache of the Hugging Face hub, and cannot be fetched ({reason})"
+    finally:
+        if has_bars:
+            enable_progress_bars()
+    return ""
 
 
-def _missing(reference: str) -> str:
-    name = reference.removeprefix(HUB)
-    if not reference.startswith(HUB) or Path(name).expanduser().is_dir():
-        return f"there is no {CONFIG}; must be hf:ORG/NAME, a folder with {CONFIG}, or its path"
-    repository = name.partition("@")[0]
-    get = f"hf download {repository} {CONFIG} {PROCESSOR} {NEWER_PROCESSOR}"
-    return f"is not in the Hugging Face cache; run `{get}`, or set {DOWNLOAD}=1"
+def _require_answer(repository: str, revision: str | None, name: str) -> None:
+    """Raise what keeps the hub from answering within ``ANSWER_S``; ``hf_hub_download`` would try for over a minute."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import EntryNotFoundError
+
+    url = hf_hub_url(repository, name, revision=revision)
+    raised = list[Exception]()
+
+    def ask() -> None:
+        try:
+            get_hf_file_metadata(url, timeout=ANSWER_S)
+        except EntryNotFoundError:
+            pass
+        except Exception as error:
+            raised.append(error)
+
+    # The timeout of a request holds for each address of a host, and not for the lookup of its name.
+    asking = Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(ANSWER_S)
+    if asking.is_alive():
+        raise TimeoutError(f"no answer within {ANSWER_S:g} s")
+    if raised:
+        raise raised[0]
+
+
+def _instead(repository: str) -> str:
+    """Return what to use in place of a model that cannot be had: bundled models of similar names, or a folder."""
+    plain = {re.sub(r"\W|_", "", name).lower(): name for name in choices("model")}
+    similar = get_close_matches(re.sub(r"\W|_", "", repository.partition("/")[2]).lower(), plain, MAX_SIMILAR)
+    bundled = f"model={' or '.join(plain[name] for name in similar)} (bundled), or " if similar else ""
+    return f"Use {bundled}model=FOLDER with its {CONFIG}"
 
 
 def _json(path: Path) -> dict[str, Any]:

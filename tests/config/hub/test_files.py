@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.config.hub.files import DOWNLOAD, is_reference, published_model
+from entrain_bench.config.hub import files
+from entrain_bench.config.hub.files import is_reference, published_model
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench_workloads.tokens import audio_items, image_items
 
@@ -60,10 +67,48 @@ def write(folder: Path, config: Mapping[str, Any], processor: Mapping[str, Any] 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of the hub."""
+    """An empty cache of the hub, which is out of reach."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv(DOWNLOAD, raising=False)
+    reach(monkeypatch, "http://127.0.0.1:9")
     return tmp_path / "cache"
+
+
+def reach(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    template = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    files._fetch.cache_clear()
+
+
+@contextmanager
+def hub(repository: str, contents: Mapping[str, Any], asked: list[str]) -> Iterator[str]:
+    """The address of a hub with one model; ``asked`` gets every request."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(f"{self.command} {self.path}")
+            name = self.path.rpartition("/")[2]
+            known = self.path.startswith(f"/{repository}/resolve/")
+            body = json.dumps(contents[name]).encode() if known and name in contents else b""
+            self.send_response(200 if body else 404)
+            self.send_header("X-Repo-Commit", "1" * 40)
+            self.send_header("ETag", sha256(body).hexdigest())
+            self.send_header("Content-Length", str(len(body)))
+            if not body:
+                self.send_header("X-Error-Code", "EntryNotFound" if known else "RepoNotFound")
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def cached(cache: Path, name: str, config: Mapping[str, Any], processor: Mapping[str, Any] | None = None) -> None:
@@ -104,34 +149,45 @@ def test_a_model_of_the_cache(cache: Path) -> None:
     assert ModelSpec.from_config(model).llm.config.hidden_size == 64
 
 
+def test_files_of_a_named_model_are_fetched_once(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = list[str]()
+    with hub("some/model", {"config.json": QWEN, "preprocessor_config.json": QWEN_PROCESSOR}, asked) as address:
+        reach(monkeypatch, address)
+        spec = ModelSpec.from_config(published_model("hf:some/model@v2"))
+        assert (spec.llm.config.num_layers, spec.tokens.max_image_tokens) == (2, 1280)
+        (line,) = capsys.readouterr().err.splitlines()
+        three = "config.json, preprocessor_config.json, processor_config.json"
+        assert line == f"fetching {three} of some/model from {address} (no weights)"
+        gets = ["GET /some/model/resolve/v2/config.json", "GET /some/model/resolve/v2/preprocessor_config.json"]
+        assert [one for one in asked if one.startswith("GET")] == gets
+        asked.clear()
+        published_model("hf:some/model@v2")
+        assert (asked, capsys.readouterr().err) == ([], "")
+        with pytest.raises(UserError, match=r"^model=hf:other/model: does not exist, or only for those who log in"):
+            published_model("hf:other/model")
+    assert (cache / "models--some--model" / "snapshots" / ("1" * 40) / "config.json").is_file()
+
+
 @pytest.mark.usefixtures("cache")
-def test_a_model_that_is_not_there_is_not_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("nothing may be downloaded")
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
-    with pytest.raises(UserError, match=r"model=hf:some/model: is not in the Hugging Face cache; run `hf download"):
-        published_model("hf:some/model")
+def test_without_a_network_bundled_models_of_similar_names_are_named() -> None:
+    with pytest.raises(UserError, match=r"cannot be fetched \(.*\)\. Use model=qwen25vl_7b or ") as raised:
+        published_model("hf:Qwen/Qwen2.5-VL-7B-Instruct")
+    assert str(raised.value).endswith(" (bundled), or model=FOLDER with its config.json")
 
 
-def test_downloads_are_made_if_the_user_allows_them(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub.errors import EntryNotFoundError
-
-    asked = []
-
-    def download(repository: str, name: str, revision: str | None) -> str:
-        asked.append((repository, name, revision))
-        if name != "config.json":
-            raise EntryNotFoundError("no such file")
-        return write(cache, LLAMA) + "/config.json"
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    monkeypatch.setenv(DOWNLOAD, "1")
-    assert ModelSpec.from_config(published_model("hf:some/model@v2")).llm.config.num_layers == 2
-    assert asked[0] == ("some/model", "config.json", "v2")
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: 1 / 0)
-    with pytest.raises(UserError, match=r"config\.json cannot be downloaded"):
-        published_model("hf:some/model")
+def test_a_hub_that_does_not_answer_is_not_waited_for(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "ANSWER_S", 0.2)
+    cached(cache, "some/model", LLAMA)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        reach(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        started = time.monotonic()
+        # Its own file is enough where the hub cannot say whether there are others.
+        assert ModelSpec.from_config(published_model("hf:some/model")).llm.config.hidden_size == 64
+        with pytest.raises(UserError, match="cannot be fetched"):
+            published_model("hf:another/model")
+        assert time.monotonic() - started < 5.0
 
 
 def test_processors_in_a_newer_file(tmp_path: Path) -> None:
