@@ -6,6 +6,7 @@ terminal, report, notebook, MLflow and figures show the same answer.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from entrain_bench.answers.cases import Case, Outcome, StrategyResult, cases_of, name_of, varying
-from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, results_word
-from entrain_bench.answers.comparison import LeadSummary, Verdict, lead_of, overall
-from entrain_bench.answers.labels import OURS, runs_in
+from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, quoted, results_word
+from entrain_bench.answers.comparison import Verdict, overall
+from entrain_bench.answers.labels import PUBLISHED, framework_of, runs_in
 from entrain_bench.answers.statistics import ENOUGH_SEEDS, Interval
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.given import check_of_job
@@ -30,6 +31,9 @@ NEXT_SEEDS = range(5)
 # Keys that ``recommend`` chooses itself or does not take, and keys that it takes in any case.
 NOT_OF_A_JOB = ("strategy", "seed", "plan", "harness")
 STATED = ("model", "workload", "cluster", "data", "global_batch", "microbatch_size")
+# Names of a job in those of the files of its plans, and their folder in the results folder.
+CHOSEN = ("model", "workload", "cluster")
+PLANS = "recommended"
 
 
 class NextStep(StrEnum):
@@ -38,6 +42,7 @@ class NextStep(StrEnum):
     MORE_SEEDS = "more seeds"
     RERUN = "rerun"
     RECOMMEND = "recommend"
+    PLAN = "plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,6 @@ class Answer:
             "num_contested": len(contested),
             "num_known": len(self.known),
             "winners": [*_winners(self, contested)],
-            "leads": _our_leads(contested),
             "overall": {name: asdict(mean) for name, mean in self.overall.items() if is_mean},
             **_doubts(contested),
             "fewer_seeds": _fewer_seeds(contested),
@@ -161,8 +165,20 @@ class Answer:
             "num_seeds": len(case.comparison.seeds),
             "saving": {"case": self.case_name(case), **case.saving} if case.saving else None,
             "runs_in": runs_in(result.strategy),
+            "rivals": _rivals(case),
             "next": _after_winner(result, results_dir) if is_enough else _more_seeds(self, results_dir),
         }
+
+
+def job_name(names: Iterable[str]) -> str:
+    """Return a job's name for files: letters, digits and dashes."""
+    return "-".join(re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-") for name in names)
+
+
+def plans_in(results_dir: str, names: Iterable[str]) -> list[Path]:
+    """Return the files of plans that ``recommend`` wrote for a job, the newest first."""
+    found = Path(results_dir, PLANS).glob(f"{job_name(names)}*.yaml")
+    return sorted(found, key=lambda path: (-path.stat().st_mtime, path.name))
 
 
 def known_strategies(records: Sequence[Record]) -> frozenset[str]:
@@ -190,17 +206,6 @@ def _winners(answer: Answer, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
             "num_variants": sorted({len(case.results) for case in alike}),
             "gains": [asdict(gain) for gain in gains],
         }
-
-
-def _our_leads(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
-    leads: dict[str, dict[str, Any]] = {}
-    for strategy in _distinct(one.strategy for case in cases for one in case.results if one.family == OURS):
-        variants = [[result.name for result in case.results if result.strategy == strategy] for case in cases]
-        if all(len(names) == 1 for names in variants):
-            times = [{one.name: one.standing.times for one in case.results} for case in cases]
-            summary = LeadSummary.of([lead_of(one, name) for one, (name,) in zip(times, variants, strict=True)])
-            leads |= {strategy: asdict(summary)} if summary else {}
-    return leads
 
 
 def _doubts(cases: Sequence[Case]) -> dict[str, Any]:
@@ -290,6 +295,29 @@ def _result_dict(result: StrategyResult) -> dict[str, Any]:
     }
 
 
+def _rivals(case: Case) -> dict[str, dict[str, Any] | None]:
+    """Return the fastest published strategy of a case, and the fastest that a framework runs today."""
+    done = [one for one in case.results if one.standing.time and one.standing.verdict != Verdict.FAILED]
+    return {
+        "published": _rival(next((one for one in done if one.family == PUBLISHED), None)),
+        "today": _rival(next((one for one in done if framework_of(one.first.config["strategy"])), None)),
+    }
+
+
+def _rival(result: StrategyResult | None) -> dict[str, Any] | None:
+    if result is None or result.standing.time is None:
+        return None
+    behind = result.standing.behind
+    framework = framework_of(result.first.config["strategy"])
+    return {
+        "name": result.name,
+        "time_s": result.standing.time.mean,
+        "behind": behind.mean if behind else 1.0,
+        "ties": result.standing.verdict in (Verdict.FASTEST, Verdict.AS_GOOD),
+        "framework": framework,
+    }
+
+
 def _more_seeds(answer: Answer, results_dir: str) -> dict[str, Any]:
     firsts = [result.first for result in answer.results]
     # The last override of a key counts.
@@ -299,7 +327,11 @@ def _more_seeds(answer: Answer, results_dir: str) -> dict[str, Any]:
 
 
 def _after_winner(result: StrategyResult, results_dir: str) -> dict[str, Any]:
-    """A recommendation for the winner's job; its runs again, if recommendations are not for such jobs."""
+    """The plans that ``recommend`` wrote, else a recommendation; the winner's runs again, if it is for no such job."""
+    labels = result.first.labels
+    if plans := plans_in(results_dir, (str(labels[name]) for name in CHOSEN)):
+        commands = [command_line([f"plan={quoted(str(path))}"], result.first.config_dir) for path in plans]
+        return {"kind": NextStep.PLAN, "commands": commands}
     again = {"kind": NextStep.RERUN, "commands": commands_of(result.runs.values(), results_dir)}
     if str(result.first.labels["harness"]) != "simulate":
         return again

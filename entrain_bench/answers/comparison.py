@@ -9,7 +9,6 @@ a group might be the fastest, the case is not decided.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -223,58 +222,6 @@ def shared_ratio(one: Mapping[int, float], other: Mapping[int, float]) -> Interv
     shared = [seed for seed in one if seed in other]
     pairs = [one[seed] for seed in shared], [other[seed] for seed in shared]
     return ratio_interval(*pairs) if shared else None
-
-
-@dataclass(frozen=True, slots=True)
-class LeadResult[Name: Hashable]:
-    """A strategy in one case (``own``, its speedup over the rival) next to the fastest of the others."""
-
-    rival: Name
-    own: Standing
-    other: Standing
-
-
-def lead_of[Name: Hashable](times: Mapping[Name, Times], leader: Name) -> LeadResult[Name] | None:
-    """Return the lead of one group of a case, of which others may be faster; None if there is no other."""
-    others = {name: theirs for name, theirs in times.items() if name != leader}
-    if not others:
-        return None
-    rival = compare(others, {}).ranked[0]
-    pair = compare({name: times[name] for name in (leader, rival)}, {leader: rival})
-    return LeadResult(rival, pair.standings[leader], pair.standings[rival])
-
-
-@dataclass(frozen=True, slots=True)
-class LeadSummary:
-    """The speedups of a strategy over the fastest other in several cases, whether above or below 1.
-
-    ``speedup`` is that of the only case; None for several. ``num_known`` cases have a speedup; in ``num_lacking`` the
-    strategy has no result at some seed.
-    """
-
-    speedup: Interval | None
-    least: float
-    greatest: float
-    mean: float
-    num_known: int
-    num_cases: int
-    num_lacking: int
-
-    @classmethod
-    def of[Name: Hashable](cls, leads: Sequence[LeadResult[Name] | None]) -> LeadSummary | None:
-        """Sum up the leads of some cases; None if no case has a speedup."""
-        gains = [lead.own.speedup for lead in leads if lead and lead.own.speedup]
-        if not gains:
-            return None
-        means = [gain.mean for gain in gains]
-        lacking = sum(lead.own.num_ok < len(lead.own.times) for lead in leads if lead)
-        only = gains[0] if len(leads) == 1 else None
-        return cls(only, min(means), max(means), geometric_mean(means), len(gains), len(leads), lacking)
-
-
-def count_wins[Name: Hashable](comparisons: Sequence[Comparison[Name]]) -> dict[Name, int]:
-    """Return in how many cases each group is the fastest, the one with the most first."""
-    return dict(Counter(case.best[0] for case in comparisons if case.best).most_common())
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:

@@ -29,6 +29,11 @@ FAMILIES = {
     OURS: "Ours",
     "": "Yours",
 }
+PUBLISHED = "published"
+# Keys of a strategy's ``switch_on`` that mean: a framework runs it as it is; and the column that holds its name.
+SWITCH_ON = "switch_on"
+FRAMEWORKS = {"megatron": "Megatron-LM", "sharded": "HF Trainer"}
+TODAY = "strategy_today"
 
 # Shorter words are taken for abbreviations.
 ABBREVIATION_LETTERS = 3
@@ -48,7 +53,14 @@ def label_columns(config: RunConfig) -> dict[str, Any]:
     if family not in FAMILIES:
         raise unknown_choice("strategy.family", family, [*filter(None, FAMILIES)])
     stated = {f"{group}_label": str(values.get("label", "")) for group, values in groups.items()}
-    return stated | {ORDER: order, FAMILY: family}
+    return stated | {ORDER: order, FAMILY: family, TODAY: framework_of(config.strategy)}
+
+
+def framework_of(strategy: Mapping[str, Any]) -> str:
+    """Return the framework that runs a strategy today, by the strategy's YAML; empty if none does."""
+    switches = strategy.get(SWITCH_ON) or {}
+    require(isinstance(switches, Mapping), f"strategy.{SWITCH_ON}", switches, "a mapping of lists of overrides")
+    return next((name for key, name in FRAMEWORKS.items() if key in switches), "")
 
 
 def in_order(table: pd.DataFrame) -> pd.DataFrame:
@@ -64,6 +76,11 @@ def orders(table: pd.DataFrame) -> dict[str, int | None]:
 def families(table: pd.DataFrame) -> dict[str, str]:
     """Family of every strategy of a table, in order of appearance; empty where none is stated."""
     return {name: str(family or "") for name, family in _stated(table, FAMILY).items()}
+
+
+def frameworks(table: pd.DataFrame) -> dict[str, str]:
+    """Framework that runs a strategy of a table today, in order of appearance; empty where none does."""
+    return {name: str(framework or "") for name, framework in _stated(table, TODAY).items()}
 
 
 def _stated(table: pd.DataFrame, column: str) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from entrain_bench.base.arithmetic import decisive
 
 # Share of the draws that an interval holds, cut alike at both ends.
 COVERAGE = 0.9
+# A lead counts if it is above 0 in at least this share of the draws, and over paired seeds.
+SURE = 0.95
 # The key of a run that chooses a draw; 0: the fitted constants.
 KEY = "constants"
 
@@ -79,6 +81,13 @@ def chances[Name: Hashable](times: Mapping[Name, Times]) -> dict[Name, Chance]:
 def _fastest[Name: Hashable](done: Mapping[Name, Mapping[int, float]], draw: int) -> Name:
     there = {name: by_draw[draw] for name, by_draw in done.items() if draw in by_draw}
     return min(there, key=lambda name: decisive(there[name]))
+
+
+def share_ahead(times: Times, others: Times) -> float | None:
+    """P(lead > 0): share of the shared draws in which the first is faster; None without such a draw."""
+    own, other = with_result(times), with_result(others)
+    shared = [draw for draw in own if draw in other]
+    return sum(decisive(own[draw]) < decisive(other[draw]) for draw in shared) / len(shared) if shared else None
 
 
 def contenders[Name: Hashable](times: Mapping[Name, Times], limit: float) -> list[Name]:

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.comparison import TIME, Comparison, LeadResult, LeadSummary, count_wins
+from entrain_bench.answers.comparison import TIME
 from entrain_bench.answers.posterior import Chance, ChanceSummary, rank_chances
 from entrain_bench.answers.text import load_template, paragraphs_of
 from entrain_bench.records.records import Record
@@ -33,16 +33,9 @@ def problems(answer: Answer) -> list[str]:
     return [_one("problem", problem) for problem in answer.to_dict()["problems"]]
 
 
-def winners_sentence[Name: Hashable](comparisons: Sequence[Comparison[Name]], labels: Mapping[Name, str]) -> str:
-    """In how many of some cases each strategy is the fastest, the one with the most first; empty without a winner."""
-    wins = [(labels[name], number) for name, number in count_wins(comparisons).items()]
-    return _one("winners", wins, len(comparisons))
-
-
-def lead_sentence[Name: Hashable](leads: Sequence[LeadResult[Name] | None], label: str) -> str:
-    """The speedups of a strategy over the fastest other in some cases, whether above or below 1; empty without any."""
-    summary = LeadSummary.of(leads)
-    return _one("lead", label, summary, "job") if summary else ""
+def headline_sentence(ahead: Mapping[str, Any]) -> str:
+    """Who is ahead over jobs (``headline.ahead``): overall, of the published systems, and in a framework today."""
+    return _one("headline", ahead)
 
 
 def posterior_sentences[Name: Hashable](

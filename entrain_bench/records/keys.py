@@ -17,7 +17,10 @@ from entrain_bench.records.code import code_version, planning_version
 from entrain_bench.specs.workload import Workload
 
 # Keys that say nothing about the result.
-COSMETIC_KEYS = frozenset({"label", "display_order", "family", "in_figures", "source", "sources", "within_megatron"})
+# Records of before 2026-12 have ``within_megatron``.
+COSMETIC_KEYS = frozenset(
+    {"label", "display_order", "family", "in_figures", "source", "sources", "switch_on", "contends", "within_megatron"}
+)
 # The option by which planners name a file that they read; its content is part of the key.
 PLAN_FILE = "path"
 # Keys that are used after planning only: a plan belongs to a job, not to a seed.

@@ -1,37 +1,40 @@
-"""Who is ahead on each job: the fastest of all, the fastest published system, the simple baseline, and ours."""
+"""Who is ahead on each job: the fastest overall, the fastest published, and the fastest that a framework runs today."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import pandas as pd
 
-from entrain_bench.answers.comparison import Comparison, Verdict
-from entrain_bench.answers.labels import OURS, cluster_label, families, names
-from entrain_bench.answers.posterior import COVERAGE, Chance
+from entrain_bench.answers.comparison import Comparison, Times, Verdict, geometric_mean
+from entrain_bench.answers.labels import PUBLISHED, cluster_label, families, frameworks, names
+from entrain_bench.answers.posterior import SURE, share_ahead
 from entrain_bench.answers.tables import JOB, compared
-from entrain_bench.answers.text import listing, markdown_table, seconds
+from entrain_bench.answers.text import listing, markdown_table, seconds, times
 
 # Columns of the run table that say how many samples a GPU has.
 SIZES = {"batch": "global_batch", "nodes": "cluster.num_nodes", "gpus_per_node": "cluster.gpus_per_node"}
-PUBLISHED = "published"
 # The rival that takes thirty lines: every sample dealt by longest processing time.
 BASELINE = "lpt"
-# A strategy ties with the fastest if it is the fastest in at least this share of the posterior draws: the part of them
-# that lies beyond one end of the interval of a lead.
-CLOSE = (1 - COVERAGE) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A strategy in a job: mean seconds per iteration, and its time over the fastest's (1 for the fastest).
+    """A strategy in a job.
 
-    ``ties``: it is not told apart from the fastest, by paired seeds or under the posterior of the constants.
+    Attributes:
+        time_s: mean seconds per iteration.
+        behind: its time over the fastest's; 1 for the fastest.
+        ties: whether the fastest has no lead over it that counts, over paired seeds and under the posterior.
+        framework: the framework that runs it today; empty if none does.
     """
 
     strategy: str
     time_s: float
     behind: float
     ties: bool
+    framework: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +47,48 @@ class JobRow:
     samples_per_gpu: float
     fastest: Place | None
     published: Place | None
+    today: Place | None
     baseline: Place | None
-    ours: Place | None
     tied: Sequence[str]  # labels of all others that tie with the fastest, in their order
 
 
-def job_rows(data: pd.DataFrame, odds: Mapping[tuple[str, str], Mapping[str, Chance]] = {}) -> list[JobRow]:
-    """A row for every job of a run table with ``SIZES``, in the order of the table; ``odds`` by model and workload."""
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One place of every job: how often each strategy has it, and its time over the fastest's."""
+
+    wins: Mapping[str, int]
+    least: float
+    greatest: float
+    mean: float
+    num_jobs: int
+    num_ties: int
+
+    @classmethod
+    def of(cls, places: Sequence[Place | None]) -> "Summary | None":
+        """Sum up; None if no job has such a place."""
+        known = [place for place in places if place]
+        if not known:
+            return None
+        ratios = [place.behind for place in known]
+        counts = Counter(f"{one.strategy} in {one.framework}" if one.framework else one.strategy for one in known)
+        ties = sum(place.ties for place in known)
+        return cls(
+            dict(counts.most_common()), min(ratios), max(ratios), geometric_mean(ratios), len(known), ties
+        )
+
+
+def job_rows(data: pd.DataFrame, draws: Mapping[tuple[str, str], Mapping[str, Times]] = {}) -> list[JobRow]:
+    """A row for every job of a run table with ``SIZES``, in the order of the table.
+
+    ``draws``: seconds by posterior draw of strategies, by model and workload (``posterior.times_of``).
+    """
     labels = {column: names(data, column) for column in ("strategy", *JOB)}
     family = families(data)
+    today = frameworks(data)
     rows = []
     for (model, workload), comparison in compared(data, JOB).items():
         first = data[(data["model"] == model) & (data["workload"] == workload)].iloc[0]
-        places = _places(comparison, odds.get((model, workload), {}), labels["strategy"])
-        of = {
-            kind: next((place for name, place in places.items() if family[name] == kind), None)
-            for kind in (PUBLISHED, OURS)
-        }
+        places = _places(comparison, draws.get((model, workload), {}), labels["strategy"], today)
         rows.append(
             JobRow(
                 labels["model"][model],
@@ -68,37 +96,55 @@ def job_rows(data: pd.DataFrame, odds: Mapping[tuple[str, str], Mapping[str, Cha
                 cluster_label(str(first["cluster"])),
                 first["batch"] / (first["nodes"] * first["gpus_per_node"]),
                 next(iter(places.values()), None),
-                of[PUBLISHED],
+                next((place for name, place in places.items() if family[name] == PUBLISHED), None),
+                next((place for name, place in places.items() if today[name]), None),
                 places.get(BASELINE),
-                of[OURS],
                 [place.strategy for place in [*places.values()][1:] if place.ties],
             )
         )
     return rows
 
 
-def _places(comparison: Comparison[str], chances: Mapping[str, Chance], labels: Mapping[str, str]) -> dict[str, Place]:
+def _places(
+    comparison: Comparison[str],
+    draws: Mapping[str, Times],
+    labels: Mapping[str, str],
+    today: Mapping[str, str],
+) -> dict[str, Place]:
     """The places of all strategies with a result at every seed, the fastest first."""
+    done = [name for name in comparison.ranked if comparison.standings[name].verdict != Verdict.FAILED]
     places = {}
-    for name in comparison.ranked:
+    for name in done:
         standing = comparison.standings[name]
-        if standing.time is None or standing.verdict == Verdict.FAILED:
+        if standing.time is None:
             continue
-        likely = name in chances and chances[name].probability >= CLOSE
+        share = share_ahead(draws.get(done[0], {}), draws.get(name, {})) if name != done[0] else 0.0
+        ties = name in comparison.best or (share is not None and share < SURE)
         behind = standing.behind.mean if standing.behind else 1.0
-        places[name] = Place(labels[name], standing.time.mean, behind, name in comparison.best or likely)
+        places[name] = Place(labels[name], standing.time.mean, behind, ties, today[name])
     return places
+
+
+def ahead(rows: Sequence[JobRow]) -> dict[str, Any]:
+    """Return who is ahead over all jobs as plain values; a template words them (``sentences.jinja``)."""
+    kinds = {kind: Summary.of([getattr(row, kind) for row in rows]) for kind in ("fastest", "published", "today")}
+    tied = sum(bool(row.tied) for row in rows)
+    return {"num_jobs": len(rows), "num_tied": tied} | {k: asdict(one) if one else None for k, one in kinds.items()}
 
 
 def jobs_markdown(rows: Sequence[JobRow]) -> str:
     """The rows as text; the fastest is bold, and so is whoever ties with it."""
-    heading = ["model, workload", "GPUs", "samples per GPU", "fastest", "published", "LPT", "ours", "ties"]
+    heading = ["model, workload", "GPUs", "samples per GPU", "fastest", "fastest published", "in a framework today"]
+    heading += ["LPT", "ties"]
     table = [
         [
             f"{row.model} {row.workload}",
             row.cluster,
             f"{row.samples_per_gpu:g}",
-            *(_cell(place, place == row.fastest) for place in (row.fastest, row.published, row.baseline, row.ours)),
+            _cell(row.fastest),
+            _cell(row.published),
+            _cell(row.today, f" ({row.today.framework})" if row.today else ""),
+            _cell(row.baseline),
             listing(row.tied) if row.tied else "none",
         ]
         for row in rows
@@ -106,9 +152,9 @@ def jobs_markdown(rows: Sequence[JobRow]) -> str:
     return markdown_table(heading, table, right=heading[2:3])
 
 
-def _cell(place: Place | None, fastest: bool) -> str:
+def _cell(place: Place | None, where: str = "") -> str:
     if place is None:
         return "no result"
-    behind = "" if fastest else f", {place.behind:.2f}x"
-    mark = "**" if fastest or place.ties else ""
-    return f"{mark}{place.strategy} {seconds(place.time_s)} s{mark}{behind}"
+    mark = "**" if place.ties else ""
+    behind = f", {times(place.behind)}" if place.behind != 1 else ""
+    return f"{mark}{place.strategy}{where} {seconds(place.time_s)} s{mark}{behind}"

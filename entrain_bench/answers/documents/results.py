@@ -8,13 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from entrain_bench.answers.comparison import lead_of
-from entrain_bench.answers.documents.headline import SIZES, job_rows, jobs_markdown
+from entrain_bench.answers.documents.headline import SIZES, ahead, job_rows, jobs_markdown
 from entrain_bench.answers.documents.mechanisms import mechanisms_section, sweeps
 from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
-from entrain_bench.answers.labels import FAMILIES, OURS, families, names
-from entrain_bench.answers.posterior import Chance, chances_by_job
-from entrain_bench.answers.sentences import lead_sentence, posterior_sentences, winners_sentence
+from entrain_bench.answers.labels import FAMILIES, families, names
+from entrain_bench.answers.posterior import Chance, chances, times_of
+from entrain_bench.answers.sentences import headline_sentence, posterior_sentences
 from entrain_bench.answers.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
 from entrain_bench.answers.text import count, listing, markdown_table, seconds
 from entrain_bench.base.files import write_atomically
@@ -50,8 +49,11 @@ def results_output() -> Output:
 def write_results(study: Study) -> str:
     """Write ``results.md`` and sentences for other pages; returns what is missing from them, if anything."""
     table = run_table(study.cells(f"figure={SWEEP}"), study.results, SIZES)
-    odds = chances_by_job(posterior_runs(study)) if read_plan().sweep == SWEEP else {}
-    sentences = " ".join(lead_sentences(table, [*odds.values()]))
+    draws = times_of(posterior_runs(study)) if read_plan().sweep == SWEEP else {}
+    odds = {job: chances(times) for job, times in draws.items()}
+    rows = job_rows(table, draws)
+    sure = posterior_sentences([*odds.values()], names(table, "strategy"))
+    sentences = " ".join([headline_sentence(ahead(rows)), *sure])
     strategies = count(table["strategy"].nunique(), "strategy", "strategies")
     jobs = count(len(table[CASE[:2]].drop_duplicates()), "job")
     seeds = count(table["seed"].nunique(), "seed")
@@ -59,7 +61,7 @@ def write_results(study: Study) -> str:
         TEXT.read_text(),
         mechanisms_section(study),
         f"## {AHEAD}\n\n`figure={SWEEP}`, {seeds}. {sentences}\n",
-        jobs_markdown(job_rows(table, odds)),
+        jobs_markdown(rows),
         f"## {TIMES}\n",
         results_markdown(table),
         *([posterior_markdown(table, odds)] if odds else []),
@@ -74,26 +76,14 @@ def posterior_markdown(data: pd.DataFrame, odds: Mapping[tuple[str, str], Mappin
     """A row for each strategy that is the fastest of its job in any draw; the run table gives the labels."""
     labels = {column: names(data, column) for column in CASE}
     rows = []
-    for (model, workload), chances in odds.items():
-        for name, chance in chances.items():
+    for (model, workload), by_name in odds.items():
+        for name, chance in by_name.items():
             if chance.num_fastest and chance.lead:
                 job = f"{labels['model'][model]} {labels['workload'][workload]}"
                 lead = f"{chance.lead.median:.2f}x ({chance.lead.low:.2f}x to {chance.lead.high:.2f}x)"
                 rows.append([job, labels["strategy"][name], f"{chance.probability:.2f}", lead, f"{chance.num_draws}"])
     heading = ["model, workload", "strategy", "P(fastest)", "speedup over the fastest other", "draws"]
     return f"### {POSTERIOR}\n\n{markdown_table(heading, rows, right=heading[2:])}"
-
-
-def lead_sentences(data: pd.DataFrame, odds: Sequence[Mapping[str, Chance]] = ()) -> list[str]:
-    """Return sentences on the fastest strategy of each job, on the speedups of our strategies, and on P(fastest)."""
-    comparisons = [*compared(data, CASE[:2]).values()]
-    labels = names(data, "strategy")
-    sentences = [winners_sentence(comparisons, labels)]
-    ours = [name for name, family in families(data).items() if family == OURS]
-    times = [{name: standing.times for name, standing in one.standings.items()} for one in comparisons]
-    for name in ours:
-        sentences.append(lead_sentence([lead_of(by_name, name) for by_name in times if name in by_name], labels[name]))
-    return [*filter(None, sentences), *posterior_sentences(odds, labels, ours)]
 
 
 def results_markdown(data: pd.DataFrame) -> str:
