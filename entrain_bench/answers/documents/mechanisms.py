@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -114,6 +115,15 @@ def mechanisms_section(study: Study) -> str:
     )
     notes = "\n" + "".join(lacking) if lacking else ""
     return f"## What each mechanism gains\n\n{text}\n\n{markdown_table(heading, rows, right=heading[2:3])}{notes}"
+
+
+def gains_by_name(study: Study) -> dict[str, str]:
+    """The mean gain of each mechanism as a text, by ``gain_<mechanism>_<switch>``, for sentences of pages."""
+    table = gains({label: study.cells(*sweep) for label, sweep in _labelled_sweeps().items()}, study.results)
+    return {
+        f"gain_{re.sub(r'[^a-z0-9]+', '_', str(name).lower())}_{switch}": f"{100 * mean_gain(mine['gain']):.0f}%"
+        for (name, switch), mine in table.groupby(["mechanism", "switched"], sort=False)
+    }
 
 
 def mean_gain(by_job: pd.Series) -> float:

@@ -9,8 +9,9 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.answers.documents.headline import SIZES, ahead, job_rows, jobs_markdown
-from entrain_bench.answers.documents.mechanisms import mechanisms_section, sweeps
+from entrain_bench.answers.documents.mechanisms import gains_by_name, mechanisms_section, sweeps
 from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
+from entrain_bench.answers.documents.tables import TABLES
 from entrain_bench.answers.labels import FAMILIES, families, names
 from entrain_bench.answers.posterior import Chance, chances, times_of
 from entrain_bench.answers.sentences import headline_sentence, posterior_sentences
@@ -67,7 +68,8 @@ def write_results(study: Study) -> str:
         *([posterior_markdown(table, odds)] if odds else []),
     ]
     headline = f"Compared: {listing((strategies, jobs, seeds))}. {sentences}\n"
-    for name, text in {HEADLINE: headline, PAGE: "\n".join(parts)}.items():
+    values = {f"{TABLES}/{name}.md": text for name, text in gains_by_name(study).items()}
+    for name, text in {HEADLINE: headline, PAGE: "\n".join(parts), **values}.items():
         write_atomically(study.results.root / name, text.encode())
     return next(filter(None, (study.problem(*sweep) for sweep in [(f"figure={SWEEP}",), *sweeps()])), "")
 

@@ -26,8 +26,8 @@ from entrain_bench.run.study import Output, Study, SweepOverrides
 
 # Folder of the tables in results.
 TABLES = "tables"
-# A table's place on a page.
-PLACE = re.compile(r"(<!-- table: (\S+) -->).*?(<!-- end -->)", re.DOTALL)
+# A table's place on a page; within a line, the place of a number or a sentence.
+PLACE = re.compile(r"(<!-- table: (\S+) -->)(.*?)(<!-- end -->)", re.DOTALL)
 # From the pages of most tables to the top of the repository.
 WAY_UP = "../../"
 # Column of the key that numbers are spread over, and the usual key.
@@ -262,9 +262,10 @@ def splice(page_text: str, tables: Mapping[str, str], way_up: str = WAY_UP) -> s
     """
 
     def put(match: re.Match[str]) -> str:
-        begin, name, end = match.groups()
+        begin, name, before, end = match.groups()
         if name not in tables:
             raise unknown_choice("table", name, tables)
-        return f"{begin}\n\n{tables[name].strip('\n').replace(f']({WAY_UP}', f']({way_up}')}\n\n{end}"
+        gap = "\n\n" if "\n" in before else ""
+        return f"{begin}{gap}{tables[name].strip('\n').replace(f']({WAY_UP}', f']({way_up}')}{gap}{end}"
 
     return PLACE.sub(put, page_text)
