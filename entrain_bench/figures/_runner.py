@@ -20,19 +20,21 @@ from types import ModuleType
 from typing import Any
 
 import yaml
+from hydra.core.override_parser.types import Glob
 
 import entrain_bench.figures as package
 from entrain_bench.answers.commands import command_line
 from entrain_bench.answers.documents.mechanisms import row_label
 from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
 from entrain_bench.answers.labels import cost_source
-from entrain_bench.answers.text import consecutive
+from entrain_bench.answers.text import consecutive, listing
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain, require, unknown_choice
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.comments import first_sentence
-from entrain_bench.config.overrides import swept_keys
+from entrain_bench.config.compose import NARROWED
+from entrain_bench.config.overrides import parse, swept_keys
 from entrain_bench.config.targets import import_file
-from entrain_bench.config.tree import config_tree
+from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.figures._style import MODEL_ERROR, Picture, empty_figure, styled
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import labels_of
@@ -140,18 +142,19 @@ def _yaml(experiment: str, config_dir: str | None) -> dict[str, Any]:
     return values
 
 
-# Groups of which a figure shows several choices; the user's may replace them.
-REPLACED = ("workload", "model")
 # Keys of Hydra, and sweeps of other figures.
 NOT_OF_A_RUN = ("figure", "hydra")
+# Groups of which a figure can tell several entries apart that differ inside.
+TRACED = ("workload", "model")
 HASH_DIGITS = 8
 MAX_NAME = 60
 
 
 def sweeps_of(experiment: str, config_dir: str | None = None, overrides: Sequence[str] = ()) -> Sweeps:
-    """The sweeps of a figure with overrides of the user's in the place of its values; others are added.
+    """The sweeps of a figure narrowed or changed by overrides of the user's; others are added.
 
-    ``UserError`` for keys whose values the figure compares, and several values of keys that are not ``REPLACED``.
+    Values of keys of ``NARROWED`` select among the figure's own; where one is not among them, they replace those.
+    ``UserError`` for other keys whose values the figure compares, and for several values of other keys.
     """
     content = _yaml(experiment, config_dir) if overrides else {}
     rows = rows_of(experiment, config_dir)
@@ -159,13 +162,37 @@ def sweeps_of(experiment: str, config_dir: str | None = None, overrides: Sequenc
     params = content["hydra"]["sweeper"]["params"] if "hydra" in content else content
     compared = {key: str(value) for key, value in params.items() if any(swept_keys([f"{key}={value}"]).values())}
     compared |= {key: "in its rows" for row in rows.values() for key in swept_keys(row)}
-    given = swept_keys(overrides)
-    for key, several in given.items():
-        _check(experiment, key, several, compared)
-    aside = [f"~{key}" for key in params if key.startswith(tuple(f"{other}." for other in given))]
+    aside = list[str]()
+    for text in overrides:
+        key = parse(text).key_or_group
+        _check(key, text)
+        values = _values(text, config_dir)
+        in_rows = {each for row in rows.values() for each in row if parse(each).key_or_group == key}
+        own = (in_rows, _values(f"{key}={params.get(key, '')}", config_dir))
+        if key in NARROWED and any(values <= known for known in own):
+            rows = {label: row for label, row in rows.items() if values & {*row} or not in_rows & {*row}}
+            continue
+        inside = [other for other in compared if other.startswith(f"{key}.")]
+        for other in inside or ([key] if key in compared and (key not in NARROWED or in_rows) else []):
+            stated = f"figure {experiment} already compares values of {other} ({compared[other]})"
+            raise UserError(f"{key}: {stated}. Leave it out")
+        aside += [f"~{other}" for other in params if other.startswith(f"{key}.")]
     # The figure's name comes last: MLflow has the figure's own runs under it.
-    own = (*overrides, *aside, f"figure={experiment}")
-    return {label: (*own, *row) for label, row in rows.items()} or {UNLABELLED: own}
+    last = (*aside, f"figure={experiment}")
+    given = swept_keys(overrides)
+    return {
+        label: (*(text for text, key in zip(overrides, given, strict=True) if key not in swept_keys(row)), *last, *row)
+        for label, row in (rows or {UNLABELLED: ()}).items()
+    }
+
+
+def _values(text: str, config_dir: str | None) -> set[str]:
+    """The override of every value of a list; of ``glob`` of every choice that there is."""
+    override = parse(text)
+    key = override.get_key_element()
+    if override.is_sweep_override() and isinstance(override.value(), Glob):
+        return {f"{key}={name}" for name in choices(key, config_dir)}
+    return {f"{key}={value}" for value in override.sweep_string_iterator()} if override.is_discrete_sweep() else {text}
 
 
 def file_name(figure: str, cells: Sequence[Cell], overrides: Sequence[str]) -> str:
@@ -177,7 +204,7 @@ def file_name(figure: str, cells: Sequence[Cell], overrides: Sequence[str]) -> s
 
 def check_names(cells: Sequence[Cell]) -> None:
     """Raise ``UserError`` for different workloads, or models, of one name: a figure could not tell them apart."""
-    for group in REPLACED:
+    for group in TRACED:
         seen: dict[str, object] = {}
         for cell in cells:
             name = str(labels_of(cell.config)[group])
@@ -186,15 +213,12 @@ def check_names(cells: Sequence[Cell]) -> None:
                 raise UserError(f"{group}: two entries share the name {name}. Give each entry a unique name")
 
 
-def _check(figure: str, key: str, several: bool, compared: Mapping[str, str]) -> None:
+def _check(key: str, text: str) -> None:
     group = re.split(r"[./]", key)[0]
     if group in NOT_OF_A_RUN:
         raise UserError(f"{key}: is not a key of a run. Leave it out")
-    inside = [other for other in compared if other.startswith(f"{key}.")]
-    for other in inside or ([key] if key in compared and key not in REPLACED else []):
-        raise UserError(f"{key}: figure {figure} already compares values of {other} ({compared[other]}). Leave it out")
-    if several and group not in REPLACED:
-        raise UserError(f"{key}: must be one value; only {' and '.join(REPLACED)} take several in a figure")
+    if key not in NARROWED and group not in TRACED and parse(text).is_sweep_override():
+        raise UserError(f"{key}: must be one value; only {listing(NARROWED)} take several in a figure")
 
 
 # The last is the sidecar.

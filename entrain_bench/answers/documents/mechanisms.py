@@ -70,7 +70,7 @@ def gains(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame
     """A row for each mechanism, switch (``alone``, ``last``) and job, from the cells of each row of the figure.
 
     ``gain`` is the time without over the time with it, minus 1, geometric mean over the seeds at which both succeeded;
-    not a number where there are none, and ``reason`` says why.
+    not a number where there are none, and ``reason`` says why. Pairs that a narrowed figure lacks have no row.
     """
     defined = read_mechanisms()
     tables = {label: run_table(mine, results) for label, mine in cells.items()}
@@ -80,7 +80,10 @@ def gains(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame
     for name, mechanism in defined.mechanisms.items():
         for switch, pair in zip(SWITCHES, (mechanism.alone, mechanism.last), strict=True):
             for job in defined.jobs if pair else ():
-                without, with_it = (tables[defined.label(job, variant)] for variant in pair)
+                labels = [defined.label(job, variant) for variant in pair]
+                if not {*labels} <= tables.keys():
+                    continue
+                without, with_it = (tables[label] for label in labels)
                 other, mine = times_by_seed(without), times_by_seed(with_it)
                 both = [(before, time) for seed, time in mine.items() if time and (before := other.get(seed))]
                 ratio = ratio_interval([one for one, _ in both], [two for _, two in both]).mean if both else math.nan
