@@ -15,6 +15,7 @@ from entrain_bench.answers.statistics import ratio_interval
 from entrain_bench.answers.tables import run_table, times_by_seed
 from entrain_bench.answers.text import markdown_table
 from entrain_bench.base.errors import unknown_choice
+from entrain_bench.config.figures import row_label
 from entrain_bench.config.tree import config_tree
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
@@ -46,11 +47,6 @@ class Mechanisms:
     def label(self, job: str, variant: str) -> str:
         """The row of a job's variant in the figure's sweep."""
         return row_label((job, variant))
-
-
-def row_label(parts: Sequence[str]) -> str:
-    """The label of a row that combines one entry of each list of a figure's ``rows``."""
-    return "; ".join(parts)
 
 
 @cache
