@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from entrain_bench.balancing.profile import Profile as Profile
     from entrain_bench.base.errors import UserError as UserError
     from entrain_bench.config.compose import compose as compose
+    from entrain_bench.notebook import load as load
+    from entrain_bench.notebook import plot as plot
+    from entrain_bench.notebook import show as show
+    from entrain_bench.notebook import sweep as sweep
     from entrain_bench.program import Program as Program
     from entrain_bench.program.assignment import Assignment as Assignment
     from entrain_bench.program.layout import Layout as Layout
@@ -38,11 +42,15 @@ _HOMES = {
     "Timeline": "program.timeline",
     "UserError": "base.errors",
     "compose": "config.compose",
+    "load": "notebook",
     "measure": "records.metrics",
     "metric": "records.metrics",
+    "plot": "notebook",
     "prepare": "run.experiment",
     "run_experiment": "run.experiment",
     "shapes_of": "specs.shapes",
+    "show": "notebook",
+    "sweep": "notebook",
 }
 
 

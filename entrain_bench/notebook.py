@@ -9,18 +9,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.comparison import TIME
 from entrain_bench.answers.console_table import Column, value_columns
+from entrain_bench.answers.plots import Plot
 from entrain_bench.answers.sentences import problems, sentences
 from entrain_bench.answers.text import TIME_WORDS, seconds
-from entrain_bench.base.errors import UserError
+from entrain_bench.answers.timelines import slowest_replica
+from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.config.sources import add_config_dir
-from entrain_bench.figures._lanes import gantt, slowest_replica
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, draw_standings, panels, styled
+from entrain_bench.figures._lanes import gantt
+from entrain_bench.figures._plot import draw_runs
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, panels, styled
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import RunResult
@@ -35,12 +41,16 @@ DPI = 130
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Results as notebooks show them: a ``table`` with one row per run, metric or action, and a picture."""
+    """Results as notebooks show them: a ``table`` with one row per run, metric or action, and a picture.
+
+    ``records`` are those of several runs, whose picture can be chosen.
+    """
 
     table: pd.DataFrame
     html: str
     text: str
     draw: Callable[[], Figure]
+    records: Sequence[Record] = ()
 
     def __repr__(self) -> str:
         return self.text
@@ -52,13 +62,42 @@ class View:
         """Return everything as a table of its own."""
         return self.table.copy()
 
-    def plot(self) -> Figure:
-        """Return the picture as a new figure of matplotlib, which notebooks show."""
+    def plot(
+        self,
+        kind: str = "dots",
+        *,
+        metric: str = TIME,
+        by: str = "",
+        strategies: Sequence[str] = (),
+        normalize: str = "",
+        ax: Axes | None = None,
+    ) -> Figure:
+        """Return the picture as a new figure of matplotlib, which notebooks show, or draw it into axes.
+
+        Of several runs ``entrain-bench plot`` takes the same arguments: dots, heatmap or lines of a metric, by case or
+        by a key, over the fastest run (``normalize="fastest"``), a strategy, or ``none``. ``UserError`` for others, and
+        for arguments where there is one run only.
+        """
+        plot = Plot(kind, metric, by, normalize)
         with styled():
-            figure = self.draw()
-        figure.set_dpi(DPI)
-        _let_notebooks_show_figures()
+            if self.records:
+                figure = draw_runs(Answer.of(_of_strategies(self.records, strategies)), plot, ax).figure
+            elif plot != Plot() or strategies or ax:
+                raise UserError("plot: takes arguments for several runs only. Call plot() without any")
+            else:
+                figure = self.draw()
+        if ax is None:
+            figure.set_dpi(DPI)
+            _let_notebooks_show_figures()
         return figure
+
+
+def _of_strategies(records: Sequence[Record], strategies: Sequence[str]) -> Sequence[Record]:
+    known = {str(record.labels["strategy"]) for record in records}
+    for name in strategies:
+        if name not in known:
+            raise unknown_choice("strategies", name, sorted(known))
+    return [record for record in records if not strategies or record.labels["strategy"] in strategies]
 
 
 def sweep(*overrides: str, config_dir: str | None = None, processes: int = 0) -> View:
@@ -85,6 +124,11 @@ def load(results_dir: str = "results") -> View:
     return show(records)
 
 
+def plot(results_dir: str = "results", kind: str = "dots", **options: Any) -> Figure:
+    """Draw the runs of a folder of results (``View.plot``); ``UserError`` for a folder without runs."""
+    return load(results_dir).plot(kind, **options)
+
+
 def show(result: RunResult | Timeline | Sequence[Record]) -> View:
     """Return records, a result of ``run_experiment``, or a timeline as notebooks show it."""
     if isinstance(result, RunResult):
@@ -100,7 +144,8 @@ def _runs(records: Sequence[Record]) -> View:
     shown = pd.DataFrame(dict(enumerate(column.cells for column in columns)))
     shown = shown.set_axis([column.heading for column in columns], axis="columns")
     words = [*sentences(answer), *problems(answer)]
-    return _view(table_of(records), words, shown, [row.best for row in rows], lambda: draw_standings(answer))
+    view = _view(table_of(records), words, shown, [row.best for row in rows], lambda: draw_runs(answer).figure)
+    return replace(view, records=records)
 
 
 def _run(result: RunResult) -> View:
@@ -112,7 +157,7 @@ def _run(result: RunResult) -> View:
         figure, (panel,) = panels(1, 1, DOUBLE_COLUMN_IN, 2.0)
         panel.barh([*shares], [*shares.values()])
         panel.invert_yaxis()
-        panel.set_xlabel("Share of GPU time")
+        panel.set_xlabel("share of GPU time")
         return figure
 
     shown = pd.DataFrame(rows, columns=["metric", "mean over iterations"])

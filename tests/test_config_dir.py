@@ -197,7 +197,7 @@ def test_their_figures_are_made(
         ("figures/own_plot.py", "def", "own_plot.py:1: not Python: "),
         ("figures/own_plot.py", "RUNS = True", "must define EXPERIMENT, RUNS, load and draw; EXPERIMENT is missing"),
         ("figures/own_plot.py", FIGURE.replace('"drawn"', '"none"'), "EXPERIMENT=none: must be the name of a YAML"),
-        ("figure/other.yaml", "figure: {drawing: warmpu}", "figure.drawing=warmpu: unknown (did you mean warmup?)"),
+        ("figure/other.yaml", "figure: {drawing: twnis}", "figure.drawing=twnis: unknown (did you mean twins?)"),
     ],
 )
 def test_what_is_wrong_with_their_figures_is_one_line(

@@ -67,7 +67,7 @@ def test_a_run_and_a_timeline_are_shown_and_drawn() -> None:
     timeline = setting.executor.execute(program)  # type: ignore[union-attr]
     shown = notebook.show(timeline)
     assert shown.to_pandas()["end_s"].max() == timeline.iteration_time_s
-    assert shown.plot().axes[0].get_xlabel().startswith("Time (")
+    assert shown.plot().axes[0].get_xlabel().startswith("time (")
 
 
 @pytest.mark.wide

@@ -31,23 +31,6 @@ def token_quantiles(profile: Profile, num_samples: int, num_points: int) -> pd.D
     return pd.DataFrame({"probability": probability, **quantiles})
 
 
-def share_quantiles(
-    profile: Profile, batch_sizes: Sequence[int], num_draws: int, num_samples: int, probabilities: Sequence[float]
-) -> pd.DataFrame:
-    """How the encoders' share of the workload spreads over batches of every size, and over samples, as batch size 0.
-
-    Returns:
-        Columns ``batch_size``, ``num_draws``, ``probability``, ``encoder_share``.
-    """
-    degrees = next(profile.job.degrees())
-    parts = []
-    for label, size, draws in [(0, 1, num_samples), *((size, size, num_draws) for size in batch_sizes)]:
-        quantiles = np.quantile(encoder_shares(profile, degrees, size, draws), probabilities)
-        columns = {"batch_size": label, "num_draws": draws, "probability": probabilities, "encoder_share": quantiles}
-        parts.append(pd.DataFrame(columns))
-    return pd.concat(parts, ignore_index=True)
-
-
 def allocation_shares(profile: Profile, batch_sizes: Sequence[int], num_draws: int, max_batch: int) -> pd.DataFrame:
     """How often each allocation of a replica's GPUs comes out of batches of a size.
 

@@ -37,6 +37,21 @@ TODAY = "strategy_today"
 
 # Shorter words are taken for abbreviations.
 ABBREVIATION_LETTERS = 3
+# Words that are spelled otherwise than in title case.
+SPELLED = {
+    "dflop": "DFLOP",
+    "internvl": "InternVL",
+    "internvl15": "InternVL 1.5",
+    "llama3": "Llama 3",
+    "llavaov": "LLaVA-OneVision",
+    "mixed": "mixed",
+    "multi": "several images",
+    "qwen25": "Qwen2.5",
+    "qwen25vl": "Qwen2.5-VL",
+    "single": "single images",
+    "video": "video",
+    "vit": "ViT",
+}
 
 
 def label_columns(config: RunConfig) -> dict[str, Any]:
@@ -70,32 +85,40 @@ def in_order(table: pd.DataFrame) -> pd.DataFrame:
 
 def orders(table: pd.DataFrame) -> dict[str, int | None]:
     """Display order of every strategy of a table, in order of appearance; None where none is stated."""
-    return {name: int(order) if pd.notna(order) else None for name, order in _stated(table, ORDER).items()}
+    return {
+        name: int(order) if pd.notna(order) else None for name, order in _stated(table, ORDER, "display_order").items()
+    }
 
 
 def families(table: pd.DataFrame) -> dict[str, str]:
     """Family of every strategy of a table, in order of appearance; empty where none is stated."""
-    return {name: str(family or "") for name, family in _stated(table, FAMILY).items()}
+    return {name: str(family or "") for name, family in _stated(table, FAMILY, "family").items()}
 
 
 def frameworks(table: pd.DataFrame) -> dict[str, str]:
     """Framework that runs a strategy of a table today, in order of appearance; empty where none does."""
-    return {name: str(framework or "") for name, framework in _stated(table, TODAY).items()}
+    return {name: str(framework or "") for name, framework in _stated(table, TODAY, "").items()}
 
 
-def _stated(table: pd.DataFrame, column: str) -> dict[str, Any]:
-    firsts = table.drop_duplicates("strategy")
-    return dict(zip(firsts["strategy"].map(str), firsts.get(column, [None] * len(firsts)), strict=True))
+def _stated(table: pd.DataFrame, column: str, key: str, group: str = "strategy") -> dict[str, Any]:
+    """What a table's column, or else the choice's YAML, states of every value of a group."""
+    firsts = table.drop_duplicates(group)
+    values = [str(value) for value in firsts[group]]
+    found = firsts[column] if column in table else [_choice(group, value).get(key) for value in values]
+    return dict(zip(values, found, strict=True))
+
+
+@cache
+def _choice(group: str, name: str) -> Mapping[str, Any]:
+    path = config_tree() / group / f"{name}.yaml"
+    return (yaml.safe_load(path.read_text()) or {}) if path.is_file() else {}
 
 
 def names(table: pd.DataFrame, column: str) -> dict[str, str]:
-    """Label of every value of a column, in order of appearance; ``<column>_label`` of the table takes precedence."""
-    values = [str(value) for value in table[column].unique()]
-    derived = distinct_labels(values)
-    if f"{column}_label" not in table:
-        return derived
-    stated = table.drop_duplicates(column).set_index(column)[f"{column}_label"]
-    return {value: stated[value] or derived[value] for value in values}
+    """Label of every value of a column, in order of appearance; one that is stated takes precedence."""
+    stated = _stated(table, f"{column}_label", "label", column)
+    derived = distinct_labels(stated)
+    return {value: label if isinstance(label, str) and label else derived[value] for value, label in stated.items()}
 
 
 def distinct_labels(values: Iterable[str]) -> dict[str, str]:
@@ -104,6 +127,13 @@ def distinct_labels(values: Iterable[str]) -> dict[str, str]:
     short = {value: _short(value) for value in values}
     taken = [*short.values()]
     return {value: label if taken.count(label) == 1 else spell(value) for value, label in short.items()}
+
+
+def model_size(model: str) -> float:
+    """Billions of weights as a model's name states them; 0 if it states none."""
+    words = model.lower().replace("-", "_").split("_")
+    sizes = [float(word[:-1]) for word in words if word.endswith("b") and word[:-1].replace(".", "", 1).isdigit()]
+    return max(sizes, default=0.0)
 
 
 def cluster_label(name: str) -> str:
@@ -115,7 +145,7 @@ def cluster_label(name: str) -> str:
 
 
 def spell(name: str) -> str:
-    """A name in title case: ``chartqa`` becomes ChartQA, ``llama3_1b`` Llama3 1B, ``vit1b_llm7b`` VIT 1B LLM 7B."""
+    """A name as people say it: ``chartqa`` becomes ChartQA, ``dflop_mixed`` DFLOP mixed, ``vit1b`` ViT 1B."""
     return " ".join(_spell_word(word) for word in name.split("_") if word)
 
 
@@ -130,6 +160,8 @@ def _short(name: str) -> str:
 def _spell_word(word: str) -> str:
     if sized := re.fullmatch(r"([a-z]+)([0-9.]+b)", word):
         return " ".join(_spell_word(part) for part in sized.groups())
+    if word in SPELLED:
+        return SPELLED[word]
     if len(word) <= ABBREVIATION_LETTERS or re.fullmatch(r"[0-9.]+b", word):
         return word.upper()
     stem, answering = re.fullmatch(r"(.+?)([cv]?qa)?", word).groups(default="")  # type: ignore[union-attr]

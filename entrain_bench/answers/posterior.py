@@ -121,6 +121,17 @@ def chances_by_job(data: pd.DataFrame) -> dict[tuple[str, str], dict[str, Chance
     return {job: chances(times) for job, times in times_of(data).items()}
 
 
+def with_chances(table: pd.DataFrame, odds: Mapping[tuple[str, str], Mapping[str, Chance]]) -> pd.DataFrame:
+    """A table of jobs and strategies with P(fastest) and the ends of the lead, where there are any."""
+    found = [odds.get((row["model"], row["workload"]), {}).get(row["strategy"]) for _, row in table.iterrows()]
+    leads = [chance.lead if chance else None for chance in found]
+    return table.assign(
+        p_fastest=[chance.probability if chance else None for chance in found],
+        lead_low=[lead.low if lead else None for lead in leads],
+        lead_high=[lead.high if lead else None for lead in leads],
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ChanceSummary:
     """The chances of a strategy over one or several jobs; the lead in a draw is the geometric mean over the jobs.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,14 +31,6 @@ TIMES = ["iteration_time_s", "lower_bound_s"]
 ALL = "all"
 # Verbs of runs that have no result.
 STATUSES = {"failed": "fails", "skipped": "is skipped", MISSING: "has not run"}
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """A table with one row a cell (``run_table``), and one with a row an action and lane (``run_actions``)."""
-
-    table: pd.DataFrame
-    actions: pd.DataFrame
 
 
 def run_table(cells: Sequence[Cell], results: Results, settings: Mapping[str, str] | None = None) -> pd.DataFrame:
@@ -244,24 +235,26 @@ def summarise(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def time_over_fastest(data: pd.DataFrame) -> pd.DataFrame:
-    """Time over the fastest strategy's of a job, geometric mean over all jobs at each seed, then mean over seeds.
+    """Time over the fastest strategy's of a job, geometric mean over jobs at each seed, then mean over seeds.
 
-    A row a strategy with a result on every job, the fastest first: ``mean``, ``low`` and ``high`` (95% interval).
+    A row a strategy, the fastest first: ``mean``, ``low`` and ``high`` (95% interval), and ``num_jobs`` of which it has
+    a result; its mean is over these. A strategy without a seed with all of them has no row.
     """
-    good = data[data["status"] == "ok"]
-    if good.empty:
-        return pd.DataFrame(columns=["mean", "low", "high"], dtype=float)
-    times = good.astype({"iteration_time_s": float}).pivot_table(
-        "iteration_time_s", [*JOB, "seed"], "strategy", sort=False
-    )
-    means = times.groupby(level=JOB, sort=False).transform("mean")
-    reference = times.where(means.eq(means.min(axis="columns"), axis="index")).bfill(axis="columns").iloc[:, 0]
-    logs = times.div(reference, axis="index").map(log, na_action="ignore").groupby(level="seed")
-    # The mean over all jobs, so a seed that lacks one has none.
-    by_seed = logs.mean().where(logs.count().eq(logs.size(), axis="index")).map(exp, na_action="ignore")
-    rows = {str(name): mean_interval(values.dropna().tolist()) for name, values in by_seed.items() if values.count()}
-    table = pd.DataFrame([(name, each.mean, each.low, each.high) for name, each in rows.items()])
-    table.columns = ["strategy", "mean", "low", "high"]
+    columns = ["strategy", "mean", "low", "high", "num_jobs"]
+    good = data[data["status"] == "ok"].astype({"iteration_time_s": float})
+    rows = []
+    if len(good):
+        times = good.pivot_table("iteration_time_s", [*JOB, "seed"], "strategy", sort=False)
+        means = times.groupby(level=JOB, sort=False).transform("mean")
+        reference = times.where(means.eq(means.min(axis="columns"), axis="index")).bfill(axis="columns").iloc[:, 0]
+        logs = times.div(reference, axis="index").map(log, na_action="ignore")
+        num_jobs = logs.groupby(level=JOB, sort=False).count().gt(0).sum()
+        by_seed = logs.groupby(level="seed").mean().where(logs.groupby(level="seed").count().eq(num_jobs))
+        for name, values in by_seed.map(exp, na_action="ignore").items():
+            if values.count():
+                each = mean_interval(values.dropna().tolist())
+                rows.append((str(name), each.mean, each.low, each.high, num_jobs[name]))
+    table = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[1:4], float))
     return table.set_index("strategy").sort_values("mean", kind="stable")
 
 
@@ -293,3 +286,42 @@ def range_of(data: pd.DataFrame, table: pd.DataFrame, metric: str, form: str) ->
     ordered = [*means.sort_values(kind="stable").items()]
     ends = [f"{form.format(value)} ({labels[str(name)]})" for name, value in (ordered[0], ordered[-1])]
     return f"{' to '.join(ends)}, mean over {count(len(jobs), 'job')}"
+
+
+def split_times(data: pd.DataFrame) -> pd.DataFrame:
+    """Times of forced splits into stages (``interval_over_seeds``), over those of the best split of model and trace.
+
+    ``planned``: whether the planner takes the split by itself (``forced_stages`` is empty), at any seed.
+    """
+    keys = [*JOB, "encoder_stages"]
+    forced = data[data["forced_stages"].notna()].astype({"encoder_stages": int})
+    table = interval_over_seeds(forced, keys, TIME)
+    best = table.sort_values(TIME, kind="stable").drop_duplicates(JOB)[keys]
+    table = table.join(relative_over_seeds(forced, forced.merge(best, on=keys), keys, JOB), on=keys)
+    free = data[data["forced_stages"].isna() & data["encoder_stages"].notna()]
+    chosen = {*free[keys].astype({"encoder_stages": int}).itertuples(index=False, name=None)}
+    return table.assign(planned=[case in chosen for case in table[keys].itertuples(index=False, name=None)])
+
+
+def forward_std(data: pd.DataFrame) -> pd.DataFrame:
+    """The metrics ``<side>_forward_std_ms`` as ``std_ms`` with its interval, over the seeds that succeeded."""
+    sides = []
+    for side in (Role.ENCODER, Role.LLM):
+        metric = f"{side}_forward_std_ms"
+        means = interval_over_seeds(data, CASE, metric)
+        means.columns = means.columns.str.replace(metric, "std_ms")
+        columns = [*CASE, "side", "std_ms", "std_ms_low", "std_ms_high"]
+        sides.append(means[means["num_ok"] > 0].assign(side=str(side))[columns])
+    return pd.concat(sides, ignore_index=True)
+
+
+def winners(data: pd.DataFrame, overall: pd.DataFrame, labels: Mapping[str, str]) -> str:
+    """Sentences on the fastest of every job, and on the runner-up over all jobs (``time_over_fastest``)."""
+    fastest = [next(iter(comparison.best), "") for comparison in compared(data, JOB).values()]
+    often = sorted({*fastest} - {""}, key=lambda name: -fastest.count(name))
+    said = ", ".join(f"{labels[name]} in {fastest.count(name)}" for name in often) or "none is decided"
+    first = f"Fastest of {len(fastest)} job{'s' if len(fastest) > 1 else ''}: {said}."
+    if len(overall) < 2:
+        return first
+    second = overall.iloc[1]
+    return f"{first} Over all jobs, {labels[str(second.name)]} is the runner-up with {second['mean']:.2f}x the time."

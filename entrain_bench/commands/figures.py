@@ -1,5 +1,7 @@
 """``entrain-bench figures [NAME ...] [KEY=VALUE ...]``: execute missing runs, draw figures, write pages."""
 
+import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,15 +10,18 @@ from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.commands.help import columns
 from entrain_bench.commands.outputs import make, outputs, summaries
 from entrain_bench.commands.watch import say
+from entrain_bench.config.figures import TRACED, sweeps_of
 from entrain_bench.config.grammar import RUN_KEYS, Request, Storage, Verb
-from entrain_bench.figures._runner import SUFFIXES, Drawing, check_names, discover, file_name, module_of, sweeps_of
+from entrain_bench.figures._runner import SUFFIXES, Drawing, discover, module_of
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import workload_of
-from entrain_bench.records.records import Results
+from entrain_bench.records.records import Results, labels_of
 from entrain_bench.run.study import Output, Study
 from entrain_bench.specs.model import ModelSpec
 
 EXIT_FAILED = 1
+HASH_DIGITS = 8
+MAX_NAME = 60
 VERB = Verb(
     Storage,
     RUN_KEYS,
@@ -66,3 +71,21 @@ def _drawing(name: str, overrides: Sequence[str], study: Study) -> tuple[Drawing
     for config in {(str(cell.config.workload), str(cell.config.model)): cell.config for cell in cells}.values():
         workload_of(config).source(ModelSpec.from_config(config.model).tokens)
     return Drawing(file_name(name, cells, overrides), module, sweeps, ["figures", name, *overrides]), cells
+
+
+def file_name(figure: str, cells: Sequence[Cell], overrides: Sequence[str]) -> str:
+    """Return the name of a figure's files: the figure, its workloads, and a hash of the overrides."""
+    workloads = "-".join(dict.fromkeys(str(labels_of(cell.config)["workload"]) for cell in cells))
+    digest = hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:HASH_DIGITS]
+    return f"{figure}_{re.sub(r'[^\w.-]+', '-', workloads)[:MAX_NAME]}_{digest}"
+
+
+def check_names(cells: Sequence[Cell]) -> None:
+    """Raise ``UserError`` for different workloads, or models, of one name: a figure could not tell them apart."""
+    for group in TRACED:
+        seen: dict[str, object] = {}
+        for cell in cells:
+            name = str(labels_of(cell.config)[group])
+            values = getattr(cell.config, group)
+            if seen.setdefault(name, values) != values:
+                raise UserError(f"{group}: two entries share the name {name}. Give each entry a unique name")

@@ -99,6 +99,6 @@ def log_to_mlflow(
 
 def draw_standings(answer: Answer) -> bytes:
     """Return a picture of the iteration times of an answer (PNG)."""
-    from entrain_bench.figures._style import standings_png
+    from entrain_bench.figures._plot import standings_png
 
     return standings_png(answer)

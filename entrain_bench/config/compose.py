@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -33,6 +33,8 @@ SWEEP_KEYS = frozenset({HYDRA, FIGURE})
 # Values of ``in_figures`` in a strategy's YAML with which ``glob(*)`` finds it for a figure.
 SHOWN = "figure.strategies"
 IN_FIGURES = ("all", "main", "none")
+# Keys whose values on the command line select among those of a figure's jobs.
+NARROWED = ("strategy", "workload", "model", "cluster", "seed")
 # Keys of Hydra that change nothing: where it writes, how it names and logs. The records of the suite hold all of a run.
 IGNORED = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.", "hydra.verbose", "hydra.mode")
 HYDRA_KEYS = (*IGNORED, "hydra.launcher.", "hydra.sweeper.", "hydra/launcher", "hydra/sweeper")
@@ -115,11 +117,12 @@ class Composer:
         # A sweep that is no figure's finds all strategies.
         of_figure = any(one.key_or_group == FIGURE for one in fixed)
         shown = own["shown"] or (IN_FIGURES[:1] if of_figure else IN_FIGURES)
-        given = {one.key_or_group for one in parsed}
+        given = {one.key_or_group: self._texts(one, shown) for one in parsed if one.key_or_group != SHOWN}
+        jobs = _jobs_of(own["jobs"], given)
         kept = [parse(f"{key}={value}") for key, value in own["params"].items() if key not in given]
-        kept += [one for one in parsed if one.key_or_group != SHOWN]
+        kept += [one for one in parsed if one.key_or_group in given.keys() - swept_keys(jobs[0]).keys()]
         products = [*itertools.product(*(self._texts(one, shown) for one in kept))]
-        cells = tuple((*job, *cell) for job in _jobs_of(own["jobs"], given) for cell in products)
+        cells = tuple((*job, *cell) for job in jobs for cell in products)
         if not cells:
             why = "the sweep is empty, because a glob(...) matches no choice of its group"
             raise UserError(f"{' '.join(overrides)}: {why}. To list the choices, run entrain-bench --help=GROUP")
@@ -232,19 +235,25 @@ def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
     return config
 
 
-def _jobs_of(jobs: Any, given: Collection[str]) -> list[tuple[str, ...]]:
-    """The overrides of every job of ``figure.jobs``; one job without any if there is none or a key of theirs is given.
+def _jobs_of(jobs: Any, given: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+    """The overrides of every job of ``figure.jobs``; one job without any if there is none.
 
-    A sweep is a product of values; jobs differ in several keys at once. ``UserError`` for anything but lists of plain
-    overrides, one for each key.
+    A sweep is a product of values; jobs differ in several keys at once. The given overrides, by key, select among the
+    jobs if their key is ``NARROWED`` and some jobs have these values; otherwise those of keys of jobs replace the list.
+    ``UserError`` for anything but lists of plain overrides, one for each key.
     """
     listed = isinstance(jobs, list) and all(isinstance(job, list) for job in jobs)
     require(listed, "figure.jobs", jobs, "a list of jobs, each a list of overrides")
-    swept = [item for job in jobs for item in swept_keys(job).items()]
-    for key, several in swept:
-        require(not several, f"figure.jobs: {key}", "several values", "one value")
-    keys = {key for key, _ in swept}
-    return [()] if not jobs or keys & {*given} else [tuple(job) for job in jobs]
+    several = dict[str, bool]()
+    for job in jobs:
+        several |= swept_keys(job)
+    for key, sweeps in several.items():
+        require(not sweeps, f"figure.jobs: {key}", "several values", "one value")
+    known = {text for job in jobs for text in job}
+    wanted = {key: {*texts} for key, texts in given.items() if key in several}
+    narrows = all(key in NARROWED and texts <= known for key, texts in wanted.items())
+    chosen = [tuple(job) for job in jobs if narrows and all(texts & {*job} for texts in wanted.values())]
+    return chosen or [()]
 
 
 def check_hydra_key(override: Override) -> None:

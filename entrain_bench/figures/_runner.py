@@ -4,43 +4,35 @@ Each is loaded, drawn and written, with a caption and the command that draws it 
 """
 
 import ast
-import hashlib
 import importlib
 import json
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import yaml
-
 import entrain_bench.figures as package
 from entrain_bench.answers.commands import command_line
-from entrain_bench.answers.documents.mechanisms import row_label
 from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
 from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.text import consecutive
-from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain, require, unknown_choice
+from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain, unknown_choice
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.comments import first_sentence
-from entrain_bench.config.overrides import swept_keys
+from entrain_bench.config.figures import FOLDER, UNLABELLED, Sweeps, drawing_of, sweeps_of
 from entrain_bench.config.targets import import_file
 from entrain_bench.config.tree import config_tree
 from entrain_bench.figures._style import MODEL_ERROR, Picture, empty_figure, styled
 from entrain_bench.records.cells import Cell
-from entrain_bench.records.records import labels_of
-from entrain_bench.run.study import Output, Study, SweepOverrides, by_strategy
+from entrain_bench.run.study import Output, Study, by_strategy
 
 # Folder of the user's modules, and of sweeps that name a module as their ``figure.drawing``.
 MODULES = "figures"
-SWEEPS = "figure"
 
 
 def discover(config_dir: str | None = None) -> dict[str, str]:
@@ -68,7 +60,7 @@ def _files(config_dir: str | None) -> dict[str, Path]:
         places.append((Path(config_dir, MODULES), Path(config_dir)))
     known = dict[str, Path]()
     for modules, tree in places:
-        sweeps = (path for path in (tree / SWEEPS).glob("*.yaml") if drawing_of(path))
+        sweeps = (path for path in (tree / FOLDER).glob("*.yaml") if drawing_of(path))
         for path in sorted((*modules.glob("[!_]*.py"), *sweeps), key=lambda path: path.stem):
             if path.stem in known:
                 raise UserError(f"{path}: there is a figure {path.stem}; must have another name")
@@ -98,103 +90,10 @@ def _imported(path: Path) -> ModuleType:
     return module
 
 
-# The sweeps of a figure by the labels of its rows; one sweep without a label if it has none.
-type Sweeps = Mapping[str, SweepOverrides]
-UNLABELLED = ""
-
-
-def rows_of(experiment: str, config_dir: str | None = None) -> dict[str, SweepOverrides]:
-    """Overrides of every row of ``experiments/figure/<experiment>.yaml`` by its label; ``UserError`` for others.
-
-    Of a list of mappings every combination is a row.
-    """
-    rows = (_yaml(experiment, config_dir).get("figure") or {}).get("rows", {})
-    if isinstance(rows, list):
-        rows = {
-            row_label([label for label, _ in chosen]): [text for _, texts in chosen for text in texts]
-            for chosen in product(*(axis.items() for axis in rows))
-        }
-    for label, overrides in rows.items():
-        listed = isinstance(overrides, list) and all(isinstance(text, str) for text in overrides)
-        require(listed, f"figure.rows.{label}", overrides, "a list of overrides")
-    return {str(label): tuple(overrides) for label, overrides in rows.items()}
-
-
 def cells_of(sweeps: Sweeps, study: Study) -> Sequence[Cell] | Mapping[str, Sequence[Cell]]:
     """The cells of a figure, by the labels of its rows if it has any."""
     cells = {label: study.cells(*sweep) for label, sweep in sweeps.items()}
     return cells.get(UNLABELLED, cells)
-
-
-def drawing_of(path: Path) -> str:
-    """The figure whose module draws the sweep of a YAML of the user's; empty if none is named."""
-    values = yaml.safe_load(path.read_text()) or {}
-    return str((values.get("figure") or {}).get("drawing") or "")
-
-
-def _yaml(experiment: str, config_dir: str | None) -> dict[str, Any]:
-    folders = [config_tree(), *([Path(config_dir)] if config_dir else [])]
-    files = [file for folder in folders if (file := folder / "figure" / f"{experiment}.yaml").is_file()]
-    require(bool(files), "EXPERIMENT", experiment, "the name of a YAML in figure/")
-    values: dict[str, Any] = yaml.safe_load(files[0].read_text())
-    return values
-
-
-# Groups of which a figure shows several choices; the user's may replace them.
-REPLACED = ("workload", "model")
-# Keys of Hydra, and sweeps of other figures.
-NOT_OF_A_RUN = ("figure", "hydra")
-HASH_DIGITS = 8
-MAX_NAME = 60
-
-
-def sweeps_of(experiment: str, config_dir: str | None = None, overrides: Sequence[str] = ()) -> Sweeps:
-    """The sweeps of a figure with overrides of the user's in the place of its values; others are added.
-
-    ``UserError`` for keys whose values the figure compares, and several values of keys that are not ``REPLACED``.
-    """
-    content = _yaml(experiment, config_dir) if overrides else {}
-    rows = rows_of(experiment, config_dir)
-    # A file without options of the drawing is of the package ``hydra.sweeper.params``.
-    params = content["hydra"]["sweeper"]["params"] if "hydra" in content else content
-    compared = {key: str(value) for key, value in params.items() if any(swept_keys([f"{key}={value}"]).values())}
-    compared |= {key: "in its rows" for row in rows.values() for key in swept_keys(row)}
-    given = swept_keys(overrides)
-    for key, several in given.items():
-        _check(experiment, key, several, compared)
-    aside = [f"~{key}" for key in params if key.startswith(tuple(f"{other}." for other in given))]
-    # The figure's name comes last: MLflow has the figure's own runs under it.
-    own = (*overrides, *aside, f"figure={experiment}")
-    return {label: (*own, *row) for label, row in rows.items()} or {UNLABELLED: own}
-
-
-def file_name(figure: str, cells: Sequence[Cell], overrides: Sequence[str]) -> str:
-    """Return the name of a figure's files: the figure, its workloads, and a hash of the overrides."""
-    workloads = "-".join(dict.fromkeys(str(labels_of(cell.config)["workload"]) for cell in cells))
-    digest = hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:HASH_DIGITS]
-    return f"{figure}_{re.sub(r'[^\w.-]+', '-', workloads)[:MAX_NAME]}_{digest}"
-
-
-def check_names(cells: Sequence[Cell]) -> None:
-    """Raise ``UserError`` for different workloads, or models, of one name: a figure could not tell them apart."""
-    for group in REPLACED:
-        seen: dict[str, object] = {}
-        for cell in cells:
-            name = str(labels_of(cell.config)[group])
-            values = getattr(cell.config, group)
-            if seen.setdefault(name, values) != values:
-                raise UserError(f"{group}: two entries share the name {name}. Give each entry a unique name")
-
-
-def _check(figure: str, key: str, several: bool, compared: Mapping[str, str]) -> None:
-    group = re.split(r"[./]", key)[0]
-    if group in NOT_OF_A_RUN:
-        raise UserError(f"{key}: is not a key of a run. Leave it out")
-    inside = [other for other in compared if other.startswith(f"{key}.")]
-    for other in inside or ([key] if key in compared and key not in REPLACED else []):
-        raise UserError(f"{key}: figure {figure} already compares values of {other} ({compared[other]}). Leave it out")
-    if several and group not in REPLACED:
-        raise UserError(f"{key}: must be one value; only {' and '.join(REPLACED)} take several in a figure")
 
 
 # The last is the sidecar.
@@ -303,14 +202,10 @@ def files_of(picture: Picture) -> dict[str, bytes]:
 def sidecar(title: str, command: str, cells: Iterable[Cell]) -> bytes:
     """JSON of a figure of these cells: command, caption, values of every key (``setting``), seeds, ``cost_source``."""
     configs = [cell.config for cell in cells]
-    setting = {
-        "cluster": _distinct(config.cluster["name"] for config in configs),
-        "harness": _distinct(config.harness["label"] for config in configs),
-        **{
-            name: _distinct(getattr(config, name) for config in configs) for name in ("global_batch", "microbatch_size")
-        },
-        **{f"layout.{name}": _distinct(c.layout.values[name] for c in configs) for name in ("tp", "cp", "pp", "dp")},
-    }
+    values = {name: [getattr(config, name) for config in configs] for name in ("global_batch", "microbatch_size")}
+    values |= {f"layout.{name}": [each.layout.values[name] for each in configs] for name in ("tp", "cp", "pp", "dp")}
+    named = {"cluster": [one.cluster["name"] for one in configs], "harness": [one.harness["label"] for one in configs]}
+    setting = {name: [*dict.fromkeys(several)] for name, several in (named | values).items()}
     seeds = sorted({config.seed for config in configs})
     sources = {str(config.cluster["name"]): cost_source(config.cluster) for config in configs}
     return described(title, command, setting, seeds, sources)
@@ -337,7 +232,3 @@ def described(
         "cost_source": dict(sorted(sources.items())),
     }
     return (json.dumps(content, indent=1) + "\n").encode()
-
-
-def _distinct(values: Iterable[Any]) -> list[Any]:
-    return list(dict.fromkeys(values))

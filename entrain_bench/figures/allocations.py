@@ -9,17 +9,16 @@ which Algorithm 1 stops.
 from functools import partial
 
 import pandas as pd
-from seaborn import light_palette
 
 from entrain_bench.answers.analysis import allocation_shares, analyse
 from entrain_bench.answers.labels import names
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, ROW_IN, Picture, heatmap_of, panels
+from entrain_bench.figures._forms import heatmap_of
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, GOOD, ROW_IN, Picture, panels
 
 EXPERIMENT = "allocations"
 RUNS = False
 # Draws agree from here on.
 AGREEING = 0.995
-
 
 load = partial(analyse, compute=allocation_shares, batch_sizes=[1, 4, 16, 64, 256], num_draws=59, max_batch=4096)
 
@@ -35,11 +34,10 @@ def draw(data: pd.DataFrame) -> Picture:
     shown = most.assign(text=texts).set_index(case).sort_index()
     sizes = {size: str(size) for size in sorted(most["batch_size"].unique())}
     for panel, (model, label) in zip(axes, models.items(), strict=True):
-        cmap = light_palette("#0173b2", as_cmap=True)
-        heatmap_of(panel, pd.DataFrame(shown.loc[model]), traces, sizes, "share", cmap=cmap, vmin=0, vmax=1.3)
-        panel.set(title=label, xlabel="Batch size (samples)")
+        heatmap_of(panel, pd.DataFrame(shown.loc[model]), traces, sizes, "share", cmap=GOOD, vmin=0, vmax=1.3)
+        panel.set(title=label, xlabel="batch size (samples)")
     gpus = data["encoder_gpus"].iloc[0] + data["llm_gpus"].iloc[0]
-    figure.supxlabel(f"Encoder GPUs (of {gpus}): share of draws")
+    figure.supxlabel(f"encoder GPUs (of {gpus}): share of draws")
     agree = most["share"].ge(AGREEING).groupby(most["batch_size"]).agg(["sum", "size"])
     said = [f"{row['sum']} of {row['size']} jobs at batch {size}" for size, row in agree.iloc[[0, -1]].iterrows()]
     amounts = ["encoder_gpus", "llm_gpus", "encoder_stages", "llm_stages"]

@@ -2,7 +2,8 @@
 
 Corresponds to arXiv:2605.27918, Table 3; cells of ``experiments/figure/systems.yaml``. A forward time is summed over
 the stages of the encoders or of the LLM; its standard deviation over the microbatches of a replica is averaged over
-replicas, iterations and seeds. A strategy whose microbatches are all alike has no mark.
+replicas, iterations and seeds. A strategy whose microbatches are all alike has no mark. The figure has the first model
+and the first strategies, the CSV all.
 """
 
 from typing import Any
@@ -11,46 +12,40 @@ import pandas as pd
 import seaborn as sns
 
 from entrain_bench.answers.labels import names
-from entrain_bench.answers.tables import CASE, interval_over_seeds, range_of, run_table
+from entrain_bench.answers.tables import forward_std, range_of, run_table
 from entrain_bench.figures import _style as style
+from entrain_bench.figures._forms import SLANTED, handles, marker_of
 
 EXPERIMENT = "systems"
 RUNS = True
 load = run_table
 SIDES = {"encoder": "Encoder", "llm": "LLM"}
+MAX_STRATEGIES = 5
 
 
 def draw(data: pd.DataFrame) -> style.Picture:
-    """A row of panels a model, a column a side; traces along x, a mark a strategy."""
+    """A panel a side; traces along x, by how much their microbatches differ, a mark a strategy."""
     strategies, traces, models = (names(data, column) for column in ("strategy", "workload", "model"))
-    colours = style.system_colours(data)
     table = forward_std(data)
-    figure, axes = style.panels(len(models), len(SIDES), style.DOUBLE_COLUMN_IN, 0.5 + 1.75 * len(models), sharex=True)
-    shown = table[table["std_ms"] > 0].assign(trace=table["workload"].map(traces))
-    places = [(model, side) for model in models for side in SIDES]
-    for panel, (model, side) in zip(axes, places, strict=True):
-        rows = shown[(shown["model"] == model) & (shown["side"] == side)]
-        look: dict[str, Any] = {"palette": colours, "markers": [*style.marker_of(strategies).values()]}
-        look |= {"hue_order": [*strategies], "order": [*traces.values()], "linestyle": "none", "errorbar": None}
-        look |= {"dodge": 0.6 if len(strategies) > 1 else False, "legend": False}
-        sns.pointplot(rows, x="trace", y="std_ms", hue="strategy", ax=panel, markersize=3.5, **look)
-        panel.set(yscale="log", xlabel="", ylabel="")
+    first = next(iter(models))
+    shown = dict([*strategies.items()][:MAX_STRATEGIES])
+    colours = {name: colour for name, colour in style.system_colours(data).items() if name in shown}
+    mine = table[(table["std_ms"] > 0) & (table["model"] == first) & table["strategy"].isin(shown)]
+    order = [traces[name] for name in mine.groupby("workload")["std_ms"].mean().sort_values().index]
+    figure, axes = style.panels(1, len(SIDES), style.DOUBLE_COLUMN_IN, 2.2)
+    look: dict[str, Any] = {"palette": colours, "markers": [*marker_of(shown).values()], "hue_order": [*shown]}
+    look |= {"order": order, "linestyle": "none", "errorbar": None, "legend": False, "markersize": 3.5}
+    for panel, (side, title) in zip(axes, SIDES.items(), strict=True):
+        rows = mine[mine["side"] == side].assign(trace=mine["workload"].map(traces))
+        sns.pointplot(
+            rows, x="trace", y="std_ms", hue="strategy", ax=panel, dodge=0.5 if len(shown) > 1 else False, **look
+        )
+        panel.set(yscale="log", xlabel="", ylabel="", title=title)
         panel.yaxis.set_major_formatter(style.NUMBER_FORMAT)
-        panel.set_title(f"{SIDES[side]}, {models[model]}" if len(models) > 1 else SIDES[side])
+        panel.set_xticks(range(len(order)), order, **SLANTED)
         panel.grid(visible=True, axis="y")
-    figure.supylabel("Standard deviation of forward time (ms)")
-    style.legend_above(figure, style.line_handles(colours, strategies, line=""))
+    axes[0].set_ylabel("std of forward time (ms)")
+    style.legend_above(figure, handles(colours, shown, line=""))
     llm = range_of(data, table[table["side"] == "llm"], "std_ms", "{:.3g} ms")
-    return style.Picture(figure, table, f"Standard deviation of the LLM's forward time: {llm}.")
-
-
-def forward_std(data: pd.DataFrame) -> pd.DataFrame:
-    """The metrics ``<side>_forward_std_ms`` as ``std_ms`` with its interval, over the seeds that succeeded."""
-    sides = []
-    for side in SIDES:
-        metric = f"{side}_forward_std_ms"
-        means = interval_over_seeds(data, CASE, metric)
-        means.columns = means.columns.str.replace(metric, "std_ms")
-        columns = [*CASE, "side", "std_ms", "std_ms_low", "std_ms_high"]
-        sides.append(means[means["num_ok"] > 0].assign(side=side)[columns])
-    return pd.concat(sides, ignore_index=True)
+    where = f"Shown: {models[first]}. " if len(models) > 1 else ""
+    return style.Picture(figure, table, f"{where}Standard deviation of the LLM's forward time: {llm}.")

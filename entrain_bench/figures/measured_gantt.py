@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from entrain_bench.answers.tables import Runs, run_actions, run_table
+from entrain_bench.answers.tables import run_actions, run_table
+from entrain_bench.answers.timelines import slowest_replica
 from entrain_bench.base.errors import UserError
-from entrain_bench.figures._lanes import gantt, slowest_replica
+from entrain_bench.figures._lanes import COLUMNS, columns_of, gantt
 from entrain_bench.figures._style import Picture
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
@@ -29,36 +30,40 @@ VIEWS = {
 }
 
 
-def load(cells: Sequence[Cell], results: Results) -> Runs:
-    """The table of the two runs and their timelines; the column ``view`` tells simulated, measured and replayed."""
-    frames = []
+def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
+    """The bars of both runs and of the replay; one without a timeline has its ``reason``."""
+    parts = []
     for cell in cells:
-        actions = run_actions([cell], results)
         view = str(cell.config.harness["label"])
+        views = (view, "replay") if view == "train" else (view,)
+        actions = run_actions([cell], results)
         if actions.empty:
+            (run,) = run_table([cell], results).to_dict("records")
+            parts.append(pd.DataFrame({"view": views, "reason": f"{run['status']}: {run['reason']}"}))
             continue
-        frames.append(actions.assign(view=view))
+        parts.append(slowest_replica(actions).assign(view=view))
         if view == "train":
             setting = prepare(cell.config)
             shapes = setting.source.batch(0, setting.job.global_batch, cell.config.seed)
             layout = setting.plan()
             replayed = replay(setting.strategy.program(shapes, layout, setting.profile), actions)
-            frames.append(actions.assign(view="replay", **replayed[["start_s", "end_s"]]))
-    return Runs(run_table(cells, results), pd.concat(frames, ignore_index=True) if frames else pd.DataFrame())
+            actions = actions.assign(**replayed[["start_s", "end_s"]])
+            parts.append(slowest_replica(actions).assign(view="replay"))
+    table = pd.concat(parts, ignore_index=True)
+    return table.reindex(columns=table.columns.union(COLUMNS, sort=False))
 
 
-def draw(data: Runs) -> Picture:
+def draw(data: pd.DataFrame) -> Picture:
     """A panel a view; the measured and the replayed one share a time axis, that of the measured iteration."""
-    if data.actions.empty:
-        raise UserError("figure=measured_gantt: no run of the sweep has a timeline")
-    bars = {str(view): slowest_replica(rows) for view, rows in data.actions.groupby("view", sort=False)}
-    shown = pd.concat(bars.values(), ignore_index=True)
-    reasons = dict(zip(data.table["harness"], data.table["status"] + ": " + data.table["reason"], strict=True))
+    there = data.dropna(subset="lane").astype({"deferred": bool})
+    if there.empty:
+        raise UserError("no run of the sweep has a timeline")
+    bars = {str(view): rows for view, rows in there.groupby("view", sort=False)}
+    reasons = data[data["lane"].isna()].set_index("view")["reason"].to_dict() if "reason" in data else {}
     axes_of = {view: "train" if view == "replay" else view for view in bars}
-    figure = gantt(bars, VIEWS, {**reasons, "replay": reasons.get("train", "")}, axes_of)
+    figure = gantt(bars, VIEWS, reasons, axes_of)
     message = "The schedule was not trained on this machine."
     if {"train", "replay"} <= bars.keys():
         share = bars["replay"]["end_s"].max() / bars["train"]["end_s"].max()
         message = f"With measured durations, the simulator predicts {100 * share:.0f}% of the measured iteration."
-    columns = ["view", "lane", "stage", "module", "pass", "microbatch", "part", "deferred", "start_s", "end_s"]
-    return Picture(figure, shown[columns], message)
+    return Picture(figure, data[["view", *columns_of(there), *(["reason"] if reasons else [])]], message)

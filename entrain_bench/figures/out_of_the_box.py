@@ -2,15 +2,16 @@
 
 No figure of a paper: arXiv:2511.00279, pull requests and training scripts each measure one of them on a stack of their
 own. Rows of ``experiments/figure/out_of_the_box.yaml`` are stacks, a panel each; the first strategy is what the others
-are compared with, on the same stack, trace and seed. Numbers are geometric means over seeds; a star marks missing
-seeds, a question mark 95% intervals that include 1. White cells have no result, or nothing to be compared with (n/a).
+are compared with, on the same stack, trace and seed. Numbers are geometric means over seeds.
 """
 
 import pandas as pd
+from matplotlib.colors import LogNorm
 
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import gain_text, run_tables, speedup_table
-from entrain_bench.figures import _style as style
+from entrain_bench.figures._forms import heatmap_of
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, ROW_IN, Picture, panels, show_reason
 
 EXPERIMENT = "out_of_the_box"
 RUNS = True
@@ -22,36 +23,36 @@ EXTREME = 1.6
 load = run_tables
 
 
-def draw(data: pd.DataFrame) -> style.Picture:
+def draw(data: pd.DataFrame) -> Picture:
     """A panel a stack and model; balancers from top to bottom, traces side by side."""
     strategies, traces, models = (names(data, column) for column in ("strategy", "workload", "model"))
     table = gains(data)
     first, *balancers = strategies
     shown = table.assign(text=[gain_text(row, WORDS) for row in table.to_dict("records")]).set_index(CASE).sort_index()
     places = [(model, stack) for model in models for stack in data["row"].unique()]
-    columns = len(places) // len(models)
-    height_in = 0.65 + len(models) * (0.3 + style.ROW_IN * max(3, len(balancers)))
-    figure, axes = style.panels(len(models), columns, style.DOUBLE_COLUMN_IN, height_in, sharey=True)
+    height_in = 0.65 + len(models) * (0.3 + ROW_IN * max(3, len(balancers)))
+    figure, axes = panels(len(models), len(places) // len(models), DOUBLE_COLUMN_IN, height_in, sharey=True)
     for panel, (model, stack) in zip(axes, places, strict=True):
         if balancers:
             one = shown.loc[stack, model].swaplevel()
             rows = {name: strategies[name] for name in balancers}
-            style.heatmap_of(panel, one, rows, traces, "speedup", **style.speedup_shades(EXTREME))
+            heatmap_of(panel, one, rows, traces, "speedup", norm=LogNorm(1 / EXTREME, EXTREME), cmap="vlag_r")
         else:
-            style.show_reason(panel, "nothing to compare")
+            show_reason(panel, "nothing to compare")
         panel.set_title(f"{models[model]}, {stack}" if len(models) > 1 else stack)
-    figure.supxlabel(f"Speedup over {strategies[first]}")
+    figure.supxlabel(f"speedup over {strategies[first]}")
     mine = table[(table["strategy"] != first) & table["speedup"].notna()]
     if mine.empty:
-        return style.Picture(figure, table, "No balancer has a result that can be compared.")
+        return Picture(figure, table, "No balancer has a result that can be compared.")
     best = mine.sort_values("speedup", ascending=False, kind="stable").to_dict("records")[0]
     several = mine["num_ok"] > 1
     message = (
         f"Of {len(mine)} combinations of balancer, trace and stack, {(several & (mine['speedup_low'] > 1)).sum()} are "
         f"significantly faster and {(several & (mine['speedup_high'] < 1)).sum()} slower than {strategies[first]}; at "
-        f"most {best['speedup']:.2f}x ({strategies[best['strategy']]}, {traces[best['workload']]}, {best['row']})."
+        f"most {best['speedup']:.2f}x ({strategies[best['strategy']]}, {traces[best['workload']]}, {best['row']}). "
+        "A star marks missing seeds, a question mark 95% intervals that include 1; n/a has nothing to compare with."
     )
-    return style.Picture(figure, table, message)
+    return Picture(figure, table, message)
 
 
 def gains(data: pd.DataFrame) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 No figure of a paper: arXiv:2605.27918, Figure 6, has the idle share alone. Cells of
 ``experiments/figure/iteration_time.yaml``. Every second of every GPU is in one class (docs/metrics.md), so a bar is
-100%; segments are means over jobs and the seeds that have a result. The CSV has every job.
+100%; segments are means over the jobs and the seeds that have a result. The CSV has every job.
 """
 
 import pandas as pd
@@ -10,23 +10,26 @@ import pandas as pd
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import CASE, JOB, lacking, over_seeds, range_of, run_table
 from entrain_bench.answers.text import TIME_WORDS
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, Picture, panels
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, ROW_IN, Picture, panels
 from entrain_bench.records.time_shares import TIME_SHARES
 
 EXPERIMENT = "iteration_time"
 RUNS = True
 load = run_table
-ROW_IN = 0.16
 # Computation is blue, communication yellow, unequal load red, the rest grey.
 COLOURS = ["#123c69", "#5b8fc0", "#b9d3ea", "#e8b02f", "#7f1d1d", "#cf4a3c", "#f3a08c", "#bdbdbd", "#757575", "#e3e3e3"]
 
 
 def draw(data: pd.DataFrame) -> Picture:
-    """A bar a strategy, mean over all jobs, the most ideal work on top."""
+    """A bar a strategy, mean over its jobs, the most ideal work on top."""
     labels = names(data, "strategy")
     table = over_seeds(data, CASE, **{name: (name, "mean") for name in TIME_SHARES})
-    shares = table.groupby("strategy", sort=False)[[*TIME_SHARES]].mean().dropna()
+    there = table.dropna(subset=TIME_SHARES[0])
+    shares = there.groupby("strategy", sort=False)[[*TIME_SHARES]].mean()
     shares = shares.sort_values(TIME_SHARES[0], ascending=False, kind="stable")
+    num_jobs = len(table[JOB].drop_duplicates())
+    counts = there["strategy"].value_counts()
+    fewer = counts[counts < num_jobs].map(" ({} jobs)".format)
     figure, (panel,) = panels(1, 1, DOUBLE_COLUMN_IN, max(1.5, 0.5 + ROW_IN * len(shares)))
     left = pd.Series(0.0, shares.index)
     for name, colour in zip(TIME_SHARES, COLOURS, strict=True):
@@ -35,10 +38,10 @@ def draw(data: pd.DataFrame) -> Picture:
         left = left + shares[name]
     for place, work in enumerate(shares[TIME_SHARES[0]]):
         panel.text(work - 0.01, place, f"{100 * work:.0f}", ha="right", va="center", color="white")
-    panel.set_yticks(range(len(shares)), [labels[str(name)] for name in shares.index])
+    panel.set_yticks(range(len(shares)), [f"{labels[str(name)]}{fewer.get(name, '')}" for name in shares.index])
     panel.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100"])
-    jobs = table[JOB].drop_duplicates()
-    panel.set(xlim=(0, 1), ylim=(len(shares) - 0.4, -0.6), xlabel=f"Share of GPU time (%), mean over {len(jobs)} jobs")
+    of = f", mean over {num_jobs} jobs" if num_jobs > 1 else ""
+    panel.set(xlim=(0, 1), ylim=(len(shares) - 0.4, -0.6), xlabel=f"share of GPU time (%){of}")
     panel.tick_params(axis="y", length=0)
     panel.spines["left"].set_visible(False)
     panel.legend(loc="center left", bbox_to_anchor=(1, 0.5), handlelength=1, handleheight=1)

@@ -12,7 +12,7 @@ import pytest
 from entrain_bench.cli import run_command
 from entrain_bench.commands import outputs
 from entrain_bench.config.compose import Composer
-from entrain_bench.figures._runner import rows_of, sweeps_of
+from entrain_bench.config.figures import rows_of, sweeps_of
 
 TINY = ("model=tiny", "cluster=tiny", "layout.tp=1", "layout.dp=1", "global_batch=8", "microbatch_size=2")
 
@@ -35,6 +35,21 @@ def test_what_is_given_takes_the_place_of_the_figures_own() -> None:
         assert [*dict.fromkeys(values_of(cells, key))] == values
     for key in ("strategy", "seed", "model"):
         assert {*values_of(cells, key)} == {*values_of(usual, key)}
+
+
+def test_values_of_a_figures_own_narrow_it() -> None:
+    given = ["strategy=megatron,entrain", "workload=chartqa", "seed=0,1"]
+    (sweep,) = sweeps_of("iteration_time", overrides=given).values()
+    cells = Composer().sweep(sweep).cells
+    assert len(cells) == 4
+    job = {"workload": "chartqa", "model": "qwen25vl_llama3_8b", "cluster": "h100x64", "global_batch": "512"}
+    assert {key: {*values_of(cells, key)} for key in job} == {key: {value} for key, value in job.items()}
+    # Keys inside of a choice keep their values; rows of other strategies and jobs are left out.
+    (sweep,) = sweeps_of("sensitivity", overrides=["strategy=entrain", "seed=0"]).values()
+    assert len({*values_of(Composer().sweep(sweep).cells, "strategy.planner.encoder_stages")}) == 7
+    assert [*sweeps_of("memory_over_time", overrides=["strategy=megatron,disttrain"])] == ["as in all figures"]
+    jobs = {label.partition(";")[0] for label in sweeps_of("mechanisms", overrides=["workload=nextqa"])}
+    assert jobs == {"3B video, 64 A100"}
 
 
 def values_of(cells: Sequence[Sequence[str]], key: str) -> list[str]:
@@ -63,10 +78,8 @@ def test_every_row_of_a_figure_has_the_users_job() -> None:
         ),
         ("claims workload=coco", "figure=claims: unknown; choices: "),
         ("workload=coco", "workload=coco: needs the name of a figure; choices: allocations, "),
-        (
-            "iteration_time seed=0",
-            "seed: figure iteration_time already compares values of seed (range(8)). Leave",
-        ),
+        ("sensitivity strategy=dip", "strategy: figure sensitivity already compares values of strategy.planner.enc"),
+        ("mechanisms workload=coco", "workload: figure mechanisms already compares values of workload (in its rows)"),
         (
             "context_length workload=coco",
             "workload: figure context_length already compares values of workload.sequence_tokens",
@@ -74,9 +87,9 @@ def test_every_row_of_a_figure_has_the_users_job() -> None:
         ("robustness speed.gemm=0.5", "figure robustness already compares values of speed.gemm (in its rows). Leave"),
         (
             "quick global_batch=8,16",
-            "global_batch: must be one value; only workload and model take several in a figure",
+            "global_batch: must be one value; only strategy, workload, model, cluster, seed take several in a",
         ),
-        ("quick figure=warmup", "figure: is not a key of a run. Leave it out"),
+        ("quick figure=twins", "figure: is not a key of a run. Leave it out"),
         ("quick workload=coco workload.max_image_tokens=99,100", "workload: two entries share the name coco. Give"),
         ("quick workload=trace workload.path=no.parquet", "workload.path=no.parquet: does not exist"),
         ("quick workload=coco model.modules.llm.context_tokens=500", "LLM tokens, but the model takes at most 500;"),

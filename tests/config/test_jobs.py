@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,29 @@ def test_a_figure_without_jobs_is_one_product(tmp_path: Path) -> None:
     assert without_figure(cells(tmp_path, [])) == SWEPT
 
 
-@pytest.mark.parametrize("given", ["model=tiny", "workload=chartqa", "global_batch=8"])
-def test_a_key_of_any_job_replaces_the_list(given: str, tmp_path: Path) -> None:
-    assert without_figure(cells(tmp_path, JOBS, given)) == [f"{swept} {given}" for swept in SWEPT]
+@pytest.mark.parametrize(
+    "given", ["model=tiny_vae", "workload=chartqa,coco", "global_batch=16", "cluster=tiny model=tiny"]
+)
+def test_a_value_that_no_job_has_replaces_the_list(given: str, tmp_path: Path) -> None:
+    values = [key_value.partition("=")[::2] for key_value in given.split()]
+    expected = [*itertools.product(*([f"{key}={one}" for one in several.split(",")] for key, several in values))]
+    found = without_figure(
+        cells(tmp_path, JOBS if len(values) == 1 else [[*job, "cluster=h100x8"] for job in JOBS], *given.split())
+    )
+    assert found == [" ".join((swept, *each)) for swept in SWEPT for each in expected]
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        (["model=tiny"], JOBS[:1]),
+        (["workload=synthetic,coco"], JOBS),
+        (["workload=synthetic", "model=tiny,tiny_av"], JOBS[1:]),
+    ],
+)
+def test_values_of_jobs_select_among_them(given: list[str], chosen: list[list[str]], tmp_path: Path) -> None:
+    found = without_figure(cells(tmp_path, JOBS, *given, "strategy=lpt"))
+    assert found == [f"{' '.join(job)} seed={seed} strategy=lpt" for job in chosen for seed in (0, 1)]
 
 
 @pytest.mark.parametrize(

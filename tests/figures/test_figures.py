@@ -7,16 +7,20 @@ import itertools
 import re
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
+from entrain_bench.answers.labels import FAMILIES, OURS, strategy_facts
 from entrain_bench.cli import run_command
 from entrain_bench.commands import figures
 from entrain_bench.commands.outputs import ON_REQUEST
 from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.figures._runner import discover, render
-from entrain_bench.figures._style import DOUBLE_COLUMN_IN, SINGLE_COLUMN_IN
+from entrain_bench.figures._style import FONT_PT, MAX_HEIGHT_IN, strategy_colours
 from entrain_bench.run.cells import compose_cells
+from support.committed import committed
 from support.figures import ALL_TRACES, MANY, TRACES, data_of, drawn, texts
 from support.wide import each
 
@@ -25,9 +29,8 @@ SEEDS = re.compile(r"range\(\d+\)")
 NAMES = list(discover())
 # Others are drawn by one of these.
 DRAWN = [name for name in NAMES if importlib.util.find_spec(f"entrain_bench.figures.{name}")]
-# Numbers in cells are a little smaller than all else.
-LEAST_PT = 6.5
-MAX_HEIGHT_IN = 5.0
+MAX_PANELS = 6
+MAX_LETTERS = 40
 OFTEN = ("iteration_time", "robustness", "schedule_gantt", "where_time_goes")
 
 
@@ -112,16 +115,38 @@ def test_the_same_data_gives_the_same_bytes(name: str) -> None:
 
 @pytest.mark.wide
 @pytest.mark.parametrize("name", each(DRAWN, OFTEN))
-def test_a_figure_fits_a_page_and_its_texts_are_legible(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure, _, message = drawn(name, data_of(name, MANY, ALL_TRACES))
-    assert figure.get_figwidth() in (SINGLE_COLUMN_IN, DOUBLE_COLUMN_IN)
-    assert figure.get_figheight() <= MAX_HEIGHT_IN
+def test_a_figure_of_many_names_is_legible(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_picture(*drawn(name, data_of(name, MANY, ALL_TRACES)), monkeypatch)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", each(DRAWN, OFTEN))
+def test_a_committed_figure_is_legible_and_a_system_has_its_colour(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure, table, message = drawn(name, committed(name))
+    check_picture(figure, table, message, monkeypatch)
+    facts = strategy_facts()
+    colours = strategy_colours(
+        {one.label: int(one.order) for one in facts}, [one.label for one in facts if one.family == FAMILIES[OURS]]
+    )
+    for legend in [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]:
+        for handle in legend.legend_handles:
+            assert handle.get_label() not in colours or handle.get_color() == colours[handle.get_label()]
+
+
+def check_picture(figure: Figure, table: pd.DataFrame, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page's width at most; texts of at least 7 pt, apart from each other, and none a sentence."""
+    assert figure.get_figheight() <= MAX_HEIGHT_IN[figure.get_figwidth()]
+    assert len(figure.axes) <= MAX_PANELS
+    assert len(table)
+    assert message.endswith(".")
     placed = list(texts(figure, monkeypatch).values())
     assert len(placed) > 10
-    assert message.endswith(".")
     page = figure.bbox
     for text, box in placed:
-        assert text.get_fontsize() >= LEAST_PT, text
+        assert text.get_fontsize() >= FONT_PT, text
+        assert text.get_rotation() in (0, 30, 90), text
+        assert not text.get_text().endswith("."), text
+        assert all(len(line) <= MAX_LETTERS for line in text.get_text().splitlines()), text
         inside = box.x0 >= -1 and box.y0 >= -1 and box.x1 <= page.x1 + 1 and box.y1 <= page.y1 + 1
         assert inside, f"clipped: {text}"
     for (one, a), (other, b) in itertools.combinations(placed, 2):

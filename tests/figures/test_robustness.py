@@ -10,10 +10,11 @@ import pandas as pd
 import pytest
 
 from entrain_bench.answers.tables import rankings
+from entrain_bench.answers.twins import labels_of_traces, speedups
 from entrain_bench.base.errors import UserError
-from entrain_bench.figures import _runner
-from entrain_bench.figures._runner import cells_of, rows_of, sweeps_of
-from entrain_bench.figures.twins import labels_of_traces, speedups
+from entrain_bench.config import figures as config_figures
+from entrain_bench.config.figures import rows_of, sweeps_of
+from entrain_bench.figures._runner import cells_of
 from entrain_bench.records.records import Results
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.study import Study
@@ -86,7 +87,7 @@ def test_a_figure_has_a_sweep_for_each_of_its_rows(tmp_path: Path, monkeypatch: 
     assert cells_of(sweeps_of("robustness"), study) == {row: ("figure=robustness", *each) for row, each in ROWS.items()}
     (tmp_path / "figure").mkdir()
     (tmp_path / "figure" / "mine.yaml").write_text("figure: {rows: {some: speed.gemm=2}}")
-    monkeypatch.setattr(_runner, "config_tree", lambda: tmp_path)
+    monkeypatch.setattr(config_figures, "config_tree", lambda: tmp_path)
     with pytest.raises(UserError, match=r"figure.rows.some=speed.gemm=2: must be a list of overrides"):
         rows_of("mine")
 

@@ -13,8 +13,8 @@ from matplotlib.patches import Rectangle
 
 from entrain_bench.answers.labels import spell
 from entrain_bench.answers.tables import encoder_stages_and_gpus, relative_over_seeds, time_over_fastest
+from entrain_bench.config.figures import rows_of
 from entrain_bench.figures import out_of_the_box
-from entrain_bench.figures._runner import rows_of
 from entrain_bench.records.records import new_record
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.run.cells import compose_cells
@@ -87,10 +87,10 @@ def many(fails: str = "") -> pd.DataFrame:
 @pytest.mark.wide
 def test_strategies_stand_by_their_time_over_the_fastest() -> None:
     figure, shown, _ = drawn("iteration_time", many())
-    (dots,) = figure.axes
+    dots, cells = figure.axes
     assert [label.get_text() for label in dots.get_yticklabels()] == [spell(name) for name in STRATEGIES]
-    jobs, means = (drawn_as for drawn_as in dots.collections if isinstance(drawn_as, PathCollection))
-    assert len(jobs.get_offsets()) == len(STRATEGIES) * 2 * len(MODELS)
+    (means,) = (drawn_as for drawn_as in dots.collections if isinstance(drawn_as, PathCollection))
+    assert len(cells.texts) == len(STRATEGIES) * 2 * len(MODELS) + len(MODELS)
     # Beta takes 1.1 + 0.01 seed where Alpha takes 1 + 0.01 seed, on every job.
     ratios = [(1.1 + 0.01 * seed) / (1 + 0.01 * seed) for seed in range(3)]
     mean = math.prod(ratios) ** (1 / 3)
@@ -101,14 +101,23 @@ def test_strategies_stand_by_their_time_over_the_fastest() -> None:
     assert np.asarray(means.get_offsets())[:, 0] == pytest.approx(overall["mean"].tolist())
     assert overall.loc["beta", "mean"] == pytest.approx(sum(ratios) / 3)
     assert overall.loc["beta", "low"] < overall.loc["beta", "mean"] < overall.loc["beta", "high"]
-    assert overall.loc["alpha"].tolist() == [1.0, 1.0, 1.0]
+    assert overall.loc["alpha"].tolist() == [1.0, 1.0, 1.0, 2 * len(MODELS)]
+
+
+def test_a_mean_is_over_the_jobs_that_a_strategy_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = table(["fast", "slow"], status=lambda *case: "failed" if case == ("slow", TRACES[1]) else "ok")
+    overall = time_over_fastest(fails)
+    assert overall["num_jobs"].to_dict() == {"fast": 4, "slow": 2}
+    ratios = [(1.1 + 0.01 * seed) / (1 + 0.01 * seed) for seed in range(3)]
+    assert overall.loc["slow", "mean"] == pytest.approx(sum(ratios) / 3)
+    assert "Slow (2 jobs)" in written(drawn("iteration_time", fails).figure, monkeypatch)
 
 
 @pytest.mark.parametrize("status", ["failed", "skipped", "missing"])
 def test_nothing_but_gaps_still_draws(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = table(["first", "second"], status=lambda *_: status)
     figure, shown, message = drawn("iteration_time", data)
-    assert any("no strategy" in text for text in written(figure, monkeypatch))
+    assert any("nothing" in text for text in written(figure, monkeypatch))
     assert status in message
     assert shown["iteration_time_s"].isna().all()
 

@@ -6,7 +6,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.figures._style import draw_standings, standings_png, styled
+from entrain_bench.figures._plot import draw_runs, standings_png
+from entrain_bench.figures._style import styled
 from entrain_bench.records.records import Record
 from support.figures import written
 from support.records import record
@@ -25,12 +26,12 @@ def runs(*workloads: str) -> list[Record]:
 
 def picture(records: list[Record]) -> Figure:
     with styled():
-        return draw_standings(Answer.of(records))
+        return draw_runs(Answer.of(records)).figure
 
 
 def test_the_fastest_is_on_top_with_times_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
     figure = picture(runs("text"))
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["fast", "middle", "slow"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["Fast", "Middle", "Slow"]
     assert {"1.00", "1.50", "2.00"} < {*written(figure, monkeypatch)}
 
 

@@ -39,12 +39,12 @@ def test_one_thread_draws_at_a_time() -> None:
 
 
 def test_labels_are_derived_from_names_and_stay_apart() -> None:
-    names = ["qwen25vl_llama3_1b", "whisper_qwen25_7b", "tiny", "chartqa", "opencqa_ocr", "x"]
-    expected = ["Llama 1B", "Qwen 7B", "Tiny", "ChartQA", "OpenCQA OCR", "X"]
+    names = ["qwen25vl_llama3_1b", "whisper_qwen25_7b", "internvl15_26b", "tiny", "chartqa", "dflop_mixed", "x"]
+    expected = ["Llama 1B", "Qwen 7B", "InternVL 26B", "Tiny", "ChartQA", "DFLOP mixed", "X"]
     assert list(distinct_labels(names).values()) == expected
-    assert distinct_labels(["vit1b_llm7b"]) == {"vit1b_llm7b": "VIT 1B LLM 7B"}
+    assert distinct_labels(["vit1b_llm7b"]) == {"vit1b_llm7b": "ViT 1B LLM 7B"}
     both = distinct_labels(["qwen25vl_llama3_1b", "qwen25vl_whisper_llama3_1b"])
-    assert list(both.values()) == ["Qwen25vl Llama3 1B", "Qwen25vl Whisper Llama3 1B"]
+    assert list(both.values()) == ["Qwen2.5-VL Llama 3 1B", "Qwen2.5-VL Whisper Llama 3 1B"]
 
 
 def test_strategies_stand_in_their_display_order_with_the_same_colour_everywhere() -> None:

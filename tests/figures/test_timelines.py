@@ -6,10 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.tables import Runs
+from entrain_bench.answers.timelines import bars_of, kinds_of, memory_of, peak_replica, replica_lanes, slowest_replica
 from entrain_bench.base.errors import UserError
-from entrain_bench.figures import memory_over_time
-from entrain_bench.figures._lanes import replica_lanes, slowest_replica
 from support.figures import GIB, MODELS, TRACES, actions, drawn, table, written
 
 
@@ -21,7 +19,7 @@ def test_the_gantt_shows_the_slowest_replica_and_its_deferred_parts() -> None:
     assert set(shown[shown["deferred"]]["part"]) == {1}
     assert set(shown[shown["deferred"]]["side"]) == {"encoder"}
     assert shown["deferred"].sum() == 3 * 2 * 2  # microbatches, stages, passes
-    assert {"Vision forward", "Vision backward, deferred", "LLM forward"} < set(shown["kind"])
+    assert {"Vision forward", "Vision backward, deferred", "LLM forward"} < {*kinds_of(shown)}
 
 
 @pytest.mark.wide
@@ -32,7 +30,7 @@ def test_the_gantt_shows_the_ranks_of_a_widest_group_with_its_degrees(monkeypatc
     frame = pd.DataFrame(passes, columns=["lane", "replica", "start_s", "end_s", "group"])
     labels = {"strategy": "first", "side": "llm", "module": "llm", "stage": 0, "part": 0, "pass": "forward"}
     frame = frame.assign(**labels, microbatch=frame["replica"], rank=frame["lane"], num_ranks=1)
-    figure, shown, _ = drawn("schedule_gantt", Runs(table(["first"], TRACES[:1]), frame))
+    figure, shown, _ = drawn("schedule_gantt", bars_of(table(["first"], TRACES[:1]), frame))
     assert shown["group"].tolist() == ["ranks 2-3 cp2"] * 2 + ["rank 2", "rank 3"]
     texts = written(figure, monkeypatch)
     assert {"Rank 2", "Rank 3", "cp2"} <= set(texts)
@@ -42,15 +40,15 @@ def test_the_gantt_shows_the_ranks_of_a_widest_group_with_its_degrees(monkeypatc
 @pytest.mark.wide
 def test_the_gantt_says_why_a_strategy_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     data = table(["first", "second"], status=lambda *case: "failed" if case[0] == "second" else "ok")
-    figure, _, _ = drawn("schedule_gantt", Runs(data, actions(["first"], TRACES[:1])))
+    figure, _, _ = drawn("schedule_gantt", bars_of(data, actions(["first"], TRACES[:1])))
     assert "failed: told so" in " ".join(" ".join(written(figure, monkeypatch)).split())
     with pytest.raises(UserError, match="timeline"):
-        drawn("schedule_gantt", Runs(data, pd.DataFrame(columns=["strategy", "workload", "model"])))
+        bars_of(data, pd.DataFrame(columns=["strategy", "workload", "model"]))
 
 
 def test_memory_is_that_of_the_replica_with_the_highest_peak_and_changes_when_actions_end() -> None:
     frame = actions(["first"], ["coco"])
-    shown = memory_over_time.peak_replica(frame[frame["model"] == MODELS[0]])
+    shown = peak_replica(frame[frame["model"] == MODELS[0]])
     assert shown["holds"].groupby(shown["lane"]).unique().map(list).tolist() == [["encoder"]] * 2 + [["llm"]] * 2
     lane = shown[shown["lane"] == 0]
     assert lane["bytes"].max() == (20 + 5 + 1) * GIB
@@ -59,7 +57,7 @@ def test_memory_is_that_of_the_replica_with_the_highest_peak_and_changes_when_ac
     first = lane[lane["time_s"] <= 2.0][["time_s", "bytes"]].to_numpy().tolist()
     assert first == [[0.0, 21 * GIB], [pytest.approx(1.6), 20 * GIB], [2.0, 22 * GIB]]
     with pytest.raises(UserError, match="memory"):
-        drawn("memory_over_time", Runs(table(["first"]), frame.drop(columns="memory_bytes")))
+        memory_of(table(["first"]), frame.drop(columns="memory_bytes"))
 
 
 def test_a_replica_is_the_lanes_of_the_llm_and_of_the_encoders_that_feed_it() -> None:

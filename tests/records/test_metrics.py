@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from entrain_bench.answers.timelines import memory_steps
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.hosttime import HostTime
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.figures.memory_over_time import memory_steps
 from entrain_bench.program import Pass, Slots, build_program
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks
 from entrain_bench.program.layout import Layout

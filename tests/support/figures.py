@@ -14,7 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from entrain_bench.answers.documents.mechanisms import read_mechanisms
-from entrain_bench.answers.tables import Runs
+from entrain_bench.answers.tables import rankings
+from entrain_bench.answers.timelines import bars_of, memory_of
+from entrain_bench.figures import measured_gantt
 from entrain_bench.figures._style import Picture, styled
 from entrain_bench.records.time_shares import TIME_SHARES
 
@@ -77,20 +79,6 @@ def actions(strategies: Sequence[str], workloads: Sequence[str] = TRACES[1:3]) -
     return pd.concat([frame, step.assign(replica=-1, microbatch=-1, part=-1, parent=-1, **last)], ignore_index=True)
 
 
-def views(traces: Sequence[str]) -> Runs:
-    """One strategy simulated, measured and replayed."""
-    timeline = actions(["one"], traces)
-    timeline = timeline[timeline["model"] == MODELS[0]]
-    runs = pd.DataFrame({"harness": ["simulate", "train"], "status": "ok", "reason": ""})
-    return Runs(runs, pd.concat([timeline.assign(view=view) for view in ("simulate", "train", "replay")]))
-
-
-def shares(traces: Sequence[str]) -> pd.DataFrame:
-    rows = itertools.product(traces, [0, 1, 32, 1024], [0.05, 0.25, 0.5, 0.75, 0.95])
-    frame = pd.DataFrame(rows, columns=["workload", "batch_size", "probability"])
-    return frame.assign(num_draws=9, encoder_share=0.5 + (frame["probability"] - 0.5) / (1 + frame["batch_size"]))
-
-
 def tokens(traces: Sequence[str]) -> pd.DataFrame:
     frame = pd.DataFrame(itertools.product(traces, [0.0, 0.5, 1.0]), columns=["workload", "probability"])
     # Half of the samples have no encoder tokens.
@@ -119,15 +107,6 @@ def budgets(strategies: Sequence[str], traces: Sequence[str]) -> pd.DataFrame:
         rows = table(strategies, traces).assign(tuning_budget=budget)
         rows["strategy_family"] = [families[strategies.index(name) % 3] for name in rows["strategy"]]
         parts.append(rows.assign(iteration_time_s=rows["iteration_time_s"] * (2 if budget == 12 else 1)))
-    return pd.concat(parts, ignore_index=True)
-
-
-def warmups(strategies: Sequence[str], traces: Sequence[str]) -> pd.DataFrame:
-    """Runs that take less time and more memory the more forwards run ahead, up to 8."""
-    parts = []
-    for text, ahead in (("0", 0), ("2", 2), ("16", 8), ("any", 8)):
-        rows = table(strategies, traces).assign(max_extra_forwards=text, peak_memory_bytes=(5.0 + ahead) * GIB)
-        parts.append(rows.assign(iteration_time_s=rows["iteration_time_s"] * (1 - 0.05 * ahead)))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -195,24 +174,26 @@ def gains() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["mechanism", "switched", "job", "gain", "num_seeds", "reason", "runs_in"])
 
 
+def bars(strategies: Sequence[str], traces: Sequence[str]) -> pd.DataFrame:
+    return bars_of(table(strategies, traces[:1]), actions(strategies, traces[:1]))
+
+
 def data_of(name: str, strategies: Sequence[str], traces: Sequence[str]) -> Any:
     """Data for any figure."""
     made: dict[str, Callable[[], Any]] = {
         "token_distributions": lambda: tokens(traces),
-        "workload_ratio": lambda: shares(traces),
         "allocations": lambda: allocated(traces[:6]),
-        "measured_gantt": lambda: views(traces[:1]),
+        "measured_gantt": lambda: pd.concat([bars(["one"], traces).assign(view=view) for view in measured_gantt.VIEWS]),
+        "schedule_gantt": lambda: bars(strategies, traces),
+        "memory_over_time": lambda: memory_of(table(strategies, traces[:1]), actions(strategies, traces[:1])),
         "tuning_budget": lambda: budgets(strategies, traces[:2]),
-        "warmup": lambda: warmups(strategies, traces[:2]),
         "sensitivity": lambda: splits(traces[:4]),
         "context_length": lambda: contexts(strategies[:3]),
-        "robustness": lambda: changes(strategies, traces[:2]),
+        "robustness": lambda: rankings(changes(strategies, traces[:2])),
         "twins": lambda: twins(strategies, traces[:4]),
         "out_of_the_box": lambda: changes(strategies, traces[:5], ["PP 1, DP 32", "PP 4, DP 8", "PP 8, DP 4"]),
         "mechanisms": gains,
     }
-    if name in ("schedule_gantt", "memory_over_time"):
-        return Runs(table(strategies, traces[:1]), actions(strategies, traces[:1]))
     return made.get(name, lambda: table(strategies, traces[:5]))()
 
 

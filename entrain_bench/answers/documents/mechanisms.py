@@ -16,6 +16,7 @@ from entrain_bench.answers.statistics import ratio_interval
 from entrain_bench.answers.tables import run_table, times_by_seed
 from entrain_bench.answers.text import markdown_table
 from entrain_bench.base.errors import unknown_choice
+from entrain_bench.config.figures import row_label
 from entrain_bench.config.tree import config_tree
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
@@ -49,11 +50,6 @@ class Mechanisms:
         return row_label((job, variant))
 
 
-def row_label(parts: Sequence[str]) -> str:
-    """The label of a row that combines one entry of each list of a figure's ``rows``."""
-    return "; ".join(parts)
-
-
 @cache
 def read_mechanisms() -> Mechanisms:
     """The definition; ``UserError`` for a variant that there is none of."""
@@ -71,7 +67,7 @@ def gains(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame
     """A row for each mechanism, switch (``alone``, ``last``) and job, from the cells of each row of the figure.
 
     ``gain`` is the time without over the time with it, minus 1, geometric mean over the seeds at which both succeeded;
-    not a number where there are none, and ``reason`` says why.
+    not a number where there are none, and ``reason`` says why. Pairs that a narrowed figure lacks have no row.
     """
     defined = read_mechanisms()
     tables = {label: run_table(mine, results) for label, mine in cells.items()}
@@ -81,7 +77,10 @@ def gains(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame
     for name, mechanism in defined.mechanisms.items():
         for switch, pair in zip(SWITCHES, (mechanism.alone, mechanism.last), strict=True):
             for job in defined.jobs if pair else ():
-                without, with_it = (tables[defined.label(job, variant)] for variant in pair)
+                labels = [defined.label(job, variant) for variant in pair]
+                if not {*labels} <= tables.keys():
+                    continue
+                without, with_it = (tables[label] for label in labels)
                 other, mine = times_by_seed(without), times_by_seed(with_it)
                 both = [(before, time) for seed, time in mine.items() if time and (before := other.get(seed))]
                 ratio = ratio_interval([one for one, _ in both], [two for _, two in both]).mean if both else math.nan

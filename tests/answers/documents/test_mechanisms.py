@@ -9,7 +9,7 @@ import pytest
 
 from entrain_bench.answers.documents import mechanisms
 from entrain_bench.answers.documents.mechanisms import gains, mechanisms_section, read_mechanisms, sweeps
-from entrain_bench.figures._runner import rows_of
+from entrain_bench.config.figures import rows_of
 from entrain_bench.records.records import Results
 from entrain_bench.run.study import Study
 
