@@ -175,10 +175,10 @@ def job_name(names: Iterable[str]) -> str:
     return "-".join(re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-") for name in names)
 
 
-def plans_in(results_dir: str, names: Iterable[str]) -> list[Path]:
-    """Return the files of plans that ``recommend`` wrote for a job, the newest first."""
-    found = Path(results_dir, PLANS).glob(f"{job_name(names)}*.yaml")
-    return sorted(found, key=lambda path: (-path.stat().st_mtime, path.name))
+def newest_plan(results_dir: str, names: Iterable[str]) -> Path | None:
+    """Return the newest plan for this suite's runtime that ``recommend`` wrote for a job; None without one."""
+    found = Path(results_dir, PLANS).glob(f"{job_name(names)}-*suite.yaml")
+    return max(found, key=lambda path: (path.stat().st_mtime, path.name), default=None)
 
 
 def known_strategies(records: Sequence[Record]) -> frozenset[str]:
@@ -327,11 +327,11 @@ def _more_seeds(answer: Answer, results_dir: str) -> dict[str, Any]:
 
 
 def _after_winner(result: StrategyResult, results_dir: str) -> dict[str, Any]:
-    """The plans that ``recommend`` wrote, else a recommendation; the winner's runs again, if it is for no such job."""
+    """The plan that ``recommend`` wrote, else a recommendation; the winner's runs again, if it is for no such job."""
     labels = result.first.labels
-    if plans := plans_in(results_dir, (str(labels[name]) for name in CHOSEN)):
-        commands = [command_line([f"plan={quoted(str(path))}"], result.first.config_dir) for path in plans]
-        return {"kind": NextStep.PLAN, "commands": commands}
+    if plan := newest_plan(results_dir, (str(labels[name]) for name in CHOSEN)):
+        command = command_line([f"plan={quoted(str(plan))}"], result.first.config_dir)
+        return {"kind": NextStep.PLAN, "commands": [command]}
     again = {"kind": NextStep.RERUN, "commands": commands_of(result.runs.values(), results_dir)}
     if str(result.first.labels["harness"]) != "simulate":
         return again

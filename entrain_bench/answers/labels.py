@@ -247,3 +247,15 @@ def _facts(name: str, stated: StrategyFacts) -> StrategyFacts:
         summary=first_sentence(path),
         order=float(strategy.get("display_order", "inf")),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelError:
+    """Relative error of simulated iteration times: the median over published times, each source left out of the fit."""
+
+    median: float
+    num_times: int
+
+
+# As in README.md, whose text ``make reference`` computes.
+MODEL_ERROR = ModelError(0.037, 1118)

@@ -5,7 +5,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +24,7 @@ from entrain_bench.config.overrides import error_line, is_inside, parse, swept_k
 from entrain_bench.config.parts import sources_stamp
 from entrain_bench.config.schema import GROUP_KEYS, NESTED, PLAIN_KEYS, ConfigSchema, RunConfig
 from entrain_bench.config.sources import add_config_dir, compose_values
-from entrain_bench.config.targets import check_targets
+from entrain_bench.config.targets import TARGET, check_targets, class_of, is_trusted
 from entrain_bench.config.tree import choices, folders
 
 FIGURE = "figure"
@@ -91,7 +91,7 @@ class Composer:
                 earlier = [one for one in inside if one.key_or_group.startswith(f"{override.key_or_group}.")]
                 inside = [one for one in inside if one not in earlier]
                 chosen += [*(str(one.input_line) for one in earlier), text]
-        values = {**self._choose(tuple(chosen))}
+        values = self._with_own_options({**self._choose(tuple(chosen))}, chosen)
         _check_file(values["workload"], inside)
         for override in inside:
             values = with_value(values, override)
@@ -168,6 +168,22 @@ class Composer:
                 values |= changed
             self._combined[choices] = values
         return self._combined[choices]
+
+    def _with_own_options(self, values: dict[str, Any], chosen: Sequence[str]) -> dict[str, Any]:
+        """Leave out options that a strategy's YAML sets for its own part, if another part is chosen that has none."""
+        picked = dict(text.split("=", 1) for text in chosen)
+        parts = [key.partition("/")[2] for key in picked if key.startswith("strategy/")]
+        places = (folder / "strategy" / f"{picked.get('strategy')}.yaml" for folder in folders(self.config_dir))
+        file = next((place for place in places if place.is_file()), None)
+        if not parts or file is None:
+            return values
+        strategy = dict(values["strategy"])
+        for part in parts:
+            node, own = strategy.get(part), _yaml_values(file).get(part)
+            if isinstance(node, dict) and isinstance(own, dict) and is_trusted(target := node.get(TARGET)):
+                known = {field.name for field in fields(cls)} if is_dataclass(cls := class_of(str(target))) else {*node}
+                strategy[part] = {key: value for key, value in node.items() if key in known or key not in own}
+        return values | {"strategy": strategy}
 
     def _changes(self, choices: tuple[str, ...]) -> Mapping[str, Any]:
         def changed() -> dict[str, Any]:

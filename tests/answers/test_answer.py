@@ -1,17 +1,17 @@
-"""The values of an answer: winners, leads, what to know of them, and the decision."""
+"""The values of an answer: winners, what to know of them, and the decision."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from entrain_bench.answers.answer import Answer, NextStep
 from entrain_bench.answers.cases import Outcome
-from entrain_bench.answers.comparison import LeadSummary, lead_of
 from entrain_bench.records.records import Record
 from entrain_bench.records.time_shares import TIME_SHARES
 from support.records import runs
@@ -52,29 +52,6 @@ def test_means_over_cases_need_all_results() -> None:
     assert answer.gain == answer.overall["best"]
 
 
-def test_a_lead_is_over_the_fastest_other_at_shared_seeds() -> None:
-    times = {"mine": {0: 1.0, 1: 2.0}, "slow": {0: 3.0, 1: 3.0}, "near": {0: 2.0, 1: 1.0}, "broken": {0: 0.1, 1: None}}
-    lead = lead_of(times, "mine")
-    assert lead
-    assert lead.rival == "near"
-    assert lead.own.gains == {0: 2.0, 1: 0.5}
-    assert lead.own.speedup
-    assert lead.own.speedup.mean == pytest.approx(1.0)
-    assert lead_of({"mine": {0: 1.0}}, "mine") is None
-
-
-def test_leads_are_summed_up_with_cases_that_lack_a_pair_or_a_result() -> None:
-    leads = [
-        lead_of({"a": times, "b": {0: 2.0, 1: 2.0}}, "a")
-        for times in ({0: 1.0, 1: 1.0}, {0: 4.0, 1: None}, {0: None, 1: None})
-    ]
-    assert LeadSummary.of(leads) == LeadSummary(None, 0.5, 2.0, pytest.approx(1.0), 2, 3, 2)
-    alone = LeadSummary.of(leads[:1])
-    assert alone
-    assert alone.speedup
-    assert LeadSummary.of([leads[2], None]) is None
-
-
 def test_the_decision_names_winner_gain_reason_and_next_step() -> None:
     trained = runs({"megatron": SLOW, "entrain": FAST, "near": NEAR})
     values = decided([replace(one, labels={**one.labels, "harness": "simulate"}) for one in trained])
@@ -82,6 +59,7 @@ def test_the_decision_names_winner_gain_reason_and_next_step() -> None:
     assert values["gain"]["mean"] == pytest.approx(2.03, abs=0.005)
     assert (values["saving"]["before"], values["saving"]["parts"]) == (pytest.approx(2.1), {})
     assert values["runs_in"] == ()
+    assert values["rivals"] == {"published": None, "today": None}
     assert values["next"] == {
         "kind": NextStep.RECOMMEND,
         "commands": ["entrain-bench recommend workload=coco"],
@@ -89,6 +67,37 @@ def test_the_decision_names_winner_gain_reason_and_next_step() -> None:
     rerun = decided(trained)["next"]
     assert rerun["kind"] == NextStep.RERUN
     assert rerun["commands"][0].startswith("entrain-bench --multirun strategy=entrain workload=coco")
+
+
+def test_the_decision_names_the_fastest_published_and_the_fastest_in_a_framework() -> None:
+    strategies = {
+        "base": {"family": "out_of_the_box", "switch_on": {"megatron": []}},
+        "best": {"family": "ours"},
+        "near": {"family": "published", "switch_on": {"loop": []}},
+    }
+    records = [
+        replace(
+            one,
+            config={**one.config, "strategy": {**one.config["strategy"], **strategies[str(one.labels["strategy"])]}},
+        )
+        for one in runs({"base": SLOW, "best": FAST, "near": NEAR})
+    ]
+    rivals = decided(records)["rivals"]
+    published, today = rivals["published"], rivals["today"]
+    assert (published["name"], published["ties"], published["framework"]) == ("near", True, "")
+    assert (today["name"], today["ties"], today["framework"]) == ("base", False, "Megatron-LM")
+    assert today["time_s"] == pytest.approx(2.1)
+    assert today["behind"] == pytest.approx(2.03, abs=0.005)
+
+
+def test_after_a_recommendation_its_plan_is_the_next_step(tmp_path: Path) -> None:
+    won = runs({"megatron": SLOW, "entrain": FAST})
+    names = [str(won[0].labels[name]) for name in ("model", "workload", "cluster")]
+    plan = tmp_path / "recommended" / f"{'-'.join(names)}-2-suite.yaml"
+    plan.parent.mkdir()
+    plan.write_text("")
+    next_step = Answer.of(won).decision(str(tmp_path))["next"]
+    assert next_step == {"kind": NextStep.PLAN, "commands": [f"entrain-bench plan={plan}"]}
 
 
 def test_the_reason_names_the_classes_of_time_that_shrink() -> None:

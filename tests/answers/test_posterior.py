@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrain_bench.answers.posterior import ChanceSummary, Spread, chances, contenders, rank_chances, times_of
+from entrain_bench.answers.posterior import (
+    ChanceSummary,
+    Spread,
+    chances,
+    contenders,
+    rank_chances,
+    share_ahead,
+    times_of,
+)
 
 TIMES = {"a": {1: 1.0, 2: 2.0, 3: 1.0, 4: 1.5}, "b": {1: 2.0, 2: 1.0, 3: 1.5, 4: None}, "c": {1: 3.0}}
 
@@ -79,3 +87,11 @@ def test_tables_are_split_by_draw() -> None:
     data = pd.DataFrame([row, row | {"constants": 3}, row | {"constants": 4, "status": "failed"}])
     assert times_of(data) == {("m", "w"): {"a": {3: 2.0, 4: None}}}
     assert times_of(data.drop(columns="constants")) == {}
+
+
+def test_the_share_of_draws_in_which_one_is_ahead() -> None:
+    one, other = {1: 1.0, 2: 1.0, 3: None, 4: 1.0}, {1: 2.0, 2: 1.0, 3: 2.0, 5: 0.1}
+    # Draws 1 and 2 are shared; equal times are no lead.
+    assert share_ahead(one, other) == 0.5
+    assert share_ahead(other, one) == 0.0
+    assert share_ahead(one, {}) is None

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.comparison import LeadSummary, lead_of
 from entrain_bench.answers.console_table import summary
 from entrain_bench.answers.posterior import ChanceSummary, Spread
 from entrain_bench.answers.report import html, markdown, report_json, report_of
-from entrain_bench.answers.sentences import host_notices, lead_sentence, notices, problems, sentences
+from entrain_bench.answers.sentences import headline_sentence, host_notices, notices, problems, sentences
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.answers.text import escape_markdown, load_template, one_line
 from entrain_bench.records.records import Record
@@ -62,14 +61,17 @@ def test_the_winner(changed: Mapping[str, Any], num_cases: int, says: str) -> No
     assert say("winner", WON | changed, num_cases, 22, "base") == says
 
 
-def test_leads() -> None:
-    assert lead_sentence([None], "A") == ""
-    one = lead_of({"a": {0: 1.0, 1: 1.0}, "b": {0: 2.0, 1: 2.0}}, "a")
-    assert lead_sentence([one], "A") == "A has a speedup of 2.00x (2.00 to 2.00) over the fastest other strategy."
-    assert say("lead", "A", LeadSummary(None, 0.5, 2.0, 1.0, 2, 3, 2), "case") == (
-        "A has a speedup of 0.50x to 2.00x over the fastest other strategy in 2 of 3 cases, 1.00x in the geometric "
-        "mean. It has no result at some seed of 2 cases."
+def test_who_is_ahead_over_jobs() -> None:
+    fastest = {"wins": {"Braid": 2, "LPT": 1}, "least": 1.0, "greatest": 1.0, "mean": 1.0, "num_jobs": 3, "num_ties": 3}
+    published = {**fastest, "wins": {"DIP": 3}, "greatest": 1.3, "mean": 1.1}
+    today = {**published, "wins": {"Megatron in Megatron-LM": 3}}
+    values = {"num_jobs": 3, "num_tied": 2, "fastest": fastest, "published": published, "today": today}
+    assert headline_sentence(values) == (
+        "The fastest is Braid in 2 of 3 jobs, LPT in 1; its lead is a tie in 2. The fastest published system takes "
+        "1.10x (1.00x to 1.30x) its time (DIP in 3 of 3 jobs). The fastest that a framework runs today takes 1.10x "
+        "(1.00x to 1.30x) (Megatron in Megatron-LM in 3 of 3 jobs)."
     )
+    assert headline_sentence({"num_jobs": 0, "num_tied": 0, "fastest": None, "published": None, "today": None}) == ""
 
 
 def test_chances() -> None:

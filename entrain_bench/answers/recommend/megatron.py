@@ -1,4 +1,4 @@
-"""Strategies that Megatron-LM runs unmodified, and its flags for a plan.
+"""What Megatron-LM runs unmodified: reasons against layouts and programs.
 
 Read in NVIDIA/Megatron-LM at commit d98e8a64 (2026-08-22): ``megatron/training/arguments.py``,
 ``megatron/training/config``, ``megatron/core/transformer/transformer_config.py``, ``pretrain_vlm.py`` and
@@ -8,14 +8,10 @@ but for the first and the last (``num_layers_in_first_pipeline_stage`` and its l
 microbatches of so many samples.
 """
 
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 
-from entrain_bench.answers.recommend.recommendation import Recommendation
-from entrain_bench.answers.recommend.strategy_race import StrategyRace
 from entrain_bench.balancing.interleaved import interleaved_program
 from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.schedules import chain_program, stages_behind
@@ -23,67 +19,19 @@ from entrain_bench.base.arrays import IntArray
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.run.experiment import prepare
-from entrain_bench.specs.framework import BF16
 from entrain_bench.specs.job import Job
-from entrain_bench.specs.model import FULL, ModelSpec
-from entrain_bench.specs.module_layers import EAGER, FUSED
+from entrain_bench.specs.model import FULL
+from entrain_bench.specs.module_layers import EAGER
 
-NAME = "Megatron-LM"
-FRAMEWORKS = ("megatron",)
-INDENT = "  "
-# The key of a strategy's YAML with the overrides under which it may run; without the key it may not.
-KEY = "within_megatron"
 # Encoders as Megatron-LM's multimodal code runs them.
 OVERRIDES = ("encoder_sp=false", "encoder_cp=false")
-
-
-def recomputation(model: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """Return the modules that Megatron-LM's flags can recompute: none, the LLM, all."""
-    every = tuple(module.name for module in model.modules)
-    llm_alone = {} if every == (model.llm.name,) else {f" recomputing {model.llm.name}": (model.llm.name,)}
-    return {"": (), **llm_alone, " recomputing": every}
-
-
-def flags(job: Job, layout: Layout, microbatch_size: int) -> list[str]:
-    """The flags of a layout that is not refused, in the order of a launch script."""
-    framework = job.framework
-    llm = layout.modules[job.model.llm_index]
-    pp = _num_ranks(llm) // llm.ranks_per_block
-    flags = [
-        f"--tensor-model-parallel-size {llm.tp}",
-        f"--pipeline-model-parallel-size {pp}",
-        f"--context-parallel-size {llm.cp}",
-    ]
-    if pp > 1 and llm.dp > 1:
-        flags.append("--use-tp-pp-dp-mapping")
-    flags += [*_stage_flags(blocks_of_stages(llm), pp)]
-    flags += [f"--micro-batch-size {microbatch_size}", f"--global-batch-size {job.global_batch}"]
-    if llm.recompute:
-        flags += ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
-        flags += ["--recompute-vision"] if any(placed.recompute for placed in _others(job, layout)) else []
-    gathers = framework.overlap_param_gather and framework.distributed_optimizer
-    switches = {
-        "--sequence-parallel": framework.sequence_parallel and llm.tp > 1,
-        "--use-distributed-optimizer": framework.distributed_optimizer,
-        "--overlap-grad-reduce": framework.overlap_grad_reduce,
-        "--overlap-param-gather": gathers,
-        "--no-align-param-gather": gathers and not framework.align_param_gather,
-        "--freeze-LM": job.model.llm.name in framework.freeze,
-        "--freeze-ViT": any(module.name in framework.freeze for module in job.model.encoders),
-        "--bf16": True,
-        "--grad-reduce-in-bf16": framework.grad_dtype == BF16,
-        "--cross-entropy-loss-fusion": framework.cross_entropy == FUSED,
-        "--cross-entropy-fusion-impl te": framework.cross_entropy == FUSED,
-    }
-    return [*flags, *(flag for flag, is_on in switches.items() if is_on)]
 
 
 def takes_arrivals(job: Job, program: Program) -> bool:
     """Whether microbatches are samples as they arrive, which need no sampler of their own."""
     llm = job.model.llm_index
     replica, microbatch = arrival_places(
-        len(program.shapes), _size(job, program.layout), program.layout.modules[llm].dp
+        len(program.shapes), microbatch_size(job, program.layout), program.layout.modules[llm].dp
     )
     labels = _labels(program, llm)
     return np.array_equal(labels.replica, replica) and np.array_equal(labels.microbatch, microbatch)
@@ -116,7 +64,7 @@ def layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
     alone = [placed.module for placed in _others(job, layout) if placed.recompute]
     if alone and not llm.recompute:
         yield f"{alone[0]} recomputes alone; its flags recompute the LLM, too"
-    pp = _num_ranks(llm) // llm.ranks_per_block
+    pp = num_ranks(llm) // llm.ranks_per_block
     places = llm.dp * pp * llm.ranks_per_block
     usual = np.arange(places).reshape(llm.dp, pp, -1)
     if not np.array_equal(llm.ranks, np.concatenate([usual] * (llm.pp // pp), axis=1)):
@@ -138,43 +86,45 @@ def layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
 
 def program_reasons(job: Job, program: Program) -> Iterator[str]:
     """Yield why Megatron-LM would not run a program so; nothing if it would."""
-    model = job.model
+    yield from shape_reasons(job, program)
+    yield from size_reasons(job, program)
+    layout = program.layout
     llm = job.model.llm_index
+    assignment = Assignment(tuple(_labels(program, index) for index in range(len(job.model.modules))))
+    if layout.modules[llm].stages_per_rank > 1:
+        stock = interleaved_program(job.model, program.shapes, layout, assignment)
+    else:
+        stock = chain_program(job.model, program.shapes, layout, assignment, stages_behind(layout, llm))
+    if not np.array_equal(program.lane_actions, stock.lane_actions):
+        yield "its order is not 1F1B"
+
+
+def shape_reasons(job: Job, program: Program) -> Iterator[str]:
+    """Yield why a loop that runs the whole model on a microbatch would not run a program's chunks."""
+    model = job.model
     if any(program.splits_backward(index) for index in range(len(program.chunks))):
         yield "its backwards are split"
     if program.remade and any(np.any(rows) for rows in program.remade):
         yield "it recomputes by stage or chunk"
     if any(np.any(rows.part > 0) for rows in program.chunks):
         yield "its microbatches are cut into parts"
-    samples = np.diff(program.chunks[llm].offsets)
-    size = _size(job, program.layout)
-    if np.any(samples != size):
-        yield f"its microbatches have {samples.min()} to {samples.max()} samples instead of {size}"
     labels = [_labels(program, index) for index in range(len(model.modules))]
     for module, label in zip(model.modules, labels, strict=True):
         owner = module.owners(program.shapes, module.units(program.shapes))
         same = [
-            np.array_equal(getattr(label, name), getattr(labels[llm], name)[owner])
+            np.array_equal(getattr(label, name), getattr(labels[model.llm_index], name)[owner])
             for name in ("replica", "microbatch")
         ]
         if not all(same):
             yield f"{module.name} and {model.llm.name} do not share microbatches"
-    layout = program.layout
-    assignment = Assignment(tuple(labels))
-    if layout.modules[llm].stages_per_rank > 1:
-        stock = interleaved_program(model, program.shapes, layout, assignment)
-    else:
-        stock = chain_program(model, program.shapes, layout, assignment, stages_behind(layout, llm))
-    if not np.array_equal(program.lane_actions, stock.lane_actions):
-        yield "its order is not 1F1B"
 
 
-def _stage_flags(blocks: tuple[int, ...], pp: int) -> Iterator[str]:
-    if len(blocks) > pp:
-        yield f"--num-layers-per-virtual-pipeline-stage {blocks[0]}"
-    elif len({*blocks}) > 1:
-        yield f"--decoder-first-pipeline-num-layers {blocks[0]}"
-        yield f"--decoder-last-pipeline-num-layers {blocks[-1]}"
+def size_reasons(job: Job, program: Program) -> Iterator[str]:
+    """Yield why a loop whose microbatches have one size would not run a program."""
+    samples = np.diff(program.chunks[job.model.llm_index].offsets)
+    size = microbatch_size(job, program.layout)
+    if np.any(samples != size):
+        yield f"its microbatches have {samples.min()} to {samples.max()} samples instead of {size}"
 
 
 def _labels(program: Program, module: int) -> ModuleAssignment:
@@ -188,7 +138,8 @@ def _labels(program: Program, module: int) -> ModuleAssignment:
     return ModuleAssignment(of_units(rows.replica), of_units(rows.microbatch))
 
 
-def _size(job: Job, layout: Layout) -> int:
+def microbatch_size(job: Job, layout: Layout) -> int:
+    """Samples of a microbatch, of equal ones."""
     if not job.free_microbatch_size:
         return job.microbatch_size
     return -(-job.global_batch // (layout.modules[job.model.llm_index].dp * layout.num_microbatches))
@@ -198,52 +149,6 @@ def _others(job: Job, layout: Layout) -> list[ModuleLayout]:
     return [placed for index, placed in enumerate(layout.modules) if index != job.model.llm_index]
 
 
-def _num_ranks(placed: ModuleLayout) -> int:
+def num_ranks(placed: ModuleLayout) -> int:
+    """Ranks of a replica."""
     return int(np.unique(placed.ranks[0]).size)
-
-
-def variants_within(names: Mapping[str, Sequence[str]], model: ModelSpec | None) -> dict[str, tuple[str, ...]]:
-    """Return the overrides of strategies that Megatron-LM may run, by name; ``names`` has those that each needs.
-
-    Each is considered with everything that it can recompute of a model; None leaves that as it is.
-    """
-    modules = recomputation(model) if model else {"": None}
-    again = {
-        suffix: [] if names is None else [f"layout.recompute=[{','.join(names)}]"] for suffix, names in modules.items()
-    }
-    return {
-        f"{name}{suffix}": (f"strategy={name}", *overrides, *recompute)
-        for name, overrides in names.items()
-        for suffix, recompute in again.items()
-    }
-
-
-def refusal(runner: StrategyRace, name: str, seed: int) -> str:
-    """Why Megatron-LM does not run what a strategy plans at a seed; empty if it does."""
-    job = prepare(runner.config(name, seed)).job
-    layout = next(layout_reasons(job, runner.plan(name).layout), "")
-    reason = layout or next(program_reasons(*_program(runner, name, seed)), "")
-    return reason and f"{NAME} does not run it: {reason}"
-
-
-def flag_lines(runner: StrategyRace, answer: Recommendation, path: Path, width: int) -> Iterator[str]:
-    """Yield Megatron-LM's flags for the plan in a file, and how its microbatches are had."""
-    plan = answer.plan
-    job, program = _program(runner, answer.best, runner.first_seed)
-    yield f"Flags of {NAME}"
-    # A flag and its value stay in one line.
-    joined = " ".join(flag.replace(" ", "\0") for flag in flags(job, plan.layout, plan.job.microbatch_size))
-    for line in textwrap.wrap(joined, width - 2 * len(INDENT), break_on_hyphens=False):
-        yield INDENT + line.replace("\0", " ")
-    feed = f"Microbatches: --dataloader-type external, BalancedBatchSampler.from_plan(shapes, '{path}')."
-    if takes_arrivals(job, program):
-        feed = "Samples as they arrive."
-    yield from textwrap.wrap(feed, width, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False)
-    yield ""
-
-
-def _program(runner: StrategyRace, name: str, seed: int) -> tuple[Job, Program]:
-    config = runner.config(name, seed)
-    setting = prepare(config)
-    shapes = setting.source.batch(0, config.global_batch, seed)
-    return setting.job, setting.strategy.program(shapes, runner.plan(name).layout, setting.profile)

@@ -10,7 +10,6 @@ at least 72 find the strategy with the least mean over eight seeds; the others f
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from time import perf_counter
 
 from entrain_bench.answers.comparison import (
     TIME,
@@ -67,13 +66,15 @@ def standings(times: Mapping[str, Times], baseline: str = "") -> Comparison[str]
 class StrategyRace:
     """Runs strategies on a job; what has run before is read.
 
-    ``overrides`` are the job's, without strategy and seed; ``variants`` are those of every strategy by its name, the
-    first its choice (``strategy=dip``); ``keys`` are those of all runs that were asked for.
+    ``free`` are keys that the tuner chooses unless a variant or the job sets them; ``variants`` have the overrides of
+    every strategy by its name, the first its choice (``strategy=dip``); ``overrides`` are the job's, without strategy
+    and seed, and count before others; ``keys`` are those of all runs that were asked for.
     """
 
+    free: Sequence[str]
     overrides: Sequence[str]
     first_seed: int
-    variants: Mapping[str, Sequence[str]]
+    variants: dict[str, Sequence[str]]
     results: Results
     composer: Composer
     num_processes: int
@@ -133,51 +134,68 @@ class StrategyRace:
             plans.write(key, plan)
 
     def _overrides(self, name: str, seed: int, changed: Sequence[str]) -> tuple[str, ...]:
-        return (*self.variants[name], *self.overrides, f"seed={seed}", *changed)
+        choice, *own = self.variants[name]
+        texts = (choice, *self.free, *own, *self.overrides, f"seed={seed}", *changed)
+        return tuple({text.partition("=")[0]: text for text in texts}.values())
 
 
-# Why a run of a strategy at a seed is not taken; empty if it is.
+# Why a result of a variant at a seed is not taken; empty if it is.
 type Refuse = Callable[[StrategyRace, str, int], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Raced:
-    """The result of a race: seconds by strategy and seed, and the first reason why a result was not taken."""
+    """The result of a race: seconds by variant and seed, and why results were not taken."""
 
     times: dict[str, Times]
     out_of_time: bool
     refusals: Mapping[str, str]
 
 
+def settle(runner: StrategyRace, attempts: Mapping[str, Sequence[Sequence[str]]], refuse: Refuse) -> dict[str, str]:
+    """Give every variant the first of its attempts that has a result at the first seed; the last if none has.
+
+    Returns why results are not taken, by variant, if ``refuse`` says so.
+    """
+    reasons = dict[str, str]()
+    (seed,) = runner.seeds(1)
+    waiting = [*attempts]
+    for place in range(max(map(len, attempts.values()), default=0)):
+        runner.variants |= {name: attempts[name][place] for name in waiting}
+        times = runner.times(waiting, [seed])
+        reasons |= {name: "" if times[name][seed] is None else refuse(runner, name, seed) for name in waiting}
+        lost = [name for name in waiting if times[name][seed] is None or reasons[name]]
+        waiting = [name for name in lost if place + 1 < len(attempts[name])]
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
 def race(
     runner: StrategyRace,
-    kept: Sequence[str],
-    refuse: Refuse,
-    seconds: float | None,
+    fields: Sequence[Collection[str]],
+    kept: Collection[str],
+    refusals: Mapping[str, str],
+    has_time: Callable[[], bool] = lambda: True,
+    watch: Callable[[Mapping[str, Times], int], None] = lambda *_: None,
 ) -> Raced:
-    """Race all variants of a runner; those ``kept`` run at all seeds if they have results.
+    """Race all variants of a runner, those of each field against each other; those ``kept`` run at all seeds.
 
-    A run at a seed is not taken if ``refuse`` says why. No round begins after ``seconds``.
+    Those with ``refusals`` have no result. No round begins without time. ``watch`` is told the times and how many go on
+    after each round.
     """
-    started = perf_counter()
     times = dict[str, Times]()
-    refusals = dict[str, str]()
     racing = [*runner.variants]
     done = 0
     for number, num_seeds in enumerate(ROUNDS, start=1):
         new = runner.times(racing, runner.seeds(num_seeds)[done:])
         for name in racing:
-            for seed, time in new[name].items():
-                if time is not None and (reason := refuse(runner, name, seed)):
-                    refusals.setdefault(name, reason)
-                    new[name][seed] = None
-            times[name] = {**times.get(name, {}), **new[name]}
+            times[name] = {**times.get(name, {}), **(dict.fromkeys(new[name]) if name in refusals else new[name])}
         done = num_seeds
-        running = {name: times[name] for name in racing}
-        left = going_on(running)
-        racing = going_on(running, kept)
-        if not left or (number > 1 and len(left) == 1) or number == len(ROUNDS):
+        left = [going_on({name: times[name] for name in racing if name in members}) for members in fields]
+        ahead = {name for members in left for name in members}
+        racing = [name for name in racing if name in ahead or (name in kept and with_result(times[name]))]
+        watch(times, len(racing))
+        if not ahead or (number > 1 and all(len(members) <= 1 for members in left)) or number == len(ROUNDS):
             return Raced(times, False, refusals)
-        if seconds is not None and perf_counter() - started >= seconds:
+        if not has_time():
             return Raced(times, True, refusals)
     raise AssertionError("the last round ends the race")

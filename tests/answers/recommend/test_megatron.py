@@ -1,4 +1,4 @@
-"""What Megatron-LM runs as it is, and its flags: layouts and programs by hand."""
+"""What Megatron-LM runs as it is: layouts and programs by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from entrain_bench.answers.recommend.megatron import flags, layout_reasons, program_reasons, takes_arrivals
+from entrain_bench.answers.recommend.megatron import layout_reasons, program_reasons, takes_arrivals
 from entrain_bench.balancing.interleaved import interleaved_program
 from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.schedules import chain_program, stages_behind, three_phase_program
@@ -41,50 +41,6 @@ def layout_of(layers: tuple[int, ...] = (2, 3, 3, 2), turns: int = 1, text: bool
         for module in ([llm] if text else [vision, llm])
     ]
     return Layout(tuple(modules), BATCH // SIZE // DP)
-
-
-def test_flags_of_a_layout() -> None:
-    expected = [
-        "--tensor-model-parallel-size 2",
-        "--pipeline-model-parallel-size 4",
-        "--context-parallel-size 1",
-        "--use-tp-pp-dp-mapping",
-        "--decoder-first-pipeline-num-layers 1",
-        "--decoder-last-pipeline-num-layers 1",
-        "--micro-batch-size 2",
-        "--global-batch-size 16",
-        "--sequence-parallel",
-        "--use-distributed-optimizer",
-        "--overlap-grad-reduce",
-        "--overlap-param-gather",
-        "--bf16",
-    ]
-    assert next(layout_reasons(job_of(), layout_of()), "") == ""
-    assert flags(job_of(), layout_of(), SIZE) == expected
-
-
-def test_flags_follow_recomputation_the_framework_and_frozen_modules() -> None:
-    other = replace(
-        STOCK,
-        sequence_parallel=False,
-        overlap_grad_reduce=False,
-        align_param_gather=False,
-        freeze=("vision",),
-    )
-    job, layout = job_of(other), layout_of((3, 2, 2, 3), llm_recompute=True)
-    found = " ".join(flags(job, layout, SIZE))
-    assert "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1" in found
-    assert "--recompute-vision" not in found
-    # Two blocks on every stage need no flag.
-    assert "--decoder-first" not in found
-    assert "--sequence-parallel" not in found
-    assert "--overlap-grad-reduce" not in found
-    assert "--overlap-param-gather --no-align-param-gather" in found
-    assert "--freeze-ViT" in found
-    both = flags(job, layout_of(llm_recompute=True, vision_recompute=True), SIZE)
-    assert "--recompute-vision" in both
-    unsharded = flags(job_of(replace(STOCK, distributed_optimizer=False)), layout, SIZE)
-    assert not {"--use-distributed-optimizer", "--overlap-param-gather"} & {*unsharded}
 
 
 FIRST = np.arange(DP * PP * TP).reshape(DP, PP, TP)

@@ -1,0 +1,192 @@
+"""Where a strategy runs beside this suite: engines that frameworks share, what each can run, and the frameworks.
+
+An engine is a way to execute an iteration: Megatron-LM's pipelines, or one copy of the model per rank with ZeRO or
+FSDP. A strategy's YAML names its engines under ``switch_on``, with the overrides that it needs there. The two engines
+named ``*loop`` need a sampler of the user's. Every plan and program is checked before it counts.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from entrain_bench.answers.labels import SWITCH_ON
+from entrain_bench.answers.recommend import megatron
+from entrain_bench.answers.recommend.strategy_race import StrategyRace
+from entrain_bench.base.errors import require, unknown_choice
+from entrain_bench.program import Program
+from entrain_bench.program.layout import Layout
+from entrain_bench.run.experiment import prepare
+from entrain_bench.specs.job import Job
+from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.sharding import ZERO1, ZERO2, ZERO3
+
+RECOMPUTE = "layout.recompute"
+# Readers, each with an answer of its own: keep their framework, change their loader, change their runtime.
+FRAMEWORK, LOOP, SUITE = READERS = "framework", "loop", "suite"
+# One copy of the model on every rank; the loss is that of PyTorch's operators, as in transformers' models.
+REPLICATED = ("layout.tp=1", "layout.cp=1", "layout.pp=1", "cross_entropy=eager")
+DEEPSPEED = (ZERO1, ZERO2)
+type Overrides = tuple[str, ...]
+# Overrides to try in turn until one of them gives a result.
+type Attempts = Sequence[Overrides]
+
+
+def _megatron_attempts(model: ModelSpec) -> dict[str, Attempts]:
+    """The tuner chooses what to recompute; if flags cannot say that, the LLM, all modules, nothing."""
+    every = [module.name for module in model.modules]
+    again = ((), (model.llm.name,), tuple(every), ())
+    return {"": [(), *((_recompute(names),) for names in again[1:])]}
+
+
+def _sharded_attempts(model: ModelSpec) -> dict[str, Attempts]:
+    """ZeRO-3 by FSDP, and ZeRO-1 by DeepSpeed; ZeRO-2 if ZeRO-1 does not fit."""
+    first = [*_replicated(model, ZERO1), *_replicated(model, ZERO2)]
+    return {" by DeepSpeed": first, " in HF Trainer": _replicated(model, ZERO3)}
+
+
+def _loop_attempts(model: ModelSpec) -> dict[str, Attempts]:
+    return {"": _replicated(model, ZERO1)}
+
+
+def _replicated(model: ModelSpec, sharding: str) -> list[Overrides]:
+    """Without recomputation; if that does not fit, with recomputation of all modules, which is one switch."""
+    again: tuple[Sequence[str], ...] = ((), [module.name for module in model.modules])
+    return [(f"layout.sharding={sharding}", _recompute(names)) for names in again]
+
+
+def _recompute(names: Sequence[str]) -> str:
+    return f"{RECOMPUTE}=[{','.join(names)}]"
+
+
+def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
+    """Yield why a loop with one copy of the model on every rank cannot take a layout."""
+    for placed in layout.modules:
+        if placed.tp * placed.cp > 1 or placed.widths:
+            yield f"{placed.module} has TP {placed.tp}, CP {placed.cp}; every rank must hold the whole model"
+        if placed.sharding not in (*DEEPSPEED, ZERO3) or placed.offload:
+            yield f"{placed.module} is {'offloaded' if placed.offload else f'sharded as {placed.sharding}'}"
+    if not layout.is_one_stage or len({placed.dp for placed in layout.modules}) > 1:
+        yield "every rank must hold the whole model"
+    if len({(placed.recompute, placed.sharding) for placed in layout.modules}) > 1:
+        yield "one switch recomputes and shards all modules"
+    if job.model.generators:
+        yield f"has no place for a generator ({job.model.generators[0].name})"
+
+
+def _loop_reasons(job: Job, program: Program) -> Iterator[str]:
+    """Yield why a loop that runs the whole model on a microbatch would not run a program so."""
+    yield from megatron.shape_reasons(job, program)
+
+
+def _sharded_reasons(job: Job, program: Program) -> Iterator[str]:
+    yield from _loop_reasons(job, program)
+    yield from megatron.size_reasons(job, program)
+
+
+def _arrival_reasons(job: Job, program: Program) -> Iterator[str]:
+    yield from megatron.program_reasons(job, program)
+    if not megatron.takes_arrivals(job, program):
+        yield "its microbatches are not in order of arrival"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A way to execute an iteration that frameworks share.
+
+    Attributes:
+        label: what names of its variants end with.
+        reader: whose answer it belongs to.
+        overrides: settings of the job in it.
+        attempts: by suffix of a name, overrides to try in turn.
+        layout_reasons, program_reasons: why it does not run a layout or a program.
+    """
+
+    label: str
+    reader: str
+    overrides: Overrides
+    attempts: Callable[[ModelSpec], dict[str, Attempts]]
+    layout_reasons: Callable[[Job, Layout], Iterator[str]]
+    program_reasons: Callable[[Job, Program], Iterator[str]]
+
+
+MEGATRON, SHARDED, MEGATRON_LOOP = "megatron", "sharded", "megatron_loop"
+ENGINES = {
+    MEGATRON: Engine(
+        " in Megatron-LM",
+        FRAMEWORK,
+        megatron.OVERRIDES,
+        _megatron_attempts,
+        megatron.layout_reasons,
+        _arrival_reasons,
+    ),
+    SHARDED: Engine("", FRAMEWORK, REPLICATED, _sharded_attempts, _layout_reasons, _sharded_reasons),
+    "loop": Engine(" in your loop", LOOP, REPLICATED, _loop_attempts, _layout_reasons, _loop_reasons),
+    MEGATRON_LOOP: Engine(
+        " by Megatron-LM's external loader",
+        LOOP,
+        megatron.OVERRIDES,
+        _megatron_attempts,
+        megatron.layout_reasons,
+        megatron.program_reasons,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A strategy as a reader can run it; in this suite without an engine. ``attempts`` are tried in turn."""
+
+    reader: str
+    engine: str
+    attempts: Attempts
+
+
+def variants_of(
+    names: Mapping[str, Mapping[str, object]],
+    readers: Sequence[str],
+    engines: Sequence[str],
+    fixes: bool,
+    model: ModelSpec,
+) -> dict[str, Variant]:
+    """Return what the readers can run, by name; ``names`` has the YAML of strategies.
+
+    ``fixes``: the user says what is recomputed. ``UserError`` for an engine that is not known.
+    """
+    found = {}
+    for name, node in names.items():
+        switches = node.get(SWITCH_ON) or {}
+        require(isinstance(switches, Mapping), f"strategy={name}: {SWITCH_ON}", switches, "a mapping of lists")
+        assert isinstance(switches, Mapping)
+        for key, needed in switches.items():
+            if key not in ENGINES:
+                raise unknown_choice(f"strategy={name}: {SWITCH_ON}", key, [*ENGINES])
+            require(isinstance(needed, list), f"strategy={name}: {SWITCH_ON}.{key}", needed, "a list of overrides")
+            engine = ENGINES[key]
+            if engine.reader not in readers or key not in engines:
+                continue
+            for suffix, attempts in engine.attempts(model).items():
+                tried = [(f"strategy={name}", *engine.overrides, *needed, *_kept(one, fixes)) for one in attempts]
+                found[f"{name}{engine.label}{suffix}"] = Variant(engine.reader, key, [*dict.fromkeys(tried)])
+        if SUITE in readers:
+            found[name] = Variant(SUITE, "", [(f"strategy={name}",)])
+    return found
+
+
+def _kept(overrides: Overrides, fixes: bool) -> Overrides:
+    return tuple(text for text in overrides if not (fixes and text.startswith(RECOMPUTE)))
+
+
+def refusal(runner: StrategyRace, engine: str, name: str, seed: int) -> str:
+    """Why an engine does not run what a strategy plans at a seed; empty if it does, and without an engine."""
+    if not engine:
+        return ""
+    job = prepare(runner.config(name, seed)).job
+    reasons = next(ENGINES[engine].layout_reasons(job, runner.plan(name).layout), "")
+    return reasons or next(ENGINES[engine].program_reasons(*program_of(runner, name, seed)), "")
+
+
+def program_of(runner: StrategyRace, name: str, seed: int) -> tuple[Job, Program]:
+    """The job of a variant, and its program for the first batch of a seed."""
+    config = runner.config(name, seed)
+    setting = prepare(config)
+    shapes = setting.source.batch(0, config.global_batch, seed)
+    return setting.job, setting.strategy.program(shapes, runner.plan(name).layout, setting.profile)
