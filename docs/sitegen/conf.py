@@ -2,7 +2,7 @@
 
 import json
 import re
-from importlib.metadata import version
+from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ napoleon_use_ivar = True
 add_module_names = False
 
 html_theme = "pydata_sphinx_theme"
-html_title = f"{project} {version(project)}"
+html_title = f"{project} {metadata.version(project)}"
 html_static_path = [str(HERE / "static"), str(BUNDLE / "dt_bundle.css")]
 html_css_files = ["dt_bundle.css", "site.css"]
 html_js_files = ["tables.js"]

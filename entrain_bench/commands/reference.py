@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrain_bench.answers.compare import drifts, read_file
+from entrain_bench.answers.documents.listings import listings
 from entrain_bench.answers.documents.results import BELIEFS, beliefs_markdown
 from entrain_bench.answers.documents.tables import TABLES, WAY_UP, splice
 from entrain_bench.base.errors import UserError
@@ -21,7 +22,11 @@ from entrain_bench.run.study import Output, Study
 EXIT_FAILED = 1
 TABLE = "table.parquet"
 # Text by hand, tables by the suite: pages from the folder of documents, and the way from there to the top.
-PAGES = {"costs.md": "../", "strategies/*.md": WAY_UP, "tuning.md": "../", "../README.md": ""}
+PAGES = {
+    **dict.fromkeys(("configuration.md", "constants.md", "costs.md", "tuning.md"), "../"),
+    "strategies/*.md": WAY_UP,
+    "../README.md": "",
+}
 # Wall times, which are others every time: a figure is committed, no row of the table.
 MEASURED = "measured_gantt"
 # Other machines may draw other pixels; the data of a figure decide.
@@ -83,7 +88,7 @@ def generated(committed: Committed, wanted: Sequence[Output], study: Study) -> I
     apart = (MEASURED, "calibration")
     cells = study.cells_by_key(sweep for output in wanted if output.name not in apart for sweep in output.needed(study))
     records = sorted_records(record for key in cells if (record := study.results.read(key)))
-    tables = {path.stem: path.read_text() for path in (study.results.root / TABLES).glob("*.md")}
+    tables = listings() | {path.stem: path.read_text() for path in (study.results.root / TABLES).glob("*.md")}
     if records:
         runs = table_of(records)
         tables[BELIEFS] = beliefs_markdown(runs)
