@@ -100,7 +100,7 @@ def _runs(records: Sequence[Record]) -> View:
     shown = pd.DataFrame(dict(enumerate(column.cells for column in columns)))
     shown = shown.set_axis([column.heading for column in columns], axis="columns")
     words = [*sentences(answer), *problems(answer)]
-    return _view(table_of(records), words, shown, [row.best for row in rows], lambda: draw_standings(answer))
+    return _view(table_of(answer.records), words, shown, [row.best for row in rows], lambda: draw_standings(answer))
 
 
 def _run(result: RunResult) -> View:
