@@ -13,7 +13,7 @@ BAD_INPUT = [
     ("strategy=entrian", "did you mean entrain?"),
     (
         "strategy=mine",
-        "unknown. If it is yours, add --config-dir FOLDER, which has FOLDER/strategy/mine.yaml; choices: ",
+        "If it is yours, add --config-dir FOLDER, which has FOLDER/strategy/mine.yaml; choices: ",
     ),
     ("columns=[bubbles]", "columns=bubbles: unknown (did you mean bubble_ratio?)"),
     ("workload=chartqq", "chartqa"),
