@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
 
-quick: setup ## Draw the main figure with five strategies and one seed: results/figures/quick.{pdf,png,csv}
+quick: setup ## Compare Megatron and the three fastest strategies on two jobs, one seed: table, answer, picture, next steps
 	$(BENCH) figures quick
 
 figures: setup ## Execute missing runs; draw results/figures/*.{pdf,png,csv}, write claims and results

@@ -144,7 +144,7 @@ def _runs(records: Sequence[Record]) -> View:
     shown = pd.DataFrame(dict(enumerate(column.cells for column in columns)))
     shown = shown.set_axis([column.heading for column in columns], axis="columns")
     words = [*sentences(answer), *problems(answer)]
-    view = _view(table_of(records), words, shown, [row.best for row in rows], lambda: draw_runs(answer).figure)
+    view = _view(table_of(answer.records), words, shown, [row.best for row in rows], lambda: draw_runs(answer).figure)
     return replace(view, records=records)
 
 

@@ -11,6 +11,11 @@ from support.cli import run
 
 BAD_INPUT = [
     ("strategy=entrian", "did you mean entrain?"),
+    (
+        "strategy=mine",
+        "If it is yours, add --config-dir FOLDER, which has FOLDER/strategy/mine.yaml; choices: ",
+    ),
+    ("columns=[bubbles]", "columns=bubbles: unknown (did you mean bubble_ratio?)"),
     ("workload=chartqq", "chartqa"),
     ("model=gpt", "qwen25vl_llama3_1b"),
     ("cluster=b200", "h100x64"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.commands import outputs
 from entrain_bench.config.compose import Composer
@@ -209,3 +210,12 @@ def test_what_is_wrong_with_their_figures_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("entrain-bench: ")
     assert says in line
+
+
+def test_a_name_that_no_folder_has_says_which_file_would(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^strategy=mine: unknown\. If it is yours, add --config-dir FOLDER, "):
+        compose_cells(["strategy=mine"])
+    with pytest.raises(UserError, match=rf"^strategy=mine: unknown\. {tmp_path}/strategy/mine\.yaml does not "):
+        compose_cells(["strategy=mine"], str(tmp_path))
+    with pytest.raises(UserError, match=r"^strategy=entrian: unknown \(did you mean entrain\?\); choices: "):
+        compose_cells(["strategy=entrian"])

@@ -68,6 +68,10 @@ def test_it_passes_every_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["check", "--config-dir", str(FOLDER), "strategy=mine"]) == 0
     shown = capsys.readouterr().out
     assert "failed:" not in shown
+    *_, verdict, following = shown.splitlines()
+    assert verdict.startswith("passed: no rule is broken in ")
+    compared = "strategy=megatron,mine workload=chartqa seed=0,1,2"
+    assert following == f"next: entrain-bench --multirun {compared} --config-dir {FOLDER}"
     # A model without audio cannot take samples with audio; nothing else is left out.
     assert shown.count("skipped:") == 1
 

@@ -23,6 +23,7 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.config.given import check_of_job
 from entrain_bench.config.tree import choices
 from entrain_bench.records.records import Record
+from entrain_bench.records.tables import with_bounds
 
 LOST = ("failed", "skipped")
 # With fewer seeds more are the next step, and those that it asks for.
@@ -66,6 +67,7 @@ class Answer:
     @classmethod
     def of(cls, records: Sequence[Record], lost: Sequence[str] = ()) -> Answer:
         """Return the answer of some records; ``lost`` are planned runs without one."""
+        records = [*map(with_bounds, records)]
         cases = cases_of(records)
         comparisons = [case.comparison for case in cases if case.contested and case.comparison.comparable]
         differing = varying([result.labels for case in cases for result in case.results])

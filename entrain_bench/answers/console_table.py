@@ -12,21 +12,20 @@ from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.cases import NAMES, Case, StrategyResult, name_of
 from entrain_bench.answers.comparison import TIME
 from entrain_bench.answers.sentences import host_notices, notices, problems, sentences
-from entrain_bench.answers.text import NOTHING, decimals, ends, seconds, spell_seeds, times, wrap
+from entrain_bench.answers.text import NOTHING, decimals, seconds, speedup, spell_seeds, wrap
 from entrain_bench.records.records import Record
+from entrain_bench.records.tables import GAP
 
 # Wide enough for the table when the output is not a terminal.
 PLAIN_WIDTH = 140
-GAP = "  "
-# Metric, scale and digits of each column, the most telling first: those that the width has no room for are left out.
+SPACE = "  "
+# Metric, scale and format of each column, the most telling first: those that the width has no room for are left out.
+# All of them compare strategies whatever their layouts; others are shown if asked for (``columns``).
 METRICS = {
-    "MFU %": ("mfu", 100.0, 1),
-    "bubble %": ("bubble_ratio", 100.0, 1),
-    "peak GiB": ("peak_memory_bytes", 1 / 2**30, 1),
-    "gap %": ("gap_to_lower_bound", 100.0, 1),
-    "TFLOPS/GPU": ("tflops_per_gpu", 1.0, 1),
-    "samples/s": ("samples_per_s", 1.0, 1),
-    "enc std ms": ("encoder_forward_std_ms", 1.0, 2),
+    "MFU %": ("mfu", 100.0, ".1f"),
+    "gap %": (GAP, 100.0, ".1f"),
+    "peak GiB": ("peak_memory_bytes", 1 / 2**30, ".1f"),
+    "samples/s": ("samples_per_s", 1.0, ".1f"),
 }
 SPEEDUP = "speedup"
 # Columns that are never left out.
@@ -61,36 +60,44 @@ def describe_cell(place: str, record: Record) -> str:
     return f"{place} {name} seed {record.labels['seed']}: {outcome}"
 
 
-def print_table(records: Sequence[Record], lost: Sequence[str] = ()) -> None:
-    """Print the summary of some runs to standard output; ``lost`` are planned runs that left no record."""
+def print_table(records: Sequence[Record], lost: Sequence[str] = (), asked: Sequence[str] = ()) -> None:
+    """Print the ``summary`` of some runs to standard output."""
     console = make_console()
-    for line in summary(records, console.width, lost):
+    for line in summary(records, console.width, lost, asked):
         console.print(line, soft_wrap=True)
 
 
-def summary(records: Sequence[Record], width: int, lost: Sequence[str] = ()) -> Iterator[Text]:
+def summary(
+    records: Sequence[Record], width: int, lost: Sequence[str] = (), asked: Sequence[str] = ()
+) -> Iterator[Text]:
     """Return lines on runs: what they share, a table, runs without a result, the answer, and notices on samples.
 
-    No label is ever cut: if the labels alone take more than the width, so does the table.
+    ``lost`` are planned runs that left no record, ``asked`` further metrics. No label is ever cut: if the labels alone
+    take more than the width, so does the table.
     """
     answer = Answer.of(records, lost)
-    rows = answer.results
     said = [line for sentence in sentences(answer) for line in wrapped(sentence, width)]
-    if not rows:
+    if not answer.results:
         yield from said
         return
+    yield from overview(answer, width, asked)
+    words = [*map(Text, problems(answer)), *said]
+    words += [line for notice in (*notices(records), *host_notices(records)) for line in wrapped(notice, width)]
+    yield from [Text(), *words] if words else []
+
+
+def overview(answer: Answer, width: int, asked: Sequence[str] = ()) -> Iterator[Text]:
+    """Return lines on runs: what they share, and their table."""
+    rows = answer.results
     labels = answer.headings
     shared = [f"{name} {text}" for name, text in rows[0].labels.items() if name not in labels]
     yield from wrapped(", ".join([*shared, spell_seeds([seed for row in rows for seed in row.runs])]), width)
     if any(row.standing.time for row in rows):
         named = [Column(label, [row.labels[label] for row in rows]) for label in labels]
-        values = value_columns(rows, answer.baseline)
-        columns = fitting([*named, *values], width, [*labels, *ALWAYS])
+        values = value_columns(rows, answer.baseline, asked)
+        columns = fitting([*named, *values], width, [*labels, *ALWAYS, *asked])
         yield from wrapped(_legend([column.heading for column in columns], answer.baseline), width)
         yield from _table(answer.cases, columns, len(labels))
-    words = [*map(Text, problems(answer)), *said]
-    words += [line for notice in (*notices(records), *host_notices(records)) for line in wrapped(notice, width)]
-    yield from [Text(), *words] if words else []
 
 
 def _table(cases: Sequence[Case], columns: Sequence[Column], num_labels: int) -> Iterator[Text]:
@@ -108,7 +115,7 @@ def _table(cases: Sequence[Case], columns: Sequence[Column], num_labels: int) ->
 def table_lines(columns: Sequence[Column], num_labels: int) -> list[str]:
     """Columns as lines: headings, a rule, and one a row; the first ``num_labels`` columns are flush left."""
     lines = [
-        GAP.join(
+        SPACE.join(
             text + " " * (column.width - cell_len(text)) if place < num_labels else text.rjust(column.width)
             for place, (column, text) in enumerate(zip(columns, texts, strict=True))
         ).rstrip()
@@ -120,32 +127,34 @@ def table_lines(columns: Sequence[Column], num_labels: int) -> list[str]:
 def fitting(columns: Sequence[Column], width: int, kept: Collection[str]) -> list[Column]:
     """Return the columns that fit, in their order: those ``kept`` by their heading, then as many others."""
     taken = [column for column in columns if column.heading in kept]
-    room = width - sum(column.width + len(GAP) for column in taken) + len(GAP)
+    room = width - sum(column.width + len(SPACE) for column in taken) + len(SPACE)
     for column in [one for one in columns if one not in taken]:
-        room -= column.width + len(GAP)
+        room -= column.width + len(SPACE)
         if room < 0:
             break
         taken.append(column)
     return [column for column in columns if column in taken]
 
 
-def value_columns(rows: Sequence[StrategyResult], baseline: str) -> list[Column]:
-    """Every column that says something, in the order of the table."""
+def value_columns(rows: Sequence[StrategyResult], baseline: str, asked: Sequence[str] = ()) -> list[Column]:
+    """Every column that says something, in the order of the table; ``asked`` are further metrics."""
     means = [row.standing.time for row in rows]
-    speedups = [row.standing.speedup for row in rows]
     digits = decimals([time.mean for time in means if time])
     # Without a time, what became of the first run.
     states = [row.runs[min(row.runs)].status for row in rows]
     texts = [seconds(time.mean, digits) if time else state for time, state in zip(means, states, strict=True)]
-    # The interval of the baseline's speedup over itself says nothing.
-    compared = [None if row.strategy == baseline else row.standing.speedup for row in rows]
+    # The baseline's speedup over itself says nothing.
+    speedups = [NOTHING if row.strategy == baseline else speedup(row.standing.speedup) for row in rows]
     columns = [
         Column("s/iter", texts),
         Column("±", [seconds(time.margin if time and time.num_values > 1 else None, digits) for time in means]),
         Column("runs", _counts(rows)),
-        Column(SPEEDUP, [times(speedup.mean) if speedup else NOTHING for speedup in speedups]),
-        Column("95%", [ends(speedup, "{:.2f}".format) for speedup in compared]),
-        *(Column(name, [_mean(row, *metric) for row in rows]) for name, metric in METRICS.items()),
+        Column(SPEEDUP, speedups),
+        *(
+            Column(name, [_mean(row, metric, by, f".{n}f") for row in rows])
+            for name, (metric, by, n) in METRICS.items()
+        ),
+        *(Column(name, [_mean(row, name) for row in rows]) for name in asked),
     ]
     return [column for column in columns if {*column.cells} != {NOTHING}]
 
@@ -153,8 +162,8 @@ def value_columns(rows: Sequence[StrategyResult], baseline: str) -> list[Column]
 def _legend(headings: Sequence[str], baseline: str) -> str:
     meanings = {
         "±": "±: half of the 95% interval over seeds",
-        SPEEDUP: f"{SPEEDUP}: over {baseline}, seed by seed",
-        "95%": "95%: its interval",
+        SPEEDUP: f"{SPEEDUP}: over {baseline}, seed by seed (95% interval)",
+        "gap %": "gap: above the lower bound of the cluster",
     }
     return "; ".join(text for heading, text in meanings.items() if heading in headings)
 
@@ -166,9 +175,9 @@ def _counts(rows: Sequence[StrategyResult]) -> list[str]:
     return [f"{done}" if done == total else f"{done}/{total}" for done, total in counts]
 
 
-def _mean(row: StrategyResult, metric: str, scale: float, digits: int) -> str:
+def _mean(row: StrategyResult, metric: str, scale: float = 1.0, form: str = ".4g") -> str:
     values = [*row.values(metric).values()]
-    return f"{scale * math.fsum(values) / len(values):.{digits}f}" if values else NOTHING
+    return format(scale * math.fsum(values) / len(values), form) if values else NOTHING
 
 
 def wrapped(text: str, width: int) -> list[Text]:

@@ -1,5 +1,6 @@
 """The sentences of an answer, the same wherever it is shown: ``templates/sentences.jinja`` words its values."""
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,18 @@ def _one(macro: str, *values: Any) -> str:
 def sentences(answer: Answer) -> list[str]:
     """Return the statements of an answer; none if there is nothing to compare."""
     return _say("all", answer.to_dict())
+
+
+def short_answer(answer: Answer) -> str:
+    """One sentence: which variants are the fastest, or as good, in the most cases, and their speedups there."""
+    cases = answer.contested
+    wins = Counter(result.name for case in cases for result in case.results if result.best)
+    names = [name for name, number in wins.items() if number == max(wins.values())]
+    placed = [(case, result) for case in cases for result in case.results if result.name in names]
+    gains = [gain for case, result in placed if (gain := case.speedup(result))]
+    best = {"names": names, "num_won": wins[names[0]] if names else 0, "gains": [gain.mean for gain in gains]}
+    seeds = max((gain.num_values for gain in gains), default=0)
+    return _one("short", best | {"num_cases": len(cases), "num_seeds": seeds, "baseline": answer.baseline})
 
 
 def problems(answer: Answer) -> list[str]:

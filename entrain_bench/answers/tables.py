@@ -17,6 +17,7 @@ from entrain_bench.base.arithmetic import exp, log
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.leaves import flatten
 from entrain_bench.records.records import Record, Results, labels_of
+from entrain_bench.records.tables import with_bounds
 from entrain_bench.specs.module_layers import Role
 
 # The summary of several seeds' values: a name that pandas knows, or a function.
@@ -43,7 +44,7 @@ def run_table(cells: Sequence[Cell], results: Results, settings: Mapping[str, st
     for cell in cells:
         record = results.read(cell.key)
         absent = {**labels_of(cell.config), "status": MISSING, "reason": "not run", "key": cell.key}
-        row = record.row if record else absent
+        row = with_bounds(record).row if record else absent
         leaves = flatten(cell.config.content()) if settings else {}
         swept = {column: leaves.get(path) for column, path in (settings or {}).items()}
         rows.append({**row, **swept, **label_columns(cell.config)})

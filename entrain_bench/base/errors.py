@@ -78,12 +78,12 @@ def _outside_place(error: Exception) -> str:
     return place
 
 
-def unknown_choice(field: str, value: str, choices: Iterable[str]) -> UserError:
-    """The error for a name that is not among the choices; suggests the nearest one."""
+def unknown_choice(field: str, value: str, choices: Iterable[str], hint: str = "") -> UserError:
+    """The error for a name that is not among the choices; suggests the nearest one, or else gives the hint."""
     names = sorted(choices)
     near = nearest(value, names)
-    hint = f" (did you mean {near}?)" if near else ""
-    return UserError(f"{field}={_shown(value)}: unknown{hint}; choices: {', '.join(names) or 'none'}")
+    meant = f" (did you mean {near}?)" if near else f". {hint}" if hint else ""
+    return UserError(f"{field}={_shown(value)}: unknown{meant}; choices: {', '.join(names) or 'none'}")
 
 
 def unknown_key(text: str, keys: Iterable[str], hint: str = "") -> UserError:

@@ -12,7 +12,7 @@ SUMMARIES = {
     "recommend": ("[KEY=VALUE ...]", "recommend a strategy for a job: plan, time, reasons, robustness"),
     "reference": ("[KEY=VALUE ...]", "update the committed results, and list every change"),
     "report": ("[KEY=VALUE ...]", "write a report on a folder of runs: which strategy to use, and why"),
-    "trace": ("source=NAME [KEY=VALUE ...]", "scan a dataset and write a shape trace"),
+    "trace": ("source.path=FILES [KEY=VALUE ...]", "scan a dataset and write a shape trace"),
     "ui": ("[KEY=VALUE ...]", "show the runs of a folder in MLflow on 127.0.0.1"),
     "verify": ("[KEY=VALUE ...]", "recompute the committed results, or verify a folder of results"),
 }

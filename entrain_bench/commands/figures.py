@@ -1,18 +1,23 @@
 """``entrain-bench figures [NAME ...] [KEY=VALUE ...]``: execute missing runs, draw figures, write pages."""
 
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from entrain_bench.answers.sentences import notices
+from rich.text import Text
+
+from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.console_table import make_console, overview
+from entrain_bench.answers.sentences import notices, problems, short_answer
 from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.commands.help import columns
-from entrain_bench.commands.outputs import make, outputs, summaries
+from entrain_bench.commands.outputs import ON_REQUEST, files_of, make, outputs, summaries
 from entrain_bench.commands.watch import say
 from entrain_bench.config.figures import TRACED, sweeps_of
 from entrain_bench.config.grammar import RUN_KEYS, Request, Storage, Verb
-from entrain_bench.figures._runner import SUFFIXES, Drawing, discover, module_of
+from entrain_bench.figures._runner import Drawing, discover, module_of
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.records import Results, labels_of
@@ -22,10 +27,18 @@ from entrain_bench.specs.model import ModelSpec
 EXIT_FAILED = 1
 HASH_DIGITS = 8
 MAX_NAME = 60
+# Rows of the table of a figure, at most.
+MAX_ROWS = 30
+# The figure of a newcomer, and what to type then.
+QUICK = "quick"
+NEXT = """
+your job:       entrain-bench recommend model=qwen25vl_llama3_3b workload=chartqa cluster=16xh100
+your data:      entrain-bench trace source.path='data/*.parquet' output=mine.parquet
+your strategy:  entrain-bench check --config-dir examples/my_strategy strategy=mine"""
 VERB = Verb(
     Storage,
     RUN_KEYS,
-    words="figures and documents; without any, all that need no training",
+    words=f"figures and documents; without any, all except {', '.join(sorted(ON_REQUEST))}",
     examples=["quick", "iteration_time workload=trace workload.path=mine.parquet global_batch=256"],
     more=lambda config_dir: (
         "Keys of a run take the place of a figure's own: its files are then called\n"
@@ -54,12 +67,32 @@ def main(request: Request[Storage]) -> int:
     own = [_drawing(name, overrides, study) for name in dict.fromkeys(request.words)] if overrides else []
     wanted: list[Output] = [drawing.output for drawing, _ in own] or outputs(request.words, request.config_dir)
     made = make(wanted, study, keys.mlflow, keys.mlflow_uri, keys.retry == "failed")
-    for drawing, cells in own:
-        records = [record for cell in cells if (record := study.results.read(cell.key))]
-        written = f"{study.results.root}/figures/{drawing.name}.{{{','.join(SUFFIXES)}}}"
-        for line in (*notices(records), f"written: {written}"):
-            say(line)
+    for output in wanted:
+        if request.words:
+            _say_finding(output, study)
+        if files := files_of(output, study.results.root):
+            print(f"written: {files}")
+    if QUICK in request.words:
+        print(NEXT)
     return 0 if made else EXIT_FAILED
+
+
+def _say_finding(output: Output, study: Study) -> None:
+    """Print the table of a small comparison and its answer, or else the caption of a figure."""
+    cells = [cell for sweep in output.sweeps for cell in study.cells(*sweep)]
+    records = [record for cell in cells if (record := study.results.read(cell.key))]
+    # Without comparing thousands of runs for a table that is too long.
+    variants = {tuple(text for text in cell.overrides if not text.startswith("seed=")) for cell in cells}
+    answer = Answer.of(records if len(variants) <= MAX_ROWS else [])
+    sidecar = study.results.root / next((file for file in output.committed if file.endswith(".json")), "")
+    if answer.contested:
+        console = make_console()
+        for line in (*overview(answer, console.width), *map(Text, ("", *problems(answer), short_answer(answer)))):
+            console.print(line, soft_wrap=True)
+    elif sidecar.is_file():
+        print(json.loads(sidecar.read_text())["caption"])
+    for line in notices(records):
+        say(line)
 
 
 def _drawing(name: str, overrides: Sequence[str], study: Study) -> tuple[Drawing, list[Cell]]:

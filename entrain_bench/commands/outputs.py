@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 
 from entrain_bench.answers.documents.claims import claims_output
@@ -14,6 +15,7 @@ from entrain_bench.answers.documents.posterior import posterior_output, posterio
 from entrain_bench.answers.documents.results import results_output
 from entrain_bench.answers.documents.tables import tables_output
 from entrain_bench.answers.text import count as plural
+from entrain_bench.answers.text import listing
 from entrain_bench.answers.tracking import store_path
 from entrain_bench.answers.tracking.log import tracking_uri
 from entrain_bench.base.errors import unknown_choice
@@ -67,6 +69,16 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
         "tables": tables_output,
     }
     return [makers[name]() for name in dict.fromkeys(names) or (name for name in known if name not in ON_REQUEST)]
+
+
+def files_of(output: Output, root: Path) -> str:
+    """Return the files of an output in short: ``results/figures/quick.{pdf,png,csv,json}``."""
+    suffixes = defaultdict[str, list[str]](list)
+    for file in (*output.committed, *output.files):
+        stem, _, suffix = file.rpartition(".")
+        suffixes[stem].append(suffix)
+    texts = (f"{stem}.{each[0] if len(each) == 1 else f'{{{",".join(each)}}}'}" for stem, each in suffixes.items())
+    return listing([f"{root}/{text}" for text in texts])
 
 
 def reference_outputs() -> list[Output]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from entrain_bench.answers.answer import Answer
+from entrain_bench.answers.commands import command_line, results_word
 from entrain_bench.answers.console_table import print_table
 from entrain_bench.answers.text import count
 from entrain_bench.answers.tracking import store_path
@@ -30,11 +31,13 @@ def publish(
     mlflow: bool,
     mlflow_uri: str | None,
     unbegun: Sequence[str] = (),
+    columns: Sequence[str] = (),
 ) -> list[Record]:
     """Write the tables of all records, print those of some runs and log them under a name; returns them.
 
     ``planned`` has the overrides of every run that was to leave a record, by its key; ``unbegun`` those of runs that
     the sweep did not come to. A sweep writes both (``PlannedSweep``). Without a URI the store is in the folder.
+    ``columns`` are further metrics of the table.
     """
     sweep = PlannedSweep(name, planned, unbegun)
     if len(planned) + len(unbegun) > 1:
@@ -43,7 +46,7 @@ def publish(
     # Only now: memory holds those of the tables, or these.
     records = [record for key in planned if (record := results.read(key))]
     lost = sweep.lost(results)
-    print_table(records, lost)
+    print_table(records, lost, columns)
     if mlflow:
         log_to_mlflow(results, records, name, mlflow_uri, lost=lost)
     return records
@@ -90,7 +93,8 @@ def log_to_mlflow(
         say(f"entrain-bench: runs are recorded, but could not be logged to MLflow ({place}): {shown}")
         return False
     if num_logged:
-        say(f"logged {count(num_logged, 'run')} to {place}" + ("" if uri else " (make ui links to the answer)"))
+        show = command_line(["ui", *results_word(str(results.root))])
+        say(f"logged {count(num_logged, 'run')} to {place}" + ("" if uri else f" ({show} links to the answer)"))
     if address:
         # Without a password.
         say(f"answer: {address.replace(uri.rstrip('/'), place.rstrip('/'))}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from entrain_bench.answers.report import html, markdown, read_answer, report_json, report_of
+from entrain_bench.answers.sentences import short_answer
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.publish import draw_standings
@@ -29,6 +30,7 @@ def main(request: Request[Folder]) -> int:
         "report.md": markdown(report),
         "report.json": report_json(answer, root, notes),
     }
+    print(short_answer(answer))
     for name, text in texts.items():
         try:
             write_atomically(results.root / name, text.encode())

@@ -8,14 +8,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from entrain_bench.base.errors import UnwritableError, UserError
+from entrain_bench.base.errors import UnwritableError, UserError, unknown_choice
 from entrain_bench.commands.watch import Watch, say
 from entrain_bench.config.compose import IGNORED, Composer, Sweep
 from entrain_bench.config.grammar import RUN_KEYS, NoKeys, Request, Verb
 from entrain_bench.config.line import CONFIG_DIR, MULTIRUN
 from entrain_bench.config.overrides import parse
+from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.cells import Cell
+from entrain_bench.records.metrics import KNOWN, metrics_in
 from entrain_bench.records.records import Results
+from entrain_bench.records.tables import GAP
 from entrain_bench.run.cells import Done, is_beside, lacks_metrics, run_cells, run_one
 
 EXIT_FAILED = 1
@@ -46,7 +49,7 @@ def main(request: Request[NoKeys]) -> int:
     composer = Composer(request.config_dir)
     if request.multirun:
         return _sweep(composer, request)
-    config = composer.run(request.overrides)
+    config = _checked(composer.run(request.overrides), request.config_dir)
     cell = Cell.of(request.overrides, config, request.config_dir or "")
     results = Results(Path(config.results_dir))
     record = results.kept(cell)
@@ -68,13 +71,25 @@ def main(request: Request[NoKeys]) -> int:
     from entrain_bench.answers.tracking.log import sweep_name
     from entrain_bench.commands.publish import publish, say_outdated
 
-    records = publish(results, {record.key: ""}, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
+    name = sweep_name(request.overrides)
+    records = publish(results, {record.key: ""}, name, config.mlflow, config.mlflow_uri, columns=config.columns)
     say_outdated(records)
+    say(f"written: {results.record_path(record.key)}, {results.root}/table.csv")
     return 0
+
+
+def _checked(config: RunConfig, config_dir: str | None) -> RunConfig:
+    """The configuration; ``UserError`` for a column of the table that is no metric."""
+    known = [*KNOWN, GAP, *(metric.name for metric in metrics_in(config_dir or ""))]
+    for name in config.columns:
+        if name not in known:
+            raise unknown_choice("columns", name, known)
+    return config
 
 
 def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     """Run the cells of a sweep and publish their records; returns 0, or 1 if a cell failed."""
+    from entrain_bench.answers.text import count
     from entrain_bench.answers.tracking.log import sweep_name
     from entrain_bench.commands.hydra_app import has_sweeper, run_hydra
     from entrain_bench.commands.publish import publish, say_outdated
@@ -85,7 +100,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     folders = {text.partition("=")[2] for cell in sweep.cells for text in cell if text.startswith("results_dir=")}
     if len(folders) > 1:
         raise UserError(f"results_dir={','.join(sorted(folders))}: must be one folder for the whole sweep")
-    first = composer.run(sweep.cells[0])
+    first = _checked(composer.run(sweep.cells[0]), request.config_dir)
     results = Results(Path(first.results_dir))
     watch = Watch(len(sweep.cells))
     keys = dict[str, str]()
@@ -117,26 +132,30 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
             publish(results, {**keys}, name, mlflow, first.mlflow_uri, [" ".join(rest) for rest in [*waiting]])
         raise
     composer.save()
-    records = publish(results, keys, name, first.mlflow, first.mlflow_uri)
+    records = publish(results, keys, name, first.mlflow, first.mlflow_uri, columns=first.columns)
     say_outdated(records)
+    say(f"written: {results.root}/table.csv, {count(len(records), 'record')} in {results.root}/runs")
     if lost := len(keys) - len(records):
         raise UserError(f"results_dir={results.root}: {lost} of {len(keys)} runs have no record. Run the sweep again")
     return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
 
 
 def _sweep_by_plugin(composer: Composer, request: Request[NoKeys]) -> int:
+    from entrain_bench.answers.text import count
     from entrain_bench.answers.tracking.log import sweep_name
     from entrain_bench.commands.hydra_app import run_hydra
     from entrain_bench.commands.publish import publish
 
     fixed = [text for text in request.overrides if not parse(text).is_sweep_override()]
-    config = composer.run(fixed)
+    config = _checked(composer.run(fixed), request.config_dir)
     results = Results(Path(config.results_dir))
     results.prepare()
     before = {*results.keys()}
     code = run_hydra(request)
     keys = dict.fromkeys(sorted({*results.keys()} - before), "")
-    publish(results, keys, sweep_name(request.overrides), config.mlflow, config.mlflow_uri)
+    name = sweep_name(request.overrides)
+    publish(results, keys, name, config.mlflow, config.mlflow_uri, columns=config.columns)
+    say(f"written: {results.root}/table.csv, {count(len(keys), 'record')} in {results.root}/runs")
     return code
 
 

@@ -1,10 +1,11 @@
-"""``entrain-bench trace source=NAME [KEY=VALUE ...]``: scan a dataset and write a shape trace."""
+"""``entrain-bench trace source.path=FILES [KEY=VALUE ...]``: scan a dataset and write a shape trace."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import MISSING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,7 +20,7 @@ from entrain_bench.config.comments import first_sentences
 from entrain_bench.config.grammar import Request, Verb, own
 from entrain_bench.config.overrides import is_inside, parse, top_of, with_value
 from entrain_bench.config.sources import add_config_dir, compose_values
-from entrain_bench.config.targets import TARGET, check_targets, instantiate
+from entrain_bench.config.targets import TARGET, check_targets, class_of, instantiate
 from entrain_bench.config.tree import config_tree
 
 CONFIG_NAME = "trace"
@@ -60,7 +61,7 @@ def compose_trace(keys: TraceKeys, overrides: Sequence[str], config_dir: str | N
     """The scan that keys and overrides describe; ``UserError`` for whatever is wrong with one."""
     add_config_dir(config_dir)
     mine = [text for text in overrides if top_of(parse(text)) in CHOSEN]
-    parsed = [parse(text) for text in mine]
+    parsed = [parse(text) for text in (*mine, *_source_of(mine))]
     inside = [override for override in parsed if is_inside(override)]
     values = compose_values([str(one.input_line) for one in parsed if one not in inside], config_dir, CONFIG_NAME)
     for override in inside:
@@ -74,6 +75,17 @@ def compose_trace(keys: TraceKeys, overrides: Sequence[str], config_dir: str | N
     source = instantiate(values["source"], "source", "shards")
     scanner = instantiate({**values["scan"], **options}, "scan", "run", source=source)
     return TraceCommand(scanner.run, output, values["source"], tuple(text for text in overrides if text not in mine))
+
+
+def _source_of(overrides: Sequence[str]) -> list[str]:
+    """The override of the source whose files end like the path, if the user chooses none."""
+    given = {override.key_or_group: override.value() for override in map(parse, overrides)}
+    path = str(given.get("source.path", ""))
+    for file in sorted((config_tree() / "source").glob("*.yaml")) if "source" not in given else ():
+        target = (yaml.safe_load(file.read_text()) or {}).get(TARGET)
+        if target and path.endswith(tuple(getattr(class_of(target), "ENDINGS", ()))):
+            return [f"source={file.stem}"]
+    return []
 
 
 VERB = Verb(

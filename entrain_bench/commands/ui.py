@@ -21,10 +21,12 @@ HOST = "127.0.0.1"
 PORT = 5000
 # Experiments whose links are printed.
 MAX_LINKS = 10
-# Only links go to standard output.
-STDERR = 2
-# Nothing is sent, and nothing runs beside the pages.
-QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+# Nothing is sent, nothing runs beside the pages, and libraries warn of nothing that a user could change.
+QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "PYTHONWARNINGS": "ignore",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,10 @@ def main(request: Request[Keys]) -> int:
     command = server_command(results, port)
     # Whoever ends this process ends the server.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # A session of its own, so that it can be ended with what it starts.
-    with subprocess.Popen(command, env=os.environ | QUIET, start_new_session=True, stdout=STDERR) as server:
+    # A session of its own, so that it can be ended with what it starts. Its standard output has notes on its defaults
+    # alone; errors are on the other.
+    quiet = os.environ | QUIET
+    with subprocess.Popen(command, env=quiet, start_new_session=True, stdout=subprocess.DEVNULL) as server:
         try:
             say("MLflow starts in about 15 s; then open")
             print("\n".join(lines), flush=True)

@@ -29,8 +29,8 @@ TUNING = ("equal", "own")
 FAIL, COUNT = ON_OOM = ("fail", "count")
 NUM_DRAWS = 50
 TEXT_KEYS = ("name", "label", "_target_")
-# Keys that state where results go and which runs are repeated: no part of a run.
-ASIDE = ("results_dir", "mlflow", "mlflow_uri", "retry")
+# Keys that state where results go, which runs are repeated and what is printed: no part of a run.
+ASIDE = ("results_dir", "mlflow", "mlflow_uri", "retry", "columns")
 Seed = Annotated[int, between(0, 2**32 - 1, "in 0..2^32-1")]
 Error = Annotated[float, between(0, nextafter(1, 0), "in [0, 1)")]
 
@@ -67,6 +67,7 @@ class RunConfig:
     mlflow: bool
     mlflow_uri: str | None
     retry: str | None
+    columns: tuple[str, ...]
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "RunConfig":
@@ -81,6 +82,7 @@ class RunConfig:
         check_storage(values["mlflow_uri"], values["retry"])
         given = {str(key): value for key, value in values.items()}
         given |= {"layout": LayoutRequest.from_values(values["layout"]), "speed": Speed(**values["speed"])}
+        given["columns"] = tuple(values["columns"])
         given.pop("figure", None)
         framework = FrameworkOptions.from_values(given)
         for name in FrameworkOptions.__dataclass_fields__:

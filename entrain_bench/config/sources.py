@@ -136,7 +136,7 @@ def compose_values(
             config = hydra.compose(config_name, overrides=[*overrides], return_hydra_config=with_hydra)
         values: Any = OmegaConf.to_container(config, resolve=False)
     except MissingConfigException as error:
-        raise _missing_choice(error) from error
+        raise _missing_choice(error, config_dir) from error
     except yaml.MarkedYAMLError as error:
         raise UserError(f"{error.problem_mark or 'a YAML'}: not YAML: {error.problem}") from error
     except UserError:
@@ -146,7 +146,7 @@ def compose_values(
     return {str(key): value for key, value in values.items()}
 
 
-def _missing_choice(error: MissingConfigException) -> UserError:
+def _missing_choice(error: MissingConfigException, config_dir: str | None) -> UserError:
     group, _, name = str(error.missing_cfg_file).partition("/")
     if group in GROUP_KEYS and (Path(name).suffix or name.startswith(("/", "."))):
         named = f"use --config-dir FOLDER {group}=NAME, with NAME.yaml in FOLDER/{group}"
@@ -157,4 +157,8 @@ def _missing_choice(error: MissingConfigException) -> UserError:
     installed = {other.partition("_")[0] for other in error.options or ()}
     if group in (LAUNCHER, SWEEPER) and extra in EXTRAS - installed:
         return UserError(f"{group}={name}: not installed. Run pip install -e '.[{extra}]'")
-    return unknown_choice(group, name, error.options) if error.options else UserError(error_line(error))
+    if not error.options:
+        return UserError(error_line(error))
+    file = f"{config_dir or 'FOLDER'}/{group}/{name}.yaml"
+    own = f"{file} does not exist" if config_dir else f"If it is yours, add --config-dir FOLDER, which has {file}"
+    return unknown_choice(group, name, error.options, own if group in GROUP_KEYS else "")

@@ -2,17 +2,21 @@
 
 import ast
 import importlib
+import os
+import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import product
 from math import isfinite
 from time import perf_counter
+from traceback import walk_tb
 
 import numpy as np
 
 from entrain_bench.balancing.estimates import LayerProfile, ProfiledSamples, UnitEstimates
 from entrain_bench.balancing.profile import Profile, ProgramTimes, create_profile
-from entrain_bench.base.errors import OWN_PACKAGES, IncompatibleError, UserError, explain
+from entrain_bench.base import errors
+from entrain_bench.base.errors import OWN_PACKAGES, TRACEBACK_VARIABLE, IncompatibleError, UserError, explain
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program import Program
@@ -70,12 +74,16 @@ class ConformanceTest:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a case: ``ok``, ``failed``, or ``skipped`` if the strategy does not support the run."""
+    """The result of a case: ``ok``, ``failed``, or ``skipped`` if the strategy does not support the run.
+
+    ``cause`` is the same for errors of one type that the same line raised.
+    """
 
     case: ConformanceTest
     outcome: str
     detail: str
     seconds: float
+    cause: str = ""
 
 
 def cases(composer: Composer, overrides: Sequence[str]) -> list[ConformanceTest]:
@@ -109,19 +117,24 @@ def examine(tests: Sequence[ConformanceTest]) -> Iterator[Verdict]:
     """Run the tests and yield their verdicts."""
     for case in tests:
         started = perf_counter()
-        outcome = "failed"
+        outcome = "ok"
+        detail = cause = ""
         try:
             case.examine()
-            outcome = "ok"
-            detail = ""
-        except IncompatibleError as error:
-            outcome = "skipped"
-            detail = str(error)
-        except (ViolationError, UserError) as error:
-            detail = str(error)
         except Exception as error:
-            detail = explain(error)
-        yield Verdict(case, outcome, detail, perf_counter() - started)
+            outcome = "skipped" if isinstance(error, IncompatibleError) else "failed"
+            detail = str(error) if isinstance(error, ViolationError | UserError) else explain(error)
+            cause = f"{outcome} {type(error).__name__} {_raised_at(error)}"
+            if os.environ.get(TRACEBACK_VARIABLE):
+                traceback.print_exception(error)
+        yield Verdict(case, outcome, detail, perf_counter() - started, cause)
+
+
+def _raised_at(error: Exception) -> str:
+    """File and line that raised an error; those that called a function of ``base.errors`` which did."""
+    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    file, line = next(place for place in reversed(places) if place[0] != errors.__file__)
+    return f"{file}:{line}"
 
 
 def require_walls(config: RunConfig) -> None:

@@ -46,8 +46,8 @@ def seeds(strategy: str, times: Sequence[float], **others: Any) -> list[Record]:
     return [made(strategy, seed, time, **others) for seed, time in enumerate(times)]
 
 
-def lines(records: Sequence[Record], width: int = WIDE) -> list[str]:
-    return [line.plain for line in summary(records, width)]
+def lines(records: Sequence[Record], width: int = WIDE, asked: Sequence[str] = ()) -> list[str]:
+    return [line.plain for line in summary(records, width, asked=asked)]
 
 
 def table(records: Sequence[Record], width: int = WIDE) -> tuple[list[str], list[str]]:
@@ -134,6 +134,29 @@ def test_one_run_and_none_that_succeeded() -> None:
         "failed: entrain, 1 of 1 runs (seed 7): too large at seed 7",
     ]
     assert lines([]) == []
+
+
+def test_columns_compare_layouts_and_others_are_asked_for() -> None:
+    def bounded(name: str, seed: int, time: float, layout_bound: float) -> Record:
+        bounds = {"lower_bound_s": layout_bound, "cluster_bound_s": 0.5, "gap_to_lower_bound": time / layout_bound - 1}
+        more = {"samples_per_s": 64 / time, "encoder_forward_std_ms": 1.25, "bubble_ratio": 0.5}
+        one = made(name, seed, time)
+        return replace(one, metrics={**one.metrics, **bounds, **more})
+
+    pairs = [("megatron", 1.0, 0.8), ("entrain", 0.75, 0.4)]
+    records = [bounded(name, seed, time * (1 + seed), least) for name, time, least in pairs for seed in (0, 1)]
+    _, legend, heading, _, first, second, *_ = lines(records)
+    assert re.split(r"  +", heading) == [
+        *("strategy", "s/iter", "±", "speedup", "MFU %", "gap %", "peak GiB", "samples/s"),
+    ]
+    assert re.split(r"  +", first)[-4:] == ["25.0", "125.0", "16.0", "64.0"]
+    assert re.split(r"  +", first)[3] == "1.33x (1.33 to 1.33)"
+    assert re.split(r"  +", second)[-5:] == ["-", "25.0", "200.0", "16.0", "48.0"]
+    assert legend.endswith("gap: above the lower bound of the cluster")
+    shown = lines(records, 60, ["encoder_forward_std_ms", "lower_bound_s"])
+    assert shown[2].endswith("  encoder_forward_std_ms  lower_bound_s")
+    # No layout's bound is below that of every layout.
+    assert [line.split()[-2:] for line in shown[4:6]] == [["1.25", "0.5"], ["1.25", "0.8"]]
 
 
 def test_wide_characters_and_markup_keep_columns_in_line() -> None:

@@ -12,7 +12,7 @@ from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.console_table import summary
 from entrain_bench.answers.posterior import ChanceSummary, Spread
 from entrain_bench.answers.report import html, markdown, report_json, report_of
-from entrain_bench.answers.sentences import headline_sentence, host_notices, notices, problems, sentences
+from entrain_bench.answers.sentences import headline_sentence, host_notices, notices, problems, sentences, short_answer
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.answers.text import escape_markdown, load_template, one_line
 from entrain_bench.records.records import Record
@@ -226,3 +226,16 @@ def test_assignment_that_takes_long_is_named() -> None:
         "assignment on the host takes more than 5% of an iteration, and is not in its time: slow 20%, other 6%"
     ]
     assert host_notices(records[2:3]) == []
+
+
+def test_the_short_answer_names_who_wins_most_jobs() -> None:
+    coco, ocr = (runs({"base": [base], "a": [a], "b": [b]}, job) for job, base, a, b in JOBS)
+    noise = " (one seed, so small differences may be noise)."
+    gain = "with a speedup of 1.50x to 2.00x over base"
+    assert short_answer(Answer.of([*coco, *ocr])) == f"a is the fastest or as good on 2 of 2 jobs, {gain}{noise}"
+    both = "a and b are the fastest or as good on this job, with a speedup of 2.00x over base"
+    assert short_answer(Answer.of(coco)) == both + noise
+    assert short_answer(Answer.of(coco[:1])) == "Nothing to compare."
+
+
+JOBS = (("coco", 2.0, 1.0, 1.0), ("ocr", 3.0, 2.0, 2.9))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -113,10 +114,16 @@ def test_the_users_job_is_run_once_and_drawn(
     monkeypatch.setattr(outputs, "num_processes", lambda: 1)
     job = ["figures", "quick", *mine, *TINY, "iterations=1", "mlflow=false", "results_dir=out"]
     assert run_command(job) == 0
-    assert "5 runs)" in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert "4 runs)" in shown.err
+    assert (
+        " are the fastest or as good on this job" in shown.out or " is the fastest or as good on this job" in shown.out
+    )
+    files = r"written: out/figures/quick_mine_[0-9a-f]{8}\.\{pdf,png,csv,json\}"
+    assert re.search(rf"\n{files}\n\nyour job: +entrain-bench recommend ", shown.out)
     table = pd.read_csv(next(Path("out/figures").glob("quick_mine_*.csv")))
     assert table[["workload", "model"]].drop_duplicates().values.tolist() == [["mine", "tiny"]]
-    assert len(table) == 5
+    assert len(table) == 4
     stated = json.loads(next(Path("out/figures").glob("*.json")).read_text())
     assert stated["command"] == f"entrain-bench figures quick {' '.join([*mine, *TINY])} iterations=1"
     assert run_command(job) == 0

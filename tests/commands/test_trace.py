@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.cli import run_command
+from entrain_bench.commands.trace import TraceKeys, compose_trace
 from support.datasets import image_bytes, write_finevision, write_tar
 
 
@@ -77,3 +78,28 @@ def test_a_tokenizer_that_is_a_file(data: Path) -> None:
     import pandas as pd
 
     assert pd.read_parquet("w.parquet")["text_tokens"].tolist() == [5, 1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reader"),
+    [
+        (["source.path=own.jsonl"], "RecordSource"),
+        (["source.path=data/*.tar"], "TarSource"),
+        (["source.path=data/*.parquet"], "ParquetSource"),
+        (["source.path=folder"], "ParquetSource"),
+        (["source.path=own.jsonl", "source=parquet"], "ParquetSource"),
+    ],
+)
+def test_the_ending_of_a_path_tells_its_format(overrides: list[str], reader: str) -> None:
+    assert compose_trace(TraceKeys(), overrides, None).source["_target_"].endswith(f".{reader}")
+
+
+def test_data_without_a_known_field_are_told_with_their_fields(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.jsonl").write_text('{"words": "a", "n": 4}\n')
+    assert run_command(["trace", "source.path=own.jsonl", "workers=1"]) == 2
+    fields = "no field has a known name; fields: words, n. Set source.text, source.images, source.audio or source.video"
+    assert fields in capsys.readouterr().err
+    assert run_command(["trace", "source.path=own.jsonl", "source.text=words", "workers=1"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -18,6 +19,7 @@ from entrain_bench.lab.ledger import fit
 from entrain_bench.lab.ledger.jobs import Book
 from entrain_bench.records.records import Results
 from support.ledger import STATED
+from support.servers import free_port
 
 
 @pytest.mark.wide
@@ -75,6 +77,17 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port={port}: must be free"):
             ui.main(Request(ui.Keys(str(tmp_path), port)))
+
+
+def test_notes_of_the_server_are_left_out_and_errors_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = "import sys, warnings; print('a note'); warnings.warn('old'); print('broken', file=sys.stderr); sys.exit(3)"
+    monkeypatch.setattr(ui, "server_command", lambda *_: [sys.executable, "-c", said])
+    assert ui.main(Request(ui.Keys(str(tmp_path), free_port()))) == 3
+    shown = capfd.readouterr()
+    assert shown.out == "a link\n"
+    assert shown.err.splitlines()[1:] == ["broken"]
 
 
 def test_the_server_listens_on_this_machine_only(tmp_path: Path) -> None:

@@ -98,3 +98,13 @@ def test_runs_with_the_same_labels_differ_in_the_table() -> None:
     table = read_text(table_csv(records))
     assert table["variant"].tolist() == ["", "cluster.num_nodes=3"]
     assert table.columns.tolist().index("variant") == table.columns.tolist().index("workload_parameters") + 1
+
+
+def test_no_bound_of_a_layout_is_below_that_of_every_layout() -> None:
+    one = replace(new_record(cell(), "ok"), metrics={"iteration_time_s": 1.0, "cluster_bound_s": 0.5})
+    for known, shown, gap in ((0.4, 0.5, 1.0), (0.8, 0.8, 0.25)):
+        record = replace(one, metrics={**one.metrics, "lower_bound_s": known, "gap_to_lower_bound": 1 / known - 1})
+        (row,) = read_text(table_csv([record])).to_dict("records")
+        shown_values = [float(row[name]) for name in ("lower_bound_s", "gap_to_lower_bound", "gap_to_cluster_bound")]
+        assert shown_values == [shown, gap, 1.0]
+        assert record.row["lower_bound_s"] == known

@@ -19,11 +19,12 @@ from entrain_bench.answers.tables import compared, interval_over_seeds, over_see
 from entrain_bench.answers.text import count, listing, markdown_table, seconds
 from entrain_bench.base.files import write_atomically
 from entrain_bench.records.metrics import BELIEVED
+from entrain_bench.records.tables import GAP
 from entrain_bench.run.study import Output, Study
 
 CASE = ["model", "workload", "strategy"]
 # The text in brackets, and the column of runs whose mean it shows.
-GAPS = {"gap": "gap_to_lower_bound", "gap_of_all": "gap_to_cluster_bound"}
+GAPS = {"gap": "gap_to_lower_bound", "gap_of_all": GAP}
 # The headline's sweep.
 SWEEP = "iteration_time"
 AHEAD = "Who is ahead"
@@ -92,8 +93,7 @@ def results_markdown(data: pd.DataFrame) -> str:
     """A table for each family of strategies beside the first strategy; below them what runs have no result."""
     first, *others = families(data).items()
     groups = [family for family in FAMILIES if any(theirs == family for _, theirs in others)]
-    bounded = data.assign(gap_to_cluster_bound=data["iteration_time_s"] / data["cluster_bound_s"] - 1.0)
-    gaps = over_seeds(bounded, CASE, **{name: (column, "mean") for name, column in GAPS.items()})
+    gaps = over_seeds(data, CASE, **{name: (column, "mean") for name, column in GAPS.items()})
     times = interval_over_seeds(data, CASE, "iteration_time_s").merge(gaps[[*CASE, *GAPS]], on=CASE)
     rows = {tuple(str(row[name]) for name in CASE): row for row in times.to_dict("records")}
     best = compared(data, CASE[:2])

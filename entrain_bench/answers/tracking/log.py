@@ -42,7 +42,7 @@ from entrain_bench.config.tree import config_tree
 from entrain_bench.records.leaves import flatten
 from entrain_bench.records.metrics import TIME
 from entrain_bench.records.records import LABELS, Record, Results
-from entrain_bench.records.tables import table_of
+from entrain_bench.records.tables import GAP, table_of, with_bounds
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 # of the sweep has all.
 SHOWN = (
     *(TIME, "samples_per_s", "tokens_per_s", "tflops_per_gpu", "mfu", "bubble_ratio", "exposed_comm_s"),
-    *("encoder_forward_std_ms", "llm_forward_std_ms", "peak_memory_bytes", "gap_to_lower_bound", "cluster_bound_s"),
+    *("encoder_forward_std_ms", "llm_forward_std_ms", "peak_memory_bytes", GAP, "cluster_bound_s"),
     *("believed_time_s", "planning_time_s", "assignment_time_s", "assignment_exposed_s"),
 )
 # Metrics of training, whose steps are iterations.
@@ -72,7 +72,7 @@ FORBIDDEN = re.compile(r"[^/\w.\- :]")
 # The server to log to if no key names one; MLflow's own variable.
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 # Overrides that say nothing about what is swept.
-ASIDE = ("results_dir=", "mlflow", "retry=", "hydra")
+ASIDE = ("results_dir=", "mlflow", "retry=", "columns=", "hydra")
 # Other pages are made for generative models.
 WORKFLOW = {"workflowType": "machine_learning"}
 # An artifact of a sweep's parent run.
@@ -149,7 +149,7 @@ def entries_of(
     ``files`` are figures of the sweep, ``lost`` the overrides of planned runs without a record.
     """
     if len(records) == 1:
-        (record,) = records
+        record = with_bounds(records[0])
         paths = {"record.json": results.record_path(record.key), "chrome_trace.json": results.trace_path(record.key)}
         return [_entry(results, {record.labels["seed"]: record}, name, files=paths, apart="")]
     answer = Answer.of(records, lost)
