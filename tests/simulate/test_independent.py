@@ -101,7 +101,7 @@ def test_both_agree_on_random_programs() -> None:
     assert stuck < 40
 
 
-@pytest.mark.parametrize("number", [40, pytest.param(1000, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("number", [40, pytest.param(1000, marks=[pytest.mark.wide, pytest.mark.timeout(600)])])
 def test_both_agree_on_every_kind_of_sharding(number: int) -> None:
     rng = np.random.default_rng(number)
     sharded = [name for name, framework in FRAMEWORKS.items() if framework.distributed_optimizer]
