@@ -19,7 +19,7 @@ from support.cli import asked
 ROOT = Path(__file__).parents[1]
 README, PYTHON = ((ROOT / name).read_text() for name in ("README.md", "docs/python.md"))
 EXAMPLES = re.findall(r"```python\n(.*?)```", PYTHON, re.DOTALL)
-MAX_README_WORDS = 900
+MAX_README_WORDS = 700
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # In a block of code or within a sentence; with an ellipsis it is none.
 COMMAND = re.compile(r"(?:^    |`)entrain-bench ((?!.*\.\.\.)[^`\n]+?)(?=  +#|`|$)", re.MULTILINE)
