@@ -1,6 +1,7 @@
 """``entrain-bench figures [NAME ...] [KEY=VALUE ...]``: execute missing runs, draw figures, write pages."""
 
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,9 +27,14 @@ VERB = Verb(
     Storage,
     RUN_KEYS,
     words="figures and documents; without any, all that need no training",
-    examples=["quick", "iteration_time workload=trace workload.path=mine.parquet global_batch=256"],
+    examples=[
+        "quick",
+        "iteration_time strategy=megatron,entrain workload=chartqa seed=0,1",
+        "iteration_time workload=trace workload.path=mine.parquet global_batch=256",
+    ],
     more=lambda config_dir: (
-        "Keys of a run take the place of a figure's own: its files are then called\n"
+        "Strategies, workloads, models, clusters and seeds of a figure's own narrow it. Others, and other keys\n"
+        "of a run, take the place of its own. Its files are then called\n"
         "<results_dir>/figures/<NAME>_<workload>_<hash of the overrides>.{pdf,png,csv,json}.\n\nNames:\n"
         + columns(summaries(config_dir))
     ),
@@ -54,10 +60,13 @@ def main(request: Request[Storage]) -> int:
     own = [_drawing(name, overrides, study) for name in dict.fromkeys(request.words)] if overrides else []
     wanted: list[Output] = [drawing.output for drawing, _ in own] or outputs(request.words, request.config_dir)
     made = make(wanted, study, keys.mlflow, keys.mlflow_uri, keys.retry == "failed")
-    for drawing, cells in own:
-        records = [record for cell in cells if (record := study.results.read(cell.key))]
-        written = f"{study.results.root}/figures/{drawing.name}.{{{','.join(SUFFIXES)}}}"
-        for line in (*notices(records), f"written: {written}"):
+    named = wanted if request.words else []
+    sidecars = (study.results.root / f"figures/{output.name}.{SUFFIXES[-1]}" for output in named)
+    for path in filter(Path.is_file, sidecars):
+        say(json.loads(path.read_text())["caption"])
+        say(f"written: {path.with_suffix('')}.{{{','.join(SUFFIXES)}}}")
+    for _, cells in own:
+        for line in notices([record for cell in cells if (record := study.results.read(cell.key))]):
             say(line)
     return 0 if made else EXIT_FAILED
 
