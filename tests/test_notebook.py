@@ -32,7 +32,7 @@ def test_runs_show_the_answer_and_a_table_with_the_best_in_bold() -> None:
     assert table["iteration_time_s"].tolist() == [record.metrics["iteration_time_s"] for record in records]
     table["strategy"] = ""
     assert set(view.to_pandas()["strategy"]) == {"base", "<best>"}, "a table of its own"
-    assert view.plot().axes[0].get_xlabel() == "time / fastest"
+    assert view.plot().axes[0].get_xlabel() == "iteration time / fastest"
 
 
 @pytest.mark.wide

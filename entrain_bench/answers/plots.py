@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.cases import Case
+from entrain_bench.answers.cases import Case, StrategyResult
 from entrain_bench.answers.comparison import TIME, geometric_mean
 from entrain_bench.answers.labels import FAMILY, ORDER, spell
 from entrain_bench.answers.statistics import mean_interval
@@ -68,6 +68,10 @@ class Plot:
     def _unit(self) -> str:
         return KNOWN[self.metric].unit if self.metric in KNOWN else "1"
 
+    def name_of(self, result: StrategyResult) -> str:
+        """What a result is called; lines are of strategies, whose variants are along x."""
+        return result.strategy if self.kind == LINES else result.name
+
     def mean(self, values: pd.Series) -> float:
         """The mean over cases: of ratios the geometric one."""
         return (fmean if self.over == NONE else geometric_mean)(values.dropna().tolist())
@@ -102,7 +106,9 @@ def plotted(answer: Answer, plot: Plot) -> Plotted:
     overall = _intervals(wide[wide.count(axis="columns") == most].agg(plot.mean, axis="columns"), ["name"])
     better = KNOWN[plot.metric].better if plot.metric in KNOWN else ""
     overall = overall.set_index("name").sort_values("value", ascending=better != "high", kind="stable")
+    lacking = {plot.name_of(one) for case in answer.cases for one in case.results if None in one.times.values()}
     strategies = runs.drop_duplicates("name").set_index("name")
+    strategies = strategies.assign(lacks=strategies.index.isin(lacking))
     caption = _caption(overall, strategies["label"], wide.shape[1], plot)
     return Plotted(_intervals(by_seed, ["name", "column"]), overall, strategies, caption)
 
@@ -118,9 +124,8 @@ def _check(answer: Answer, plot: Plot) -> None:
         raise unknown_choice("normalize", plot.over, over)
     if plot.kind == LINES and not plot.by:
         raise UserError("by: lines need the key along x, for example by=global_batch")
-    keys = {key for record in answer.records for key in _keys(record)}
-    if plot.by and plot.by not in keys:
-        raise unknown_choice("by", plot.by, sorted(keys))
+    if plot.by and not any(plot.by in _keys(record) for record in answer.records):
+        raise unknown_choice("by", plot.by, sorted({key for record in answer.records for key in _keys(record)}))
 
 
 def _keys(record: Record) -> Mapping[str, Any]:
@@ -134,11 +139,13 @@ def _rows(answer: Answer, case: Case, plot: Plot) -> Iterator[dict[str, Any]]:
     for result in case.results:
         stated = result.first.config["strategy"]
         label = str(stated.get("label") or spell(result.strategy))
-        name = result.strategy if plot.kind == LINES else result.name
+        name = plot.name_of(result)
         own = {"name": name, "label": name.replace(result.strategy, label, 1), ORDER: stated.get("display_order")}
-        own |= {FAMILY: result.family, "lacks": None in result.times.values()}
+        own |= {FAMILY: result.family}
         for seed, value in result.values(plot.metric).items():
             column = _keys(result.runs[seed]).get(plot.by) if plot.by else answer.case_name(case)
+            # A layout's degree may be left to the planner.
+            column = column if isinstance(column, int | float | str) else str(column)
             base = 1 / plot.scale if plot.over == NONE else bases.get(seed)
             yield {**own, "column": column, "seed": seed, "value": value / base if base else None}
 

@@ -39,9 +39,14 @@ VERB = Verb(
     Storage,
     RUN_KEYS,
     words=f"figures and documents; without any, all except {', '.join(sorted(ON_REQUEST))}",
-    examples=["quick", "iteration_time workload=trace workload.path=mine.parquet global_batch=256"],
+    examples=[
+        "quick",
+        "iteration_time strategy=megatron,entrain workload=chartqa seed=0,1",
+        "iteration_time workload=trace workload.path=mine.parquet global_batch=256",
+    ],
     more=lambda config_dir: (
-        "Keys of a run take the place of a figure's own: its files are then called\n"
+        "Strategies, workloads, models, clusters and seeds of a figure's own narrow it. Others, and other keys\n"
+        "of a run, take the place of its own. Its files are then called\n"
         "<results_dir>/figures/<NAME>_<workload>_<hash of the overrides>.{pdf,png,csv,json}.\n\nNames:\n"
         + columns(summaries(config_dir))
     ),

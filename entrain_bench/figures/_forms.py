@@ -155,8 +155,7 @@ def lines(
     """
     rows = table[table[by].isin([*colours])].dropna(subset=[y])
     if rows.empty:
-        reasons = table["reason"].unique() if "reason" in table else []
-        style.show_reason(panel, "; ".join(map(str, reasons)) or "no data")
+        style.show_reason(panel, "; ".join(map(str, table.get("reason", pd.Series("no data")).unique())))
         return
     look: dict[str, Any] = {"hue_order": [*colours], "palette": dict(colours), "markers": marker_of(labels)}
     look |= {"dashes": False, "errorbar": None, "legend": False, "mec": "white", "mew": 0.3}

@@ -31,9 +31,8 @@ def draw_runs(answer: Answer, plot: Plot = DEFAULT, axes: Axes | None = None) ->
     columns = [*data.cells["column"].unique()]
     values = data.cells.pivot(index="name", columns="column", values="value").loc[[*data.overall.index], columns]
     texts = values.map(plot.text)
-    shades: dict[str, Any] = {"norm": LogNorm(0.5, 2), "cmap": "vlag"}
-    if plot.over in (FASTEST, NONE):
-        shades = {"cmap": style.GOOD} if plot.over == NONE else {}
+    known: dict[str, dict[str, Any]] = {FASTEST: {}, NONE: {"cmap": style.GOOD}}
+    shades = known.get(plot.over, {"norm": LogNorm(0.5, 2), "cmap": "vlag"})
     if plot.kind == LINES:
         figure, panel = _panel(axes, 2.4)
         colours = style.system_colours(data.strategies.rename_axis("strategy").reset_index())
@@ -46,8 +45,7 @@ def draw_runs(answer: Answer, plot: Plot = DEFAULT, axes: Axes | None = None) ->
         heatmap(panel, values.rename(index=labels), texts, **shades)
         panel.set_title(plot.label)
     else:
-        families = data.strategies[FAMILY]
-        colours = {str(name): style.FAMILY_COLOURS[family] for name, family in families.items()}
+        colours = {str(name): style.FAMILY_COLOURS[family] for name, family in data.strategies[FAMILY].items()}
         means = data.overall.rename(columns={"value": "mean", "value_low": "low", "value_high": "high"})
         label = f"{plot.label}{', mean' if len(columns) > 1 else ''}"
         options: dict[str, Any] = {"start": 0.0 if plot.over == NONE else 1.0, "text": plot.text}

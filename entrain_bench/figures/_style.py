@@ -14,7 +14,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter
 
 from entrain_bench.answers.labels import OURS, families, orders
 
@@ -127,8 +127,7 @@ def legend_above(figure: Figure, handles: Sequence[Artist], columns: int = 6) ->
     figure.legend(handles=[*handles], loc="outside upper center", ncols=columns, handletextpad=0.4)
 
 
-# 500, 2k, 16k, 1M; 0.5 stays 0.5.
-NUMBER_FORMAT = EngFormatter(sep="")
+NUMBER_FORMAT = FuncFormatter(lambda value, _: EngFormatter(sep="")(value) if value >= 1 else f"{value:g}")
 
 
 def show_reason(axes: Axes, reason: str) -> None:

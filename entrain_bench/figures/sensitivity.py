@@ -24,17 +24,6 @@ RUNS = True
 # Relative times up to this are as good as the best split.
 CLOSE = 1.01
 CHOSEN: dict[str, Any] = {"markersize": 6.5, "mec": INK, "mew": 0.9}
-STATE = ["num_runs", "num_ok", "status", "reason"]
-COLUMNS = [
-    *tables.JOB,
-    "encoder_stages",
-    *STATE,
-    "iteration_time_s",
-    "relative",
-    "relative_low",
-    "relative_high",
-    "planned",
-]
 
 
 def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
@@ -66,4 +55,4 @@ def draw(data: pd.DataFrame) -> Picture:
     jobs = count(len(taken), "job")
     behind = f", and at most {100 * (taken.max() - 1):.0f}% slower on the others" if len(taken) else ""
     message = f"The planner's own split is within 1% of the best on {(taken <= CLOSE).sum()} of {jobs}{behind}."
-    return Picture(figure, table[COLUMNS], message + tables.lacking(table, traces, by="workload"))
+    return Picture(figure, table, message + tables.lacking(table, traces, by="workload"))

@@ -24,7 +24,6 @@ from entrain_bench.records.records import Results
 EXPERIMENT = "twins"
 RUNS = True
 SETTINGS = {"path": "workload.path", "kind": "workload._target_"}
-COLUMNS = ["model", "trace", "strategy", "side", "speedup", "tau"]
 
 
 def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:
@@ -58,5 +57,5 @@ def draw(data: pd.DataFrame) -> Picture:
     extremes = dict.fromkeys(f"{tau:.2f}" for tau in (taus.min(), taus.max()))
     said = f"rank correlation {' to '.join(extremes)} on {count(len(taus), 'trace')}"
     sides = [table.assign(side=side, speedup=table[f"{side}_speedup"]) for side in SIDES]
-    shown = pd.concat(sides, ignore_index=True)[COLUMNS]
+    shown = pd.concat(sides, ignore_index=True)[["model", "trace", "strategy", "side", "speedup", "tau"]]
     return Picture(figure, shown, f"Synthetic twins and their traces rank strategies similarly: {said}.")

@@ -46,6 +46,7 @@ def test_values_are_over_the_fastest_or_a_strategy_and_means_geometric_over_the_
     data = plotted(Answer.of(runs()), Plot())
     assert data.overall["value"].to_dict() == pytest.approx({"mine": 1.0, "lost": 1.5, "base": math.sqrt(2 * 4)})
     assert [*data.overall.index] == ["mine", "lost", "base"]
+    assert data.strategies["lacks"].to_dict() == {"base": False, "mine": False, "lost": True}
     over = plotted(Answer.of(runs()), Plot(normalize="base"))
     assert over.overall["value"].to_dict() == pytest.approx({"base": 1.0, "mine": 1 / math.sqrt(8), "lost": 0.75})
     plain = plotted(Answer.of(runs()), Plot(normalize="none"))
@@ -79,7 +80,7 @@ def test_a_plot_is_drawn_and_says_what_it_found(kind: str, folder: Path, capsys:
         ("dot", "plot=dot: unknown (did you mean dots?); choices: dots, heatmap, lines"),
         ("dots lines", "lines: plot draws one form; choices: dots, heatmap, lines"),
         ("metric=iteration_time", "metric=iteration_time: unknown (did you mean iteration_time_s?); choices: "),
-        ("normalize=bas", "normalize=bas: unknown (did you mean base?); choices: fastest, none, base, lost, mine"),
+        ("normalize=bas", "normalize=bas: unknown (did you mean base?); choices: base, fastest, lost, mine, none"),
         ("lines", "by: lines need the key along x, for example by=global_batch"),
         ("by=worklod", "by=worklod: unknown (did you mean workload?); choices: "),
         ("strategy=yours", "strategy=yours: unknown; choices: base, lost, mine"),

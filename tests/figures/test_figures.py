@@ -119,8 +119,7 @@ def test_a_figure_of_many_names_is_legible(name: str, monkeypatch: pytest.Monkey
     check_picture(*drawn(name, data_of(name, MANY, ALL_TRACES)), monkeypatch)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("name", each(DRAWN, OFTEN))
+@pytest.mark.parametrize("name", DRAWN)
 def test_a_committed_figure_is_legible_and_a_system_has_its_colour(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     figure, table, message = drawn(name, committed(name))
     check_picture(figure, table, message, monkeypatch)
