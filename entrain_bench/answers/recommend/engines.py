@@ -28,13 +28,14 @@ DEEPSPEED = (ZERO1, ZERO2)
 type Overrides = tuple[str, ...]
 # Overrides to try in turn until one of them gives a result.
 type Attempts = Sequence[Overrides]
+# Why an engine does not run a program; nothing if it does.
+type Reasons = Callable[[Job, Program], Iterator[str]]
 
 
 def _megatron_attempts(model: ModelSpec) -> dict[str, Attempts]:
     """The tuner chooses what to recompute; if flags cannot say that, the LLM, all modules, nothing."""
     every = [module.name for module in model.modules]
-    again = ((), (model.llm.name,), tuple(every), ())
-    return {"": [(), *((_recompute(names),) for names in again[1:])]}
+    return {"": [(), *((_recompute(names),) for names in ([model.llm.name], every, []))]}
 
 
 def _sharded_attempts(model: ModelSpec) -> dict[str, Attempts]:
@@ -72,20 +73,21 @@ def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
         yield f"has no place for a generator ({job.model.generators[0].name})"
 
 
-def _loop_reasons(job: Job, program: Program) -> Iterator[str]:
-    """Yield why a loop that runs the whole model on a microbatch would not run a program so."""
+def _in_order(reasons: Reasons) -> Reasons:
+    """As some reasons, for loops that take samples in order of arrival."""
+
+    def both(job: Job, program: Program) -> Iterator[str]:
+        yield from reasons(job, program)
+        if not megatron.takes_arrivals(job, program):
+            yield "its microbatches are not in order of arrival"
+
+    return both
+
+
+def _equal(job: Job, program: Program) -> Iterator[str]:
+    """Yield why a loop that runs the whole model on microbatches of one size would not run a program so."""
     yield from megatron.shape_reasons(job, program)
-
-
-def _sharded_reasons(job: Job, program: Program) -> Iterator[str]:
-    yield from _loop_reasons(job, program)
     yield from megatron.size_reasons(job, program)
-
-
-def _arrival_reasons(job: Job, program: Program) -> Iterator[str]:
-    yield from megatron.program_reasons(job, program)
-    if not megatron.takes_arrivals(job, program):
-        yield "its microbatches are not in order of arrival"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Engine:
     overrides: Overrides
     attempts: Callable[[ModelSpec], dict[str, Attempts]]
     layout_reasons: Callable[[Job, Layout], Iterator[str]]
-    program_reasons: Callable[[Job, Program], Iterator[str]]
+    program_reasons: Reasons
 
 
 MEGATRON, SHARDED, MEGATRON_LOOP = "megatron", "sharded", "megatron_loop"
@@ -116,10 +118,10 @@ ENGINES = {
         megatron.OVERRIDES,
         _megatron_attempts,
         megatron.layout_reasons,
-        _arrival_reasons,
+        _in_order(megatron.program_reasons),
     ),
-    SHARDED: Engine("", FRAMEWORK, REPLICATED, _sharded_attempts, _layout_reasons, _sharded_reasons),
-    "loop": Engine(" in your loop", LOOP, REPLICATED, _loop_attempts, _layout_reasons, _loop_reasons),
+    SHARDED: Engine("", FRAMEWORK, REPLICATED, _sharded_attempts, _layout_reasons, _in_order(_equal)),
+    "loop": Engine(" in your loop", LOOP, REPLICATED, _loop_attempts, _layout_reasons, megatron.shape_reasons),
     MEGATRON_LOOP: Engine(
         " by Megatron-LM's external loader",
         LOOP,
