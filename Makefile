@@ -79,7 +79,7 @@ test: setup ## Run the quick tests; WIDE=1: also those that take seconds or repe
 test-slow: setup ## Run the slow tests; SEED=1 draws other combinations of parts
 	SEED=$(or $(SEED),0) $(PYTHON) -m pytest -q -m slow
 
-test-site: setup ## Build the site and open its pages and MLflow's in a browser (needs chromium and chromedriver)
+test-site: docs ## Build the site and open its pages and MLflow's in a browser (needs chromium and chromedriver)
 	$(PYTHON) -m pytest -q -m site
 
 mutants: setup ## Run mutation testing on the core (about half an hour): SEED=0 COUNT=100
@@ -97,7 +97,7 @@ bench: setup ## Benchmark the suite itself (up to five minutes); write results/b
 ui: setup ## Show the runs in MLflow on 127.0.0.1:5000; print links to answers
 	$(BENCH) ui
 
-docs: setup ## Build the documentation as a site, offline, warnings as errors: build/docs/html/index.html
+docs: setup ## Build the documentation as a site, offline, warnings as errors (a minute): build/docs/html/index.html
 	PYTHONPATH=docs $(PYTHON) -m sitegen
 
 docs-serve: docs ## Build it and serve it on 127.0.0.1: PORT=8000

@@ -45,7 +45,8 @@ html_theme_options: dict[str, Any] = {
     "show_toc_level": 2,
     "navigation_with_keys": False,
     "show_prev_next": False,
-    "secondary_sidebar_items": ["page-toc"],
+    # Pages of wide tables have no list of their sections.
+    "secondary_sidebar_items": {"**": ["page-toc"], "docs/claims": [], "docs/configuration": []},
     "footer_start": ["copyright"],
     "footer_end": [],
 }

@@ -78,13 +78,16 @@ def _generated(root: Path, results: Results, source: Path) -> Iterator[tuple[Pat
     claims = load_claims()
     papers = {claim.file: claim.system for claim in claims}
     figures = shown_figures(root)
-    yield Path("index.md"), Template(HOME.read_text()).render(
-        strategies=len(facts),
-        picture=PICTURE,
-        caption=next(figure.summary for figure in figures if figure.name == PICTURE),
-        holding=holding_sentence(read_claims(claims, root / REFERENCE / FINDINGS)),
-        version=version("entrain-bench"),
-        repository=repository_address(root),
+    yield (
+        Path("index.md"),
+        Template(HOME.read_text()).render(
+            strategies=len(facts),
+            picture=PICTURE,
+            caption=next(figure.summary for figure in figures if figure.name == PICTURE),
+            holding=holding_sentence(read_claims(claims, root / REFERENCE / FINDINGS)),
+            version=version("entrain-bench"),
+            repository=repository_address(root),
+        ),
     )
     yield GALLERY.with_suffix(".md"), gallery_page(figures)
     for figure in figures:

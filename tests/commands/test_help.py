@@ -1,9 +1,8 @@
-"""``--help``: one screen, true, and the same text as the comments of the configuration and docs/configuration.md."""
+"""``--help``: one screen, true, and the same text as the comments of the configuration."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -14,7 +13,6 @@ from entrain_bench.config.comments import documented_keys, groups
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.schema import ConfigSchema
 
-PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 SCREEN = 24
 
 
@@ -43,14 +41,11 @@ def test_a_verb_shows_its_keys(name: str, capsys: pytest.CaptureFixture[str]) ->
     assert shown(capsys, "--help", name) == shown(capsys, f"--help={name}") == text
 
 
-def test_every_key_has_a_comment_and_stands_on_its_page_with_the_same_words() -> None:
+def test_every_key_has_a_comment() -> None:
     names = {key.name.partition(".")[0] for key in documented_keys()}
     assert names == {*ConfigSchema.__dataclass_fields__}
-    rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| (.*) \|$", PAGE, re.MULTILINE)
-    assert [(name, default) for name, default, _ in rows] == [(key.name, key.default) for key in documented_keys()]
-    for key, (_, _, meaning) in zip(documented_keys(), rows, strict=True):
+    for key in documented_keys():
         assert len(key.meaning) > 5, key.name
-        assert re.match(re.escape(key.meaning) + r"(;|$)", meaning[:1].upper() + meaning[1:]), key.name
 
 
 @pytest.mark.wide

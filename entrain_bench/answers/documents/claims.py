@@ -32,8 +32,8 @@ VERDICTS = ("paper_value", "published_value", "published_verdict", "fair_value",
 HEADINGS = ["paper", "as published", "verdict", "equal tuning", "verdict, equal tuning"]
 KINDS = {"gains, orders": (Kind.GAIN, Kind.ORDER), "levels, limits": (Kind.LEVEL, Kind.LIMIT)}
 SETTINGS = (PUBLISHED, FAIR)
-# Verdicts of the table of counts.
-SHOWN = [verdict for verdict in Verdict if verdict != Verdict.NOT_MEASURED]
+# Verdicts of the table of counts; all others are counted together.
+SHOWN = (Verdict.REPRODUCED, Verdict.EXCEEDS, Verdict.PARTLY, Verdict.NOT_REPRODUCED)
 # Verdicts of claims that hold.
 HOLD = (Verdict.REPRODUCED, Verdict.EXCEEDS)
 
@@ -322,8 +322,9 @@ def counts_table(judged: Sequence[JudgedClaim]) -> str:
     for title, members in {**groups, **kinds, "all": judged}.items():
         published, fair = (_verdicts(members, name) for name in SETTINGS)
         held = f"{_held(fair)} of {fair.total()}" if fair else NOTHING
-        rows.append([title, str(len(members)), *(str(published[verdict]) for verdict in SHOWN), held])
-    heading = ["claims of", "number", *SHOWN, "hold under equal tuning"]
+        shown = [published[verdict] for verdict in SHOWN]
+        rows.append([title, *map(str, (len(members), *shown, len(members) - sum(shown))), held])
+    heading = ["claims of", "number", *SHOWN, "other", "hold under equal tuning"]
     return markdown_table(heading, rows, heading[1:])
 
 

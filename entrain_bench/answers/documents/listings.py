@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import yaml
@@ -51,9 +52,8 @@ def devices_table() -> str:
 
 
 def _stated(device: Mapping[str, Any], constant: str) -> str:
-    """A constant's value and how it was obtained; empty where the device has none."""
-    source = _sources().get((str(device["name"]), constant))
-    return f"{_number(device[constant])} {source['obtained']}" if source else ""
+    """A constant's value and how it was obtained."""
+    return f"{_number(device[constant])} {_sources()[str(device['name']), constant]['obtained']}"
 
 
 def links_table() -> str:
@@ -81,6 +81,7 @@ def _number(value: Any) -> str:
     return re.sub(r"e\+?(-?)0?", r"e\1", f"{float(value):.4g}")
 
 
+@cache
 def _sources() -> dict[tuple[str, str], dict[str, str]]:
     """Rows of ``sources.csv`` by part and constant."""
     with (config_tree() / "cluster" / "sources.csv").open(newline="") as file:

@@ -11,7 +11,8 @@ import pytest
 
 from entrain_bench.answers.documents.claim import Claim, ClaimSetting, load_claims
 from entrain_bench.answers.documents.claims import claim_row, claim_text, claims_pages, read_claims, write_claims
-from entrain_bench.answers.documents.verdict import Finding, Verdict, judge_claim, measured
+from entrain_bench.answers.documents.tables import WAY_UP
+from entrain_bench.answers.documents.verdict import Finding, JudgedClaim, Verdict, judge_claim, measured
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results, new_record
@@ -310,12 +311,39 @@ def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path) -> None:
     assert row["fair_verdict"] == verdict_on(claim, cases(ratios))
     text = (tmp_path / "claims.md").read_text()
     assert text == claims_pages([judged])["claims.md"]
-    assert text.startswith("# 1 claim: as published 1 ")
+    assert text.startswith("# Claims\n\nUnder equal tuning, ")
     assert "| [One is faster than the other](claims/paper.md#some) | Table 3 | 2.00x |" in text
     page = (tmp_path / "claims" / "paper.md").read_text()
-    assert "## some\n\n- *Claim*: One is faster than the other: 2.00x (arXiv:2605.27918, Table 3)\n" in page
+    assert "## some\n\nOne is faster than the other: 2.00x; here " in page
+    assert "\n- *Claim*: One is faster than the other: 2.00x (arXiv:2605.27918, Table 3)\n" in page
     assert page.count("seed=0,1") == 4
     assert read_claims([claim], tmp_path / "claims.json") == [judged]
+
+
+def test_headlines_have_what_holds_under_equal_tuning() -> None:
+    speedup = replace(claim_with(), file="entrain", headline="gain")
+    mfu = replace(claim_with(**ALONE, unit="%", value=50.0), name="mfu", file="disttrain", headline="MFU")
+    other = replace(speedup, name="other", headline="", group="pair", title="Two")
+    elsewhere = replace(speedup, name="last", file="elsewhere", headline="gain")
+    kept, lost = Finding(verdict=Verdict.EXCEEDS, number=2.5), Finding(verdict=Verdict.NOT_REPRODUCED, number=0.9)
+    unclear, nothing = Finding(verdict=Verdict.UNDECIDED, number=1.5), Finding(verdict=Verdict.OTHER_SETTING)
+    judged = [
+        JudgedClaim(mfu, {"published": nothing}),
+        JudgedClaim(speedup, {"published": kept, "fair": lost}),
+        JudgedClaim(other, {"published": kept, "fair": kept}),
+        JudgedClaim(elsewhere, {"published": kept, "fair": unclear}),
+    ]
+    pages = claims_pages(judged)
+    assert pages["tables/claims_hold.md"] == "Under equal tuning, 1 of 3 published speedups hold (1 undecided).\n"
+    # Entrain's paper is first, and a paper that the suite did not begin with is on its own page only.
+    assert pages["tables/headline_claims.md"].splitlines()[2:] == [
+        "| [Some](../../docs/claims/entrain.md#some): gain | 2.00x | 2.50x, exceeds | 0.90x, not reproduced |",
+        "| [Some](../../docs/claims/disttrain.md#mfu): MFU | 50.0% | setting not reproduced | - |",
+    ]
+    row = "| [Some](claims/elsewhere.md#last): gain | 2.00x | 2.50x, exceeds | 1.50x, undecided |"
+    assert row in pages["claims.md"]
+    assert "| all | 4 | 0 | 3 | 0 | 0 | 1 | 1 of 3 |" in pages["claims.md"]
+    assert "| levels, limits | 1 | 0 | 0 | 0 | 0 | 1 | - |" in pages["claims.md"]
 
 
 def test_the_committed_pages_are_those_of_the_committed_findings() -> None:
@@ -323,7 +351,9 @@ def test_the_committed_pages_are_those_of_the_committed_findings() -> None:
     judged = read_claims(load_claims(), root / "results" / "reference" / "claims.json")
     assert not [one for one in judged if one.findings["published"].verdict == Verdict.NOT_MEASURED]
     pages = claims_pages(judged)
-    counted = pages.pop("tables/claims_counts.md")
+    first = {name: pages.pop(f"tables/{name}.md") for name in ("claims_hold", "headline_claims")}
     for path, text in pages.items():
         assert (root / "docs" / path).read_text() == text
-    assert f"<!-- table: claims_counts -->\n\n{counted}" in (root / "README.md").read_text()
+    readme = (root / "README.md").read_text()
+    for name, text in first.items():
+        assert f"<!-- table: {name} -->\n\n{text.replace(WAY_UP, '')}" in readme

@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.documents.claims import COUNTS, claims_output
+from entrain_bench.answers.documents.claims import HEADLINES, HOLDING, claims_output
+from entrain_bench.answers.documents.listings import listings
 from entrain_bench.answers.documents.results import HEADLINE, results_output
 from entrain_bench.answers.documents.tables import (
     DEGREES,
@@ -175,19 +176,31 @@ def test_the_readme_takes_its_numbers_from_what_is_written() -> None:
     named = re.findall(r"<!-- table: (.*?) -->", (DOCS / "../README.md").read_text())
     outputs = (claims_output(), calibration_output(), results_output())
     written = {Path(file).stem for output in outputs for file in output.files} | {Path(README_TABLE).stem}
-    assert {HEADLINE, COUNTS, ERROR} <= {file for output in outputs for file in output.files}
+    assert {HEADLINE, HOLDING, HEADLINES, ERROR} <= {file for output in outputs for file in output.files}
     assert {*named} == written
-    assert len(named) == len(written) == 4
+    assert len(named) == len(written) == 5
+
+
+def test_pages_have_the_tables_of_the_configuration() -> None:
+    tables = listings()
+    assert "| `seed` | `0` | Random seed for samples, " in tables["keys"]
+    assert "| [entrain](entrain.md) | Published systems | A static layout " in tables["strategies"]
+    # The H200 has what it does not state from the H100, and sources of its own.
+    assert "0.655 derived | 0.655 carried over |" in tables["devices"]
+    assert "| a40 | nvlink | `bandwidth_bytes_per_s` | 4.8e10 cited | NCCL " in tables["links"]
+    pages = "".join((DOCS / page).read_text() for page in ("configuration.md", "constants.md", "strategies/README.md"))
+    for name, text in tables.items():
+        assert f"<!-- table: {name} -->\n\n{text}\n<!-- end -->" in pages
 
 
 def test_every_table_is_on_exactly_one_page() -> None:
     pages = {page: page.read_text() for pattern in reference.PAGES for page in DOCS.glob(pattern)}
-    assert {DOCS / "tuning.md", DOCS / "../README.md"} < {*pages}
+    assert {DOCS / "configuration.md", DOCS / "tuning.md", DOCS / "../README.md"} < {*pages}
     pages.pop(DOCS / "../README.md")
     pages.pop(DOCS / "costs.md")
     named = [name for text in pages.values() for name in re.findall(r"<!-- table: (.*?) -->", text)]
     assert len(named) == sum(text.count("<!-- end -->") for text in pages.values())
-    assert Counter(named) == Counter(table.name for table in TABLES)
+    assert Counter(named) == Counter([*listings(), *(table.name for table in TABLES)])
     assert len(named) > 8
     spliced = [splice(text, dict.fromkeys(named, "| new |")) for text in pages.values()]
     assert "".join(spliced).count("| new |") == len(named)
