@@ -82,7 +82,7 @@ BREAK = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*+]|\d+\.|#+|\||:::?)\s)|(?<=\|)\n|(?<
 SENTENCE = re.compile(r"(?<=[.!?])[\"')\]*_]*\s+(?=[\"'(*_`]*[A-Z`])")
 WORD = re.compile(r"\w[\w'/.,:=%x-]*")
 # An entry of a docstring's section; Sphinx's roles do not matter.
-ENTRY = re.compile(r"^(?=[\w., ]+: )", re.MULTILINE)
+ENTRY = re.compile(r"^(?=\w+(?:, \w+)*: )", re.MULTILINE)
 NAME = re.compile(r"^ {2}\S.*?(?: {2,}|$)", re.MULTILINE)
 
 

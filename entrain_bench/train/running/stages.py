@@ -107,7 +107,7 @@ class TrainedStage:
 
     @contextmanager
     def _sending(self, *, last: bool, closes: bool) -> Iterator[None]:
-        """Send gradients after the last pass; in the first iteration, which records buckets, after a rank's last pass."""
+        """Send gradients after the last pass; in the first iteration, which records buckets, after any last pass."""
         sends = last and (closes or all(group.is_first_batch for group in self.buffers.bucket_groups))
         with nullcontext() if sends else self.buffers.no_sync():
             yield
