@@ -52,7 +52,7 @@ def hybrid_rounds(
 
 @njit()
 def _dealt(order, level, seconds, num_ranks, bounds):  # type: ignore[no-untyped-def]
-    """First rank of each sequence, microbatch of the wide ones, and wide microbatches of each rank."""
+    """Return each sequence's first rank, wide sequences' microbatches, and the number of wide microbatches per rank."""
     first = np.zeros(len(order), np.int64)
     number = np.zeros(len(order), np.int64)
     before = np.zeros(num_ranks, np.int64)
@@ -86,7 +86,7 @@ def _dealt(order, level, seconds, num_ranks, bounds):  # type: ignore[no-untyped
 
 @njit()
 def best_fit(order, size, group, capacity):  # type: ignore[no-untyped-def]
-    """Pack of each entry in the given order, by group: of its group's the fullest with room, or a new one."""
+    """Return each entry's pack, in the given order: the fullest one of its group with room, or a new one."""
     chosen = np.empty(len(order), np.int64)
     room = np.empty(len(order), np.int64)
     start = 0
@@ -111,7 +111,8 @@ class HybridData:
     """Groups of as many ranks as a sample's activations need; samples to the ranks with the least estimated time.
 
     Attributes:
-        buckets: levels of length, with about equal time in all, on which ranks start (PP-Balance); 1: DP-Balance.
+        buckets: number of length classes of about equal total time; ranks start in different ones (PP-Balance). 1:
+            DP-Balance.
     """
 
     handles_generators: ClassVar[bool] = True

@@ -291,7 +291,7 @@ class Tree(NamedTuple):
 
 
 def exploration(num_proposals: int) -> FloatArray:
-    """``spread`` of trees that take ``proposals`` ``[proposals + 1]``."""
+    """Return ``spread`` of a tree for ``num_proposals`` proposals ``[proposals + 1]``."""
     visits = np.maximum(np.arange(num_proposals + 1), 1)
     return EXPLORATION * np.sqrt(log2(visits) * LN_2)
 

@@ -168,7 +168,7 @@ def _mean_layer_s(profile: Profile, samples: SampleShapes, name: str, degrees: D
 
 @njit()
 def bottleneck_matching(pair_s, alone_s):  # type: ignore[no-untyped-def]
-    """Smallest T that every overloaded microbatch is below alone, or with a distinct partner (step e).
+    """Return the smallest T that no overloaded microbatch exceeds, alone or with a distinct partner (step e).
 
     A maximum matching decides each value of a binary search: bottlenecks V of deferring from overloaded i to
     underloaded j ``[n, n]``, and workloads of overloaded microbatches alone ``[n]``. Returns T, the partners ``[n]``,
@@ -309,7 +309,7 @@ def defer_pairwise(microbatch, llm_s, num_microbatches, num_bins):  # type: igno
 
 @njit()
 def subset_sums(sizes, weights):  # type: ignore[no-untyped-def]
-    """The last item of a subset of sizes with each total, -1: none, -2: the empty one; and the sum of its weights."""
+    """Return, for each total of a subset of sizes, its last item (-1: no subset, -2: empty) and its sum of weights."""
     limit = sizes.sum()
     last = np.full(limit + 1, -1)
     last[0] = -2
@@ -325,7 +325,7 @@ def subset_sums(sizes, weights):  # type: ignore[no-untyped-def]
 
 @njit()
 def nearest_reachable(last, target):  # type: ignore[no-untyped-def]
-    """The reachable total nearest to a target of at least 0 (the smaller of two equally near)."""
+    """Return the reachable total nearest to a target of at least 0 (of two equally near ones the smaller)."""
     low = min(target, len(last) - 1)
     high = target + 1
     # Nothing moved is always reachable.

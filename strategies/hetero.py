@@ -365,7 +365,7 @@ class ColocatedScheduler(Recomputation):
     """
 
     def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
-        """The program; ``IncompatibleError`` if an encoder is not on exactly the LLM's ranks or an item goes astray."""
+        """The program; ``IncompatibleError`` if an encoder is not on exactly the LLM's ranks or a route is wrong."""
         check_colocated(layout)
         model = profile.job.model
         one_stage = layout.modules[-1].pp == 1

@@ -193,7 +193,7 @@ class UnitWork(NamedTuple):
         return seconds, np.bincount(owner, self.bytes_, count) * self.placed.tp / widths[0], pack_s
 
     def labels(self, pack: IntArray, number: IntArray, first: IntArray, width: IntArray) -> ModuleAssignment:
-        """Group of each unit, of the degree at which its pack's units are through first; its round is its sample's.
+        """Return each unit's group, of the degree with which its pack's units end first; its round is its sample's.
 
         Of samples: their packs, rounds, and the packs' first ranks and widths ``[samples]``.
         """
@@ -275,7 +275,7 @@ class LongestFirstOnWidths:
 def shared(
     values: FloatArray | IntArray, ranks: list[slice], num_positions: int, *, as_most: bool = False
 ) -> FloatArray:
-    """Sum over all groups of a position, or the most of them, of each group's busiest position ``[groups]``."""
+    """Return sum or maximum of values over a position's groups, at each group's busiest position ``[groups]``."""
     total = np.zeros(num_positions)
     for held, value in zip(ranks, values.tolist(), strict=True):
         total[held] = np.maximum(total[held], value) if as_most else total[held] + value
@@ -283,7 +283,7 @@ def shared(
 
 
 def dealt(seconds: FloatArray, widths: IntArray, num_positions: int) -> tuple[IntArray, IntArray]:
-    """Width of each sample, and first position of its group ``[samples]``, of the limit whose last group ends first.
+    """Return width and first position of each sample's group, for the limit with the earliest end ``[samples]``.
 
     ``seconds`` are of a sample on each width ``[widths, samples]``, infinite where it does not fit.
     """
@@ -318,9 +318,9 @@ def numbered(
 ) -> IntArray:
     """Round of each sample; groups, whose ``ranks`` nest, are listed narrow to wide, ``bytes_`` are of a rank.
 
-    Backwards of the last round hide the reduction of gradients. So of three orders the one with the earliest begin of
-    the last round is taken, recomputation included: narrow groups first, wide groups first, or the last microbatches of
-    all groups in the last round.
+    Backwards of the last round hide the reduction of gradients. Of three orders the one is taken whose last rank begins
+    its last round first, recomputation included: narrow groups first, wide groups first, or the last microbatches of
+    all groups in one last round.
     """
     members = [np.flatnonzero(group == index) for index in range(len(ranks))]
     places = [divide(seconds[m], bytes_[m], count, line) for m, count in zip(members, counts.tolist(), strict=True)]

@@ -82,8 +82,8 @@ class BalancedVision:
     Attributes:
         load: balanced quantity: ``patches`` (an encoder's tokens), ``items``, or estimated ``seconds``.
         pass_tokens: tokens that a rank encodes at a time; a longer item is encoded alone.
-        bubbles: whether ranks that wait longer while the LLM's pipeline fills and drains take more of the items of all
-            microbatches but the first ones, as many as the pipeline has ranks (K3).
+        bubbles: whether ranks with longer pipeline bubbles encode more items (K3), except items of the first
+            microbatches, one per rank of the pipeline.
     """
 
     handles_widths: ClassVar[bool] = True
@@ -129,10 +129,10 @@ class BalancedVision:
 def share_long(cost: IntArray, seconds: FloatArray, placed: ModuleLayout, load: IntArray) -> tuple[IntArray, IntArray]:
     """Group of ranks of each item longer than an even share of all, and its place; -1 for others ``[2, items]``.
 
-    Kimi K3's report splits huge images over sub-groups of context parallelism, without a rule for which and how many
-    ranks. Ours: an item whose estimated seconds exceed those of all items over the number of ranks takes the narrowest
-    group in which its part does not, or the widest one. By falling seconds, each goes to the group that is free first.
-    ``load`` grows by the parts ``[replicas]``.
+    Kimi K3's report splits huge images over sub-groups of context parallelism, but gives no rule. Our rule: an item
+    that takes longer than an even share of all items takes the narrowest group in which its part does not, or the
+    widest one. By falling seconds, each goes to the group that is free first. ``load`` grows by the parts
+    ``[replicas]``.
     """
     group, place = np.full((2, len(cost)), -1)
     widths = np.array([cp for _, cp in placed.degrees])

@@ -45,7 +45,7 @@ def balanced_batches(cost: FloatArray, row: IntArray, num_batches: int, *, padde
 
 
 def cut_padded(rising: FloatArray, num_batches: int) -> IntArray:
-    """Consecutive batches of units by rising cost, the dearest (units times dearest unit) as cheap as possible."""
+    """Cut units, sorted by cost, into batches with the least maximum cost (number of units times largest unit)."""
     if not len(rising):
         return np.zeros(0, np.int64)
     # Nothing is cheaper than the dearest unit alone, and all in one batch is always possible.
@@ -78,7 +78,7 @@ def _fill(rising, most):  # type: ignore[no-untyped-def]
 
 
 def place_batches(row: IntArray, batch: IntArray, home: IntArray, tokens: IntArray, node: IntArray) -> IntArray:
-    """Replica of each unit ``[units]``: batches of every row, a micro-step, on replicas, one each.
+    """Return each unit's replica: the batches of a row (micro-step) go to different replicas ``[units]``.
 
     A unit has a batch, a home replica that it comes from or goes to, and tokens that move if it is elsewhere
     ``[units]``; ``node`` is that of each replica ``[replicas]``.

@@ -289,7 +289,7 @@ def _dev_round(length, least, num_ranks, capacity):  # type: ignore[no-untyped-d
 
 
 def filled(widths: IntArray, num_ranks: int) -> IntArray:
-    """Widths once no rank is idle: the first of the narrowest groups doubles, again and again."""
+    """Return widths that use all ranks: the first of the narrowest groups doubles repeatedly."""
     widths = widths.copy()
     free = num_ranks - int(widths.sum())
     while free:

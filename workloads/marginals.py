@@ -227,9 +227,9 @@ def latent_root(names: Sequence[str], rank_correlation: RankCorrelation, where: 
 
 
 def nearest_root(spearman: FloatArray) -> FloatArray:
-    """The same for measured correlations ``[names, names]``, weakened by hundredths until some distribution has them.
+    """Return ``latent_root`` of measured correlations ``[names, names]``, reduced in steps of 1% until they are valid.
 
-    Those of pairs are each measured over the samples that have both, so that all of them together may be impossible.
+    Each correlation is measured over samples that have both sizes, so together they may be impossible.
     """
     diagonal = np.eye(len(spearman), dtype=bool)
     for hundredths in range(100, -1, -1):

@@ -256,7 +256,7 @@ def _padded_grid(rules: PaddedGrid, images: _Images) -> _Cut:
 
 
 def _every_second(kept: IntArray, side: int) -> IntArray:
-    """How many of the first patches along tiles of ``side`` patches are at an even place of their tile ``[images]``."""
+    """Return the number of first patches at even places of their tile, for tiles of ``side`` patches ``[images]``."""
     whole, rest = np.divmod(kept, side)
     return np.asarray(whole * (-(-side // 2)) + (rest + 1) // 2)
 

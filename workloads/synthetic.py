@@ -90,7 +90,7 @@ class BlockSource:
 
 
 class PackedSource(BlockSource):
-    """A stream of which a draw generates as many samples as it takes."""
+    """A stream in which a draw generates exactly the samples that it returns."""
 
     def draw(self, num_samples: int, rng: Generator) -> SampleShapes:
         """Independent samples."""

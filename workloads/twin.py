@@ -1,4 +1,4 @@
-"""Synthetic twins: samples drawn like those of a trace, as many as wanted, of which none is in it."""
+"""Synthetic twins: samples with the distribution of a trace's, in any number; none is copied from it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def _interpolated(values: FloatArray) -> Inverse:
 
 
 def _drawn_counts(counts: IntArray, u: FloatArray) -> IntArray:
-    """Counts as frequent as the given ones, at probabilities in [0, 1)."""
+    """Return counts with the given frequencies, by inverse CDF at probabilities in [0, 1)."""
     distinct, many = np.unique(counts, return_counts=True)
     places = np.searchsorted(np.cumsum(many) / len(counts), u, side="right")
     return distinct[np.minimum(places, len(distinct) - 1)]

@@ -202,7 +202,7 @@ def mean_length(lengths: IntArray) -> int:
 
 
 def average_layer_s(profile: Profile, samples: SampleShapes, tp: int, cp: int) -> list[FloatArray]:
-    """Return measured seconds of both passes of every layer on a mean microbatch, one array ``[layers]`` a module.
+    """Return measured seconds of both passes of every layer on a mean microbatch, one array ``[layers]`` per module.
 
     A module that ``tp`` does not split has its widest TP below.
     """

@@ -35,7 +35,7 @@ class SequenceGroups:
 def grouped(
     seconds: FloatArray, bytes_: FloatArray, widths: IntArray, num_ranks: int, room: float
 ) -> SequenceGroups | None:
-    """Groups whose slowest is fast, without a solver; None if the sequences do not fit in ``room`` bytes of a rank.
+    """Return groups with a small makespan, without a solver; None if sequences exceed ``room`` bytes of a rank.
 
     ``seconds`` are those of a sequence on a group of each of ``widths``, rising powers of two ``[widths, sequences]``;
     a group shares the bytes of a sequence ``[sequences]``.

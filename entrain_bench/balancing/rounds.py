@@ -77,7 +77,7 @@ def plane_layout(
 
 
 def even_layers(model: ModelSpec, layer_s: Sequence[FloatArray], pp: int) -> list[tuple[list[tuple[int, ...]], bool]]:
-    """Layers of each module's stages, the slowest fastest, and whether encoders lead: without and with leading ones."""
+    """Return balanced layers of each module's stages, without and with leading encoder stages, and which it is."""
     llm = model.llm_index
     whole = [(len(seconds),) for seconds in layer_s]
     loaded = layer_s[llm].copy()

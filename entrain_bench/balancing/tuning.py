@@ -33,7 +33,7 @@ PRIOR = 1.0
 
 
 def knob_values(knobs: Sequence[tuple[object, ...]]) -> IntArray:
-    """Number of the value of each knob, the same for equal values ``[knobs, candidates]``."""
+    """Return a number for the value of each knob; equal values have equal numbers ``[knobs, candidates]``."""
     columns = []
     for knob in zip(*knobs, strict=True):
         numbers: dict[object, int] = {}
@@ -44,7 +44,7 @@ def knob_values(knobs: Sequence[tuple[object, ...]]) -> IntArray:
 def corrected_octaves(
     octaves: FloatArray, knobs: IntArray, simulated: Sequence[int], seconds: Sequence[float]
 ) -> FloatArray:
-    """Logarithms of estimates if each value of each knob errs by a factor, by ridge regression ``[candidates]``."""
+    """Return log2 of estimates, corrected by a factor per value of each knob (ridge regression) ``[candidates]``."""
     left = log2(np.array(seconds)) - octaves[[*simulated]]
     left -= np.median(left)
     errors = [np.zeros(1 + int(values.max())) for values in knobs]

@@ -44,7 +44,7 @@ def top_of(override: Override) -> str:
 
 
 def with_value(node: Any, override: Override, done: int = 0) -> Any:
-    """Return a copy of nested values with an override's; ``UserError`` names the keys if there is no such one."""
+    """Return nested values with an override applied; ``UserError`` names the keys if its key does not exist."""
     path = override.key_or_group.split(".")
     if done == len(path):
         return override.value()

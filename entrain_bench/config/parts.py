@@ -43,7 +43,7 @@ def option_lines(group_and_name: str, values: Mapping[str, Any]) -> Iterator[str
 
 
 def sources_stamp(text: str) -> str:
-    """A text that differs once any source file differs of the packages whose modules the targets in some YAMLs name."""
+    """Return a text that changes with any source file of the packages that targets in some YAMLs name."""
     modules = {target.rpartition(".")[0] for target in re.findall(rf"{TARGET}: ([\w.]+)", text)}
     names = sorted({module.rpartition(".")[0] or module for module in modules})
     specs = [spec for name in names if (spec := find_spec(name))]

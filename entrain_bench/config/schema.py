@@ -105,7 +105,7 @@ class RunConfig:
         return self.retry == "failed"
 
     def content(self) -> dict[str, Any]:
-        """Everything that decides the result, as plain values; where it is written does not."""
+        """Return all values that decide the result, as plain values, without storage keys."""
         skipped = {*ASIDE, "framework"}
         content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in skipped}
         content["layout"] = self.layout.values

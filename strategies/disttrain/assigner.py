@@ -95,7 +95,7 @@ def _warm_up(order, forward_s, backward_s):  # type: ignore[no-untyped-def]
 
 @inlined
 def _arrival(step, order, forward_s, backward_s, forward_end, backward_end):  # type: ignore[no-untyped-def]
-    """When a backward's gradient comes to the first stage; each stage before that does a forward, then the backward."""
+    """Return when a backward's gradient reaches the first stage; each other stage first runs a forward, then it."""
     stages = forward_s.shape[1]
     # Last stage first: each takes the microbatch whose forward the stage before it has done a step ago.
     for stage in range(stages - 1, 0, -1):

@@ -92,7 +92,7 @@ def _bisect_step(work, warms, limits, num_more_steps):  # type: ignore[no-untype
 
 @njit()
 def _share_out(weight, least, most, num_gpus):  # type: ignore[no-untyped-def]
-    """The root y, 0 if not even ``least`` GPUs are there, infinite if all have their most, and the GPUs under it."""
+    """Return the root y and its GPUs; 0 with fewer GPUs than ``least``, infinite if all groups have their most."""
     last = 0.0
     high = 0.0
     for group in range(len(weight)):
@@ -116,12 +116,12 @@ def _share_out(weight, least, most, num_gpus):  # type: ignore[no-untyped-def]
 
 @njit()
 def _given(weight, least, most, root):  # type: ignore[no-untyped-def]
-    """The GPUs under a root."""
+    """Return the GPUs of each group for a root y, within bounds."""
     return np.minimum(np.maximum(least, root * weight), most)
 
 
 def undominated(options: FloatArray) -> FloatArray:
-    """A group's options without those that another one betters or equals in ranks, fill and slowest stage.
+    """Return a group's options that no other option equals or beats in ranks, fill and slowest stage.
 
     An option is its GPUs, PP, seconds of a step through all stages and at the slowest stage, and DP ``[5, options]``.
     """
@@ -162,7 +162,7 @@ def best_integers(
 
 @njit()
 def _shortest(first, second, third, num_ranks, num_more_steps, num_stages, keep):  # type: ignore[no-untyped-def]
-    """Seconds and rising numbers of the ``keep`` best points and of all that may count as equal to them."""
+    """Return seconds and ascending numbers of the ``keep`` best points and of all equal ones up to rounding."""
     best = np.full(keep, np.inf)
     seconds = [np.inf for _ in range(0)]
     numbers = [0 for _ in range(0)]

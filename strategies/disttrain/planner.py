@@ -166,7 +166,7 @@ class Orchestration:
         return np.asarray(works[:, self.backbone] / width)
 
     def least_s(self, problems: Sequence[SubProblem]) -> FloatArray:
-        """T if all GPUs shared all work, without warm-up but the backbone's, for one backbone ``[problems]``."""
+        """Return T if all GPUs shared all work equally, with only the backbone's warm-up ``[problems]``."""
         works = self.works(problems)
         job = self.profile.job
         steps = works.sum(axis=1) / job.cluster.num_ranks
@@ -200,7 +200,7 @@ class Orchestration:
         return every_option if job.request.pp else undominated(every_option)
 
     def solve(self, problems: Sequence[SubProblem]) -> tuple[FloatArray, FloatArray]:
-        """T of the convex program by the memory of states, and of activations, too; infinite if none ``[problems]``."""
+        """Return T of the convex program with memory of states, and with activations; else infinity ``[problems]``."""
         job = self.profile.job
         works = self.works(problems)
         dp = problems[0].backbone_dp
@@ -235,7 +235,7 @@ class Orchestration:
         return total
 
     def fewest(self, problems: Sequence[SubProblem], activations: bool) -> FloatArray:
-        """GPUs without which a group does not exist, or exceeds memory ``[problems, groups]``; of one backbone."""
+        """Return the fewest GPUs with which a group exists and fits memory, for one backbone ``[problems, groups]``."""
         dp = problems[0].backbone_dp
 
         def fewest(group: int, tp: int, again: bool) -> float:
@@ -245,7 +245,7 @@ class Orchestration:
         return by_group(problems, fewest)
 
     def needed_gpus(self, group: int, tp: int, backbone_dp: int, again: bool, activations: bool) -> float:
-        """GPUs that hold a group's states, and with activations a step in flight, or the backbone's full pipeline."""
+        """Return GPUs that hold a group's states; with activations also one step's, or the backbone's full pipeline."""
         job = self.profile.job
         dp = self.dps(group, backbone_dp)[0]
         room = job.planning_budget_bytes
@@ -321,7 +321,7 @@ def candidates(space: Orchestration, keep: int = ROUNDED) -> Iterator[Candidate]
 
 
 def points(space: Orchestration, problems: Sequence[SubProblem], keep: int) -> Iterator[tuple[float, Solution | None]]:
-    """Integer points by rising T, the best ``keep`` of every sub-problem, and before them bounds without a point.
+    """Yield integer points by rising T, the best ``keep`` of every sub-problem, after lower bounds without a point.
 
     Bounds are T under perfect division, then that of the convex program with the memory of states alone. Sub-problems
     are rounded by rising optimum, activations included, each only when no point found so far comes before it.

@@ -82,7 +82,7 @@ BREAK = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*+]|\d+\.|#+|\||:::?)\s)|(?<=\|)\n|(?<
 SENTENCE = re.compile(r"(?<=[.!?])[\"')\]*_]*\s+(?=[\"'(*_`]*[A-Z`])")
 WORD = re.compile(r"\w[\w'/.,:=%x-]*")
 # An entry of a docstring's section; Sphinx's roles do not matter.
-ENTRY = re.compile(r"^(?=[\w., ]+: )", re.MULTILINE)
+ENTRY = re.compile(r"^(?=\w+(?:, \w+)*: )", re.MULTILINE)
 NAME = re.compile(r"^ {2}\S.*?(?: {2,}|$)", re.MULTILINE)
 
 
@@ -160,15 +160,16 @@ def python_texts(code: str) -> Iterator[tuple[int, str]]:
 
 def problems(text: str, words: dict[str, str] = PLAINER) -> list[str]:
     lines = []
+    pattern = re.compile(rf"\b(?:{'|'.join(words)})\b", re.IGNORECASE)
     for sentence in sentences(text):
+        count = len(WORD.findall(sentence))
         if sentence in ALLOWED:
             continue
-        count = len(WORD.findall(sentence))
         if count > MAX_WORDS:
             lines.append(f"{count} words (at most {MAX_WORDS}): {sentence[:60]}...")
-        for pattern, better in words.items():
-            for word in re.findall(rf"\b(?:{pattern})\b", sentence, re.IGNORECASE):
-                lines.append(f"{word!r}: write {better}: {sentence[:60]}...")
+        for word in pattern.findall(sentence):
+            better = next(better for one, better in words.items() if re.fullmatch(one, word, re.IGNORECASE))
+            lines.append(f"{word!r}: write {better}: {sentence[:60]}...")
     return lines
 
 

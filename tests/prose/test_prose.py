@@ -3,7 +3,7 @@
 import pytest
 
 from prose import __main__ as prose
-from prose.__main__ import MAX_WORDS, described, leaves, problems, sentences
+from prose.__main__ import MAX_WORDS, PLAINER, RIDDLES, described, leaves, problems, python_texts, sentences
 
 LONG = "word " * (MAX_WORDS + 1)
 
@@ -24,6 +24,48 @@ def test_texts_of_yaml_and_help_are_read_without_keys() -> None:
     assert [*leaves({"why": ["It is anew.", "seed=range(2) a"]})] == ["It is anew."]
     screen = "entrain-bench x\n\n  --all, -a     run everything\n                again\n  name=anew     other\n"
     assert [*sentences(described(screen))] == ["entrain-bench x", "run everything again", "other"]
+
+
+CODE = '''"""What is read.
+
+Attributes:
+    a: what it is.
+"""
+f"{what} is so many s an iteration"  # Nobody
+# One
+# text beside.
+x = "anew"
+'''
+
+
+def test_docstrings_comments_and_messages_are_read_with_their_lines() -> None:
+    found = [(line, problems(text, PLAINER | RIDDLES)) for line, text in python_texts(CODE)]
+    words = [(line, problem.split("'")[1]) for line, lines in found for problem in lines]
+    assert sorted(words) == [
+        (1, "What"),
+        (1, "what"),
+        (6, "Nobody"),
+        (6, "s an iteration"),
+        (6, "so many"),
+        (7, "beside"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("riddle", "plain"),
+    [
+        ("It keeps what ranks hold.", "What is there?"),
+        ("1.5 s (95% 1.2 to 1.8)", "1.5 s (95% CI 1.2 to 1.8)"),
+        ("one array a stage", "one array per stage"),
+        ("the believed truth", "the estimated cost"),
+        ("the next-best strategy", "the runner-up"),
+        ("labelled neighbours", "labeled adjacent ranks"),
+        ("the error of sources left out", "the leave-one-source-out error"),
+    ],
+)
+def test_riddles_are_told_from_plain_words(riddle: str, plain: str) -> None:
+    assert problems(riddle, RIDDLES)
+    assert not problems(plain, RIDDLES)
 
 
 def test_docs_and_help_are_plain(capsys: pytest.CaptureFixture[str]) -> None:

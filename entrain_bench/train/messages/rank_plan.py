@@ -50,7 +50,7 @@ def copy_ranks(placed: ModuleLayout) -> list[IntArray]:
 
 
 def places_of(layout: Layout, rank: int) -> list[Place]:
-    """The blocks that the rank computes in: of its replicas, or of all groups that it is in."""
+    """Return the rank's blocks: those of its replicas, or of all groups that contain it."""
     places = []
     for index, placed in enumerate(layout.modules):
         first = 0
@@ -373,7 +373,7 @@ def positions_of_actions(program: Program, work: IntArray | None = None) -> IntA
 
 
 def _turns(program: Program) -> tuple[IntArray, IntArray]:
-    """Edges over further nodes that put the passes of a collective before those of the next ``[edges]``."""
+    """Return edges, over extra nodes, that order the passes of each collective before the next's ``[edges]``."""
     group = collective_passes(program)
     turn = np.empty(int(group.max(initial=-1)) + 1, np.int64)
     turn[order_of_groups(program, group)] = np.arange(len(turn))

@@ -229,7 +229,7 @@ def _estimated_s(
 
 
 def _turn(stages: Mapping[int, TrainedStage], forward: Callable[[TrainedStage], Tensor], clock: Clock) -> None:
-    """Every stage once, depths in turn, so that a machine that slows down slows all of them."""
+    """Run every stage once, depths in turn, so that a slowdown of the machine affects all of them."""
     for trained in stages.values():
         trained.buffers.zero_grad_buffer()
         for part in (BACKWARD, REMADE) if len(stages) > 1 else (BACKWARD,):
@@ -295,7 +295,7 @@ def _points(
 
 
 def _pass_on(rank: int, whole: Tensor) -> None:
-    """From the first rank to the second, and back: one transfer is half of it."""
+    """Send from the first rank to the second and back; one transfer takes half of the time."""
     if rank < 2:
         for passed in (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send):
             passed(whole, 1 - rank)

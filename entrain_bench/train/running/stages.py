@@ -107,7 +107,7 @@ class TrainedStage:
 
     @contextmanager
     def _sending(self, *, last: bool, closes: bool) -> Iterator[None]:
-        """In a rank's first iteration megatron-core only learns which gradients a bucket waits for: any last pass."""
+        """Send gradients after the last pass; in the first iteration, which records buckets, after any last pass."""
         sends = last and (closes or all(group.is_first_batch for group in self.buffers.bucket_groups))
         with nullcontext() if sends else self.buffers.no_sync():
             yield
@@ -115,20 +115,20 @@ class TrainedStage:
             self.start_sums()
 
     def start_sums(self) -> None:
-        """Begin to sum gradients over replicas, those of which it has not begun."""
+        """Begin the remaining sums of gradients over replicas."""
         self.gather_weights()
         for group in self.buffers.bucket_groups if self.buffers.ddp_config.overlap_grad_reduce else ():
             if group.grad_reduce_handle is None:
                 group.start_grad_sync()
 
     def start_gather(self) -> None:
-        """Begin to have whole weights where an optimizer step left each rank a part."""
+        """Begin to gather weights that the optimizer step left sharded."""
         for group in self.buffers.bucket_groups if self.buffers.ddp_config.overlap_param_gather else ():
             if not group.param_gather_dispatched:
                 group.start_param_sync()
 
     def gather_weights(self) -> None:
-        """Have whole weights where an optimizer step left each rank a part; collective over replicas."""
+        """Gather weights that the optimizer step left sharded; collective over replicas."""
         self.start_gather()
         for group in self.buffers.bucket_groups:
             if group.param_gather_handle is not None:
