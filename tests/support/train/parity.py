@@ -170,7 +170,7 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
     content = content_of(setting.executor, setting.workload, setting.job.model, 0)
     runtime = build_runtime(layout, setting.executor, CPU, 0, control, content=content)
     # A distributed optimizer leaves each rank a shard of the summed gradients only; weights tell of the rest.
-    whole = not setting.job.framework.distributed_optimizer or layout.modules[0].sharded
+    whole = not setting.job.framework.distributed_optimizer or layout.modules[0].scatters
     with np.load(reference) as arrays:
         wanted = dict(arrays)
     worst = {"gradient": 0.0, "weight": 0.0, "loss": 0.0, "norm": 0.0}
