@@ -46,7 +46,7 @@ def ranking(
     """
     order = [*overall.index, *(name for name in cases.index if name not in overall.index)]
     values = cases.loc[order].astype(float)
-    several = values.shape[1] > 1
+    several = values.shape[1] > 1 and bool(values.notna().to_numpy().any())
     widths = {"width_ratios": (1.3, COLUMN_IN * values.shape[1])} if several else {}
     width_in = style.DOUBLE_COLUMN_IN if several else style.SINGLE_COLUMN_IN
     figure, (panel, *maps) = style.panels(
