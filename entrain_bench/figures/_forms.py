@@ -46,7 +46,7 @@ def ranking(
     """
     order = [*overall.index, *(name for name in cases.index if name not in overall.index)]
     values = cases.loc[order].astype(float)
-    several = values.shape[1] > 1
+    several = values.shape[1] > 1 and bool(values.notna().to_numpy().any())
     widths = {"width_ratios": (1.3, COLUMN_IN * values.shape[1])} if several else {}
     width_in = style.DOUBLE_COLUMN_IN if several else style.SINGLE_COLUMN_IN
     figure, (panel, *maps) = style.panels(
@@ -98,8 +98,7 @@ def heatmap(panel: Axes, values: pd.DataFrame, texts: pd.DataFrame | None = None
 
     Without options, shades are those of times over the fastest's. Columns of two levels have the first as titles.
     """
-    if texts is None:
-        texts = values.map(lambda value: "" if pd.isna(value) else f"{value:.2f}")
+    texts = (values.map("{:.2f}".format).where(values.notna()) if texts is None else texts).fillna("")
     *groups, heads = zip(*values.columns, strict=True) if values.columns.nlevels > 1 else (values.columns,)
     look: dict[str, Any] = {"annot": texts, "fmt": "", "cbar": False, "linewidths": 0.5}
     look |= {

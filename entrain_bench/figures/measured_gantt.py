@@ -26,7 +26,7 @@ TIMELINES = True
 VIEWS = {
     "simulate": "Simulated, on the simulated device",
     "train": "Measured, on this machine",
-    "replay": "Measured durations placed by the simulator",
+    "replay": "Replayed with the measured durations",
 }
 
 

@@ -22,6 +22,7 @@ from entrain_bench.records.records import Results
 EXPERIMENT = "memory_over_time"
 RUNS = True
 TIMELINES = True
+MAX_PANELS = 6
 HOLDS = {"encoder": "rank with encoder stages", "llm": "rank with LLM stages", "both": "rank with both"}
 
 
@@ -43,6 +44,7 @@ def load(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame:
 def draw(data: pd.DataFrame) -> Picture:
     """A panel a strategy, a line a lane of one replica, in the model and trace with the highest peak."""
     labels, traces, models = (names(data, column) for column in ("strategy", "workload", "model"))
+    labels = dict([*labels.items()][:MAX_PANELS])
     data = data.assign(gib=data["bytes"].astype(float) / 2**30)
     peaks = data.groupby(CASE, sort=False)["gib"].max().rename("peak_gib").reset_index()
     highest = peaks.iloc[int(peaks["peak_gib"].argmax())]

@@ -20,6 +20,8 @@ from entrain_bench.records.records import Results
 
 EXPERIMENT = "robustness"
 RUNS = True
+# Labels of so many columns fit beside each other.
+FEW = 2
 
 
 def load(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame:
@@ -45,7 +47,8 @@ def draw(table: pd.DataFrame) -> Picture:
     )
     figure, (panel,) = panels(1, 1, SINGLE_COLUMN_IN, 0.75 + ROW_IN * len(rows))
     heatmap(panel, values, texts, cmap=GOOD, vmin=0, vmax=1.6)
-    panel.set_xticks(panel.get_xticks(), heads.get_level_values(1), rotation=0, ha="center")
+    if len(heads) <= FEW:
+        panel.set_xticks(panel.get_xticks(), heads.get_level_values(1), rotation=0, ha="center")
     panel.set_xlabel("rank correlation with the first row")
     wins = cells.loc[cells["winner"] != "", "winner"].tolist()
     most = max(labels, key=wins.count)
