@@ -67,9 +67,9 @@ def test_who_is_ahead_over_jobs() -> None:
     today = {**published, "wins": {"Megatron in Megatron-LM": 3}}
     values = {"num_jobs": 3, "num_tied": 2, "fastest": fastest, "published": published, "today": today}
     assert headline_sentence(values) == (
-        "The fastest is Braid in 2 of 3 jobs, LPT in 1; its lead is a tie in 2. The fastest published system takes "
-        "1.10x (1.00x to 1.30x) its time (DIP in 3 of 3 jobs). The fastest that a framework runs today takes 1.10x "
-        "(1.00x to 1.30x) (Megatron in Megatron-LM in 3 of 3 jobs)."
+        "The fastest is Braid in 2 of 3 jobs, LPT in 1; in 2 jobs it ties with others. The fastest published system "
+        "takes 1.10x its time (1.00x to 1.30x): DIP in 3 of 3 jobs. The fastest that a framework runs today takes "
+        "1.10x its time (1.00x to 1.30x): Megatron in Megatron-LM in 3 of 3 jobs."
     )
     assert headline_sentence({"num_jobs": 0, "num_tied": 0, "fastest": None, "published": None, "today": None}) == ""
 
