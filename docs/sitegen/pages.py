@@ -54,8 +54,13 @@ class Shown:
 def repository_address(root: Path) -> str:
     """Return the web address of the repository that ``root`` is cloned from; empty for one without."""
     command = ["git", "-C", str(root), "config", "--get", "remote.origin.url"]
-    origin = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return WEB.sub(r"https://\1/\2", origin) if WEB.fullmatch(origin) else ""
+    return web_address(subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip())
+
+
+def web_address(origin: str) -> str:
+    """Return the web address of a repository's origin; empty for a folder."""
+    found = WEB.fullmatch(origin)
+    return f"https://{found[1]}/{found[2]}" if found else ""
 
 
 def assemble(root: Path, results: Results, source: Path) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import yaml
+
 from entrain_bench.answers.labels import StrategyFacts
 from entrain_bench.answers.text import markdown_table
 from entrain_bench.base.errors import UserError
+from entrain_bench.commands.help import help_text
+from entrain_bench.config.tree import config_tree
 from entrain_bench.figures import schedule_gantt
 from entrain_bench.figures._style import styled
 from entrain_bench.records.cells import Cell
@@ -79,8 +83,15 @@ def strategy_page(
     parts += [f"![Passes of {strategy.label} over time]({strategy.name}.svg)"]
     parts += [f"*{said}. The slowest replica; the same batch on every page: {WORDS}.*", f"```sh\n{command}\n```"]
     shared = f"Planning, options, deviations and measured tables: [{strategy.page}]({strategy.page})."
-    parts += ["## How it works", text.partition("\n")[2].strip() or shared]
+    parts += ["## How it works", text.partition("\n")[2].strip() or shared, "## All options", *options(strategy.name)]
     return "\n\n".join(parts) + "\n"
+
+
+def options(strategy: str) -> list[str]:
+    """The screens of ``--help`` on the planner, assigner and scheduler that a strategy chooses."""
+    stated = yaml.safe_load((config_tree() / "strategy" / f"{strategy}.yaml").read_text())
+    chosen = [f"strategy/{part}/{name}" for entry in stated["defaults"] for part, name in entry.items()]
+    return [f"`entrain-bench --help={topic}`\n\n```text\n{help_text(topic)}\n```" for topic in chosen]
 
 
 def facts_table(strategy: StrategyFacts, papers: Mapping[str, str]) -> str:

@@ -129,7 +129,7 @@ def _anchor(claim: Claim) -> str:
 
 
 def headline_table(judged: Sequence[JudgedClaim], folder: str) -> str:
-    """What abstracts promise and what comes out, a row per claim; ``folder`` leads to the pages of the papers."""
+    """Return a table of abstracts' promises and their outcomes; ``folder`` leads to the pages of the papers."""
     rows = []
     for one in judged:
         claim = one.claim
