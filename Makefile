@@ -7,6 +7,9 @@ STAMP := .venv/.installed
 BASE_PYTHON = $(shell for p in python3.12 python3 python; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done)
 # A folder of yours, for figures: make figures CONFIG_DIR=my_folder.
 FOLDER = $(if $(CONFIG_DIR), --config-dir "$(CONFIG_DIR)")
+# The quick figure on a tiny job: shows that the installation works, and compiles all that the first run needs.
+TRIAL = mkdir -p build && rm -rf build/trial && $(BENCH) figures quick model=tiny cluster=a40x16 global_batch=32 \
+	iterations=1 tuning_budget=8 mlflow=false results_dir=build/trial >build/trial.log 2>&1
 export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 # Containers set it; then every process compiles the suite, torch and megatron-core anew.
@@ -33,6 +36,8 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@# Compiled loops remember the names that their modules had.
 	@find entrain_bench strategies workloads -name '*.nb[ic]' -delete
 	@$(PYTHON) -m compileall -qq -j 0 .venv/lib || true
+	@echo 'trying a tiny job, which compiles the loops (half a minute)'
+	@$(TRIAL) || { cat build/trial.log >&2; exit 1; }
 	@touch $@
 
 quick: setup ## Compare Megatron and the three fastest strategies on two jobs, one seed: table, answer, picture, next steps

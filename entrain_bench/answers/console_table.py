@@ -150,10 +150,7 @@ def value_columns(rows: Sequence[StrategyResult], baseline: str, asked: Sequence
         Column("±", [seconds(time.margin if time and time.num_values > 1 else None, digits) for time in means]),
         Column("runs", _counts(rows)),
         Column(SPEEDUP, speedups),
-        *(
-            Column(name, [_mean(row, metric, by, f".{n}f") for row in rows])
-            for name, (metric, by, n) in METRICS.items()
-        ),
+        *(Column(name, [_mean(row, *metric) for row in rows]) for name, metric in METRICS.items()),
         *(Column(name, [_mean(row, name) for row in rows]) for name in asked),
     ]
     return [column for column in columns if {*column.cells} != {NOTHING}]

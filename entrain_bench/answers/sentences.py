@@ -5,7 +5,12 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from entrain_bench.answers.answer import Answer
-from entrain_bench.answers.comparison import TIME
+from entrain_bench.answers.comparison import (
+    MARGIN,
+    TIME,
+    Standing,
+    Verdict,
+)
 from entrain_bench.answers.posterior import Chance, ChanceSummary, rank_chances
 from entrain_bench.answers.text import load_template, paragraphs_of
 from entrain_bench.records.records import Record
@@ -30,15 +35,20 @@ def sentences(answer: Answer) -> list[str]:
 
 
 def short_answer(answer: Answer) -> str:
-    """One sentence: which variants are the fastest, or as good, in the most cases, and their speedups there."""
+    """One sentence: which variants are the fastest, or nearly so, in the most cases, and their speedups."""
     cases = answer.contested
-    wins = Counter(result.name for case in cases for result in case.results if result.best)
+    wins = Counter(result.name for case in cases for result in case.results if _is_near(result.standing))
     names = [name for name, number in wins.items() if number == max(wins.values())]
     placed = [(case, result) for case in cases for result in case.results if result.name in names]
     gains = [gain for case, result in placed if (gain := case.speedup(result))]
     best = {"names": names, "num_won": wins[names[0]] if names else 0, "gains": [gain.mean for gain in gains]}
     seeds = max((gain.num_values for gain in gains), default=0)
     return _one("short", best | {"num_cases": len(cases), "num_seeds": seeds, "baseline": answer.baseline})
+
+
+def _is_near(standing: Standing) -> bool:
+    behind = standing.behind
+    return standing.verdict == Verdict.FASTEST or (behind is not None and behind.mean <= MARGIN)
 
 
 def problems(answer: Answer) -> list[str]:

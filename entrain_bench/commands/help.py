@@ -24,7 +24,7 @@ PLACES = {group: f"{group}@model.modules.llm" for group in ("model/module", "mod
 TITLE = "entrain-bench: find the fastest load-balancing strategy for a multimodal LLM training job"
 # Values of a key that are no choices of its group.
 OTHER_VALUES = {
-    "model": "Or of the Hugging Face hub: model=hf:ORG/NAME, whose JSON files are fetched; or a path of config.json",
+    "model": "Or of the Hugging Face hub: model=hf:ORG/NAME, whose JSON files are fetched; or the path of one",
     "cluster": "Or as many GPUs as you have, in nodes of one kind: cluster=16xh100, cluster=8xa100-80g",
     "workload": "Or a shape trace of your own: data=FILE.parquet, short for workload=trace workload.path=FILE.parquet",
 }

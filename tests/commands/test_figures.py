@@ -116,9 +116,7 @@ def test_the_users_job_is_run_once_and_drawn(
     assert run_command(job) == 0
     shown = capsys.readouterr()
     assert "4 runs)" in shown.err
-    assert (
-        " are the fastest or as good on this job" in shown.out or " is the fastest or as good on this job" in shown.out
-    )
+    assert " the fastest, or at most 5% slower, on this job, with a speedup of " in shown.out
     files = r"written: out/figures/quick_mine_[0-9a-f]{8}\.\{pdf,png,csv,json\}"
     assert re.search(rf"\n{files}\n\nyour job: +entrain-bench recommend ", shown.out)
     table = pd.read_csv(next(Path("out/figures").glob("quick_mine_*.csv")))
