@@ -7,7 +7,7 @@ not drawn: they decide the layout, which the tuner searches.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import sha256
@@ -90,42 +90,27 @@ class Gain:
     gain: float
 
 
-class Refusal(StrEnum):
-    """Why random values have no result."""
+class Lack(StrEnum):
+    """Why random values, or those of a strategy altogether, have no result."""
 
-    INVALID = "configuration refuses them"
+    UNFIT = "the strategy has no result on the job"
+    UNPLANNED = "its plan was not kept"
+    UNDRAWN = "it has no options to draw"
+    INVALID = "the configuration refuses them"
     INCOMPATIBLE = "incompatible with the job"
     MEMORY = "exceeds memory"
     FAILED = "fails otherwise"
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """Random values of options without a result."""
+class Untried:
+    """Random values without a result, or a strategy without random values."""
 
     job: str
     strategy: str
-    options: SweepOverrides
-    refusal: Refusal
-    reason: str
-
-
-class Obstacle(StrEnum):
-    """Why a strategy runs with none but its own values."""
-
-    NO_RESULT = "no result with its own values"
-    NO_PLAN = "its plan was not kept"
-    NO_OPTIONS = "no options to draw"
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A strategy without random values on a job."""
-
-    job: str
-    strategy: str
-    obstacle: Obstacle
+    lack: Lack
     reason: str = ""
+    options: SweepOverrides = ()
 
 
 @dataclass(slots=True)
@@ -133,9 +118,8 @@ class Outcome:
     """All tries, gains above the tolerance, and what became of every draw.
 
     Attributes:
-        num_drawn: all draws; ``num_repeated`` of them describe a run of the same strategy that is there already.
-        num_ran: those with a result; the rest are ``refused``.
-        left_out: strategies with none; ``not_drawn``: options that no draw changes, by strategy.
+        num_drawn: all draws; ``num_repeated`` of them describe a run that was there already, ``num_ran`` have a result.
+        not_drawn: options that no draw changes, by strategy.
     """
 
     tries: list[Try] = field(default_factory=list)
@@ -143,8 +127,7 @@ class Outcome:
     num_drawn: int = 0
     num_repeated: int = 0
     num_ran: int = 0
-    refused: list[Refused] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
+    untried: list[Untried] = field(default_factory=list)
     not_drawn: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -276,62 +259,64 @@ def _try_options(
     for cell in study.cells(*sweep):
         name = _name_of(cell)
         options = options_of(cell.config.strategy)
-        others = tuple(option for option, (hint, usual) in options.items() if not is_drawn(hint, usual))
-        if others:
+        if others := tuple(option for option, (hint, usual) in options.items() if not is_drawn(hint, usual)):
             outcome.not_drawn[name] = others
         record = study.results.read(cell.key)
-        if record is None or record.status != "ok":
-            reason = record.reason if record else ""
-            outcome.left_out.append(LeftOut(job, name, Obstacle.NO_RESULT, reason))
-            continue
-        if len(others) == len(options):
-            outcome.left_out.append(LeftOut(job, name, Obstacle.NO_OPTIONS))
-            continue
         fixed = _fixed(cell, study)
-        if not fixed:
-            outcome.left_out.append(LeftOut(job, name, Obstacle.NO_PLAN))
-            continue
-        own = (*cell.overrides, *fixed)
-        keys = {study.cells(*own)[0].key}
-        for number in range(terms.draws):
-            values = drawn_options(cell.config.strategy, Random(f"{name} {number}"))  # noqa: S311
-            outcome.num_drawn += 1
-            try:
-                [changed] = study.cells(*own, *values)
-            except UserError as error:
-                outcome.refused.append(Refused(job, name, values, Refusal.INVALID, str(error)))
-                continue
-            if changed.key in keys:
-                outcome.num_repeated += 1
-                continue
-            keys.add(changed.key)
-            drawn[*own, *values] = (cell, values)
+        if record is None or record.status != "ok":
+            outcome.untried.append(Untried(job, name, Lack.UNFIT, record.reason if record else ""))
+        elif len(others) == len(options):
+            outcome.untried.append(Untried(job, name, Lack.UNDRAWN))
+        elif not fixed:
+            outcome.untried.append(Untried(job, name, Lack.UNPLANNED))
+        else:
+            own = (*cell.overrides, *fixed)
+            drawn.update({(*own, *values): (cell, values) for values in _draws(terms, study, job, cell, own, outcome)})
     for each, ranked in zip(drawn, times([*drawn]), strict=True):
         cell, values = drawn[each]
-        if not ranked:
-            record = study.results.read(study.cells(*each)[0].key)
-            outcome.refused.append(Refused(job, _name_of(cell), values, *_refusal(record)))
-            continue
-        outcome.num_ran += 1
         usual = study.results.read(cell.key)
         assert usual
+        if not ranked:
+            record = study.results.read(study.cells(*each)[0].key)
+            outcome.untried.append(Untried(job, _name_of(cell), *_lack(record), values))
+            continue
+        outcome.num_ran += 1
         [time] = ranked.values()
         gain = usual.metrics["iteration_time_s"] / time - 1
         if gain > terms.tolerance:
             outcome.gains.append(Gain(job, _name_of(cell), values, gain))
 
 
+def _draws(
+    terms: Terms, study: Study, job: str, cell: Cell, own: SweepOverrides, outcome: Outcome
+) -> Iterator[SweepOverrides]:
+    """Random values of a strategy that make a run of their own, with ``own`` overrides."""
+    name = _name_of(cell)
+    keys = {study.cells(*own)[0].key}
+    for number in range(terms.draws):
+        values = drawn_options(cell.config.strategy, Random(f"{name} {number}"))  # noqa: S311
+        outcome.num_drawn += 1
+        try:
+            [changed] = study.cells(*own, *values)
+        except UserError as error:
+            outcome.untried.append(Untried(job, name, Lack.INVALID, str(error), values))
+            continue
+        outcome.num_repeated += changed.key in keys
+        if changed.key not in keys:
+            keys.add(changed.key)
+            yield values
+
+
 def _name_of(cell: Cell) -> str:
     return str(cell.config.strategy["name"])
 
 
-def _refusal(record: Record | None) -> tuple[Refusal, str]:
+def _lack(record: Record | None) -> tuple[Lack, str]:
     """Why a run has no result."""
     if record is None:
-        return Refusal.FAILED, "no record"
-    if record.status == "skipped":
-        return Refusal.INCOMPATIBLE, record.reason
-    return Refusal.MEMORY if record.settled else Refusal.FAILED, record.reason
+        return Lack.FAILED, "no record"
+    kinds = {"skipped": Lack.INCOMPATIBLE, "failed": Lack.MEMORY if record.settled else Lack.FAILED}
+    return kinds[record.status], record.reason
 
 
 def _fixed(cell: Cell, study: Study) -> SweepOverrides:

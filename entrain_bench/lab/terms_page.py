@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from entrain_bench.answers.text import count, listing, markdown_table, percent
-from entrain_bench.lab.terms import CONTENDERS, FACTORS, Gain, LeftOut, Outcome, Refused, Terms, Verdict
+from entrain_bench.lab.terms import CONTENDERS, FACTORS, Gain, Outcome, Terms, Untried, Verdict
 
 # Verdicts that the answer counts apart from leads that survive.
 OTHERS = {Verdict.TIED: "tied", Verdict.LOST: "lost", Verdict.UNDECIDED: "undecided"}
@@ -35,6 +35,7 @@ def terms_markdown(terms: Terms, outcome: Outcome) -> str:
     heading = ["try", "job", "leader before", "leader after", "lead over the fastest other", "lead"]
     factors = listing([f"{factor:g}" for factor in FACTORS], "or")
     share = f"{100 * terms.tolerance:g}%"
+    options = [one.options for one in outcome.untried]
     parts = [
         f"# Random options and other terms\n\n{terms_answer(terms, outcome)}\n",
         "Written by `entrain-bench check-terms`; jobs and tries are in `experiments/terms.yaml`. One seed.\n",
@@ -49,13 +50,12 @@ def terms_markdown(terms: Terms, outcome: Outcome) -> str:
         "- No layout is tuned again for drawn values.\n"
         f"{_not_drawn(outcome)}"
         f"- {outcome.num_repeated} of {count(outcome.num_drawn, 'draw')} describe a run that was there already.\n"
-        f"- {len(outcome.refused)} draws have no result (first table below).\n"
+        f"- {sum(map(bool, options))} draws and {options.count(())} strategies on a job have no result (below).\n"
         f"- The larger budget is given to the {terms.leaders} fastest of each job and `{terms.lpt}`.\n"
         f"- Changed jobs run strategies within {CONTENDERS:g}x of the fastest.\n",
-        _refused(outcome.refused),
-        _left_out(outcome.left_out),
+        *([_untried(outcome.untried)] if outcome.untried else []),
     ]
-    return "\n".join(part for part in parts if part)
+    return "\n".join(parts)
 
 
 def _gains(gains: Sequence[Gain]) -> str:
@@ -69,22 +69,23 @@ def _not_drawn(outcome: Outcome) -> str:
     return f"- Options that hold components or free names are not drawn: {', '.join(named)}.\n" if named else ""
 
 
-def _refused(refused: Sequence[Refused]) -> str:
-    """Draws without a result, by kind and strategy, with the first reason."""
+def _untried(untried: Sequence[Untried]) -> str:
+    """What has no result, by kind and strategy, with the first job, values and reason."""
 
-    def kind(one: Refused) -> tuple[str, str]:
-        return one.refusal, one.strategy
+    def kind(one: Untried) -> tuple[str, str]:
+        return one.lack, one.strategy
 
-    groups = [[*group] for _, group in groupby(sorted(refused, key=kind), kind)]
+    groups = [[*group] for _, group in groupby(sorted(untried, key=kind), kind)]
     rows = [
-        [group[0].refusal, group[0].strategy, str(len(group)), f"`{' '.join(group[0].options)}`", group[0].reason]
+        [
+            one.lack,
+            one.strategy,
+            str(len(group)),
+            one.job,
+            f"`{' '.join(one.options)}`" if one.options else "",
+            one.reason,
+        ]
         for group in groups
+        for one in group[:1]
     ]
-    heading = ["no result", "strategy", "draws", "first", "its reason"]
-    return markdown_table(heading, rows, right=heading[2:3]) if rows else ""
-
-
-def _left_out(left_out: Sequence[LeftOut]) -> str:
-    """Strategies without random values."""
-    rows = [[one.job, one.strategy, one.obstacle, one.reason] for one in left_out]
-    return markdown_table(["job", "strategy without random values", "why", "reason"], rows) if rows else ""
+    return markdown_table(["no result", "strategy", "times", "first job", "values", "reason"], rows, right=["times"])

@@ -15,13 +15,11 @@ from entrain_bench.config.tree import choices
 from entrain_bench.lab import terms
 from entrain_bench.lab.terms import (
     Gain,
-    LeftOut,
-    Obstacle,
+    Lack,
     Outcome,
-    Refusal,
-    Refused,
     Terms,
     Try,
+    Untried,
     Verdict,
     check_terms,
     drawn_options,
@@ -91,11 +89,11 @@ def test_a_value_that_gains_is_listed_and_finished_runs_are_skipped(
     outcome = check_terms(TINY, study, 0, lambda _: None)
     assert [(one.strategy, one.gain) for one in outcome.gains] == [("bridge_reorder", pytest.approx(0.1))]
     assert (outcome.num_drawn, outcome.num_repeated, outcome.num_ran) == (10, 4, 2)
-    refused = {(one.strategy, one.refusal): one.reason for one in outcome.refused}
-    assert len(refused) == len(outcome.refused) == 4
-    assert "memory=none: unknown" in refused["megatron", Refusal.FAILED]
-    assert "wrong=1: unknown key" in refused["bridge_reorder", Refusal.INVALID]
-    assert [(one.strategy, one.obstacle) for one in outcome.left_out] == [("fsdp", Obstacle.NO_RESULT)]
+    untried = {(one.strategy, one.lack): one.reason for one in outcome.untried}
+    assert len(untried) == len(outcome.untried) == 5
+    assert "memory=none: unknown" in untried["megatron", Lack.FAILED]
+    assert "wrong=1: unknown key" in untried["bridge_reorder", Lack.INVALID]
+    assert untried["fsdp", Lack.UNFIT]
     assert [one.name for one in outcome.tries] == ["lpt against all", "four times the budget", "half the network"]
     again = list[Done]()
     assert check_terms(TINY, study, 0, again.append) == outcome
@@ -104,7 +102,7 @@ def test_a_value_that_gains_is_listed_and_finished_runs_are_skipped(
 
 
 def test_the_page_opens_with_the_answer_and_says_what_was_not_tried() -> None:
-    memory = Refused("tiny", "a", ("strategy.assigner.passes=8",), Refusal.MEMORY, "stage 0 needs 90 GiB")
+    memory = Untried("tiny", "a", Lack.MEMORY, "stage 0 needs 90 GiB", ("strategy.assigner.passes=8",))
     outcome = Outcome(
         tries=[
             Try("half the network", "tiny", "a", "a", Verdict.SURVIVES, 0.2),
@@ -117,8 +115,7 @@ def test_the_page_opens_with_the_answer_and_says_what_was_not_tried() -> None:
         num_drawn=40,
         num_repeated=7,
         num_ran=31,
-        refused=[memory, replace(memory, reason="stage 0 needs 99 GiB")],
-        left_out=[LeftOut("tiny", "c", Obstacle.NO_PLAN)],
+        untried=[memory, replace(memory, reason="stage 0 needs 99 GiB"), Untried("tiny", "c", Lack.UNPLANNED)],
         not_drawn={"a": ("assigner.correction",)},
     )
     page = terms_markdown(TINY, outcome)
@@ -130,5 +127,6 @@ def test_the_page_opens_with_the_answer_and_says_what_was_not_tried() -> None:
     untried = page[page.index("## Not tried") :]
     assert "`assigner.correction` of a" in untried
     assert "7 of 40 draws describe a run that was there already" in untried
-    assert "| exceeds memory | a | 2 | `strategy.assigner.passes=8` | stage 0 needs 90 GiB |" in untried
-    assert "| tiny | c | its plan was not kept |" in untried
+    assert "2 draws and 1 strategies on a job have no result" in untried
+    assert "| exceeds memory | a | 2 | tiny | `strategy.assigner.passes=8` | stage 0 needs 90 GiB |" in untried
+    assert "| its plan was not kept | c | 1 | tiny |" in untried
