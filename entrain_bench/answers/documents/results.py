@@ -16,7 +16,7 @@ from entrain_bench.answers.labels import FAMILIES, families, names
 from entrain_bench.answers.posterior import Chance, chances, times_of
 from entrain_bench.answers.sentences import headline_sentence, posterior_sentences
 from entrain_bench.answers.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
-from entrain_bench.answers.text import count, listing, markdown_table, seconds
+from entrain_bench.answers.text import count, markdown_table, seconds
 from entrain_bench.base.files import write_atomically
 from entrain_bench.records.metrics import BELIEVED
 from entrain_bench.records.tables import GAP
@@ -55,9 +55,8 @@ def write_results(study: Study) -> str:
     odds = {job: chances(times) for job, times in draws.items()}
     rows = job_rows(table, draws)
     sure = posterior_sentences([*odds.values()], names(table, "strategy"))
-    sentences = " ".join([headline_sentence(ahead(rows)), *sure])
-    strategies = count(table["strategy"].nunique(), "strategy", "strategies")
-    jobs = count(len(table[CASE[:2]].drop_duplicates()), "job")
+    first = headline_sentence(ahead(rows))
+    sentences = " ".join([first, *sure])
     seeds = count(table["seed"].nunique(), "seed")
     parts = [
         TEXT.read_text(),
@@ -68,9 +67,8 @@ def write_results(study: Study) -> str:
         results_markdown(table),
         *([posterior_markdown(table, odds)] if odds else []),
     ]
-    headline = f"Compared: {listing((strategies, jobs, seeds))}. {sentences}\n"
     values = {f"{TABLES}/{name}.md": text for name, text in gains_by_name(study).items()}
-    for name, text in {HEADLINE: headline, PAGE: "\n".join(parts), **values}.items():
+    for name, text in {HEADLINE: f"{first}\n", PAGE: "\n".join(parts), **values}.items():
         write_atomically(study.results.root / name, text.encode())
     return next(filter(None, (study.problem(*sweep) for sweep in [(f"figure={SWEEP}",), *sweeps()])), "")
 
