@@ -235,8 +235,7 @@ def compose(*overrides: str, config_dir: str | None = None) -> RunConfig:
 def _jobs_of(jobs: Any, given: Collection[str]) -> list[tuple[str, ...]]:
     """The overrides of every job of ``figure.jobs``; one job without any if there is none or a key of theirs is given.
 
-    A sweep is a product of values; jobs differ in several keys at once. ``UserError`` for anything but lists of plain
-    overrides, one for each key.
+    A sweep is a product of values; jobs differ in several keys at once. ``UserError`` unless all are plain overrides.
     """
     listed = isinstance(jobs, list) and all(isinstance(job, list) for job in jobs)
     require(listed, "figure.jobs", jobs, "a list of jobs, each a list of overrides")
