@@ -2,7 +2,7 @@
 
 A rank of the DP x CP plane holds activations up to a capacity. A sequence takes as few ranks as hold it (section 5.1),
 without the offloading of section 5.2. Sequences go to the ranks with the least load (Algorithm 2), so ranks run unequal
-numbers of microbatches and end together.
+numbers of them.
 """
 
 from __future__ import annotations
@@ -111,8 +111,7 @@ class HybridData:
     """Groups of as many ranks as a sample's activations need; samples to the ranks with the least estimated time.
 
     Attributes:
-        buckets: number of length classes of about equal total time; ranks start in different ones (PP-Balance). 1:
-            DP-Balance.
+        buckets: length classes of about equal total time; ranks start in different ones (PP-Balance); 1: DP-Balance.
     """
 
     handles_generators: ClassVar[bool] = True

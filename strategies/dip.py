@@ -465,8 +465,7 @@ class DipScheduler(Recomputation):
 
     Attributes:
         search_rounds: rollouts of the tree search over the order of microbatches; 0 keeps the order of arrival.
-        priorities: elements that the search orders: ``modality``: each module's part of a microbatch; ``microbatch``:
-            whole microbatches.
+        priorities: elements that the search orders: ``modality`` (a module's part of a microbatch) or ``microbatch``.
     """
 
     handles_generators: ClassVar[bool] = True

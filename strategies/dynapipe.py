@@ -170,8 +170,7 @@ class Cuttable:
 def cuttable(costs: SampleCosts, order: IntArray, num_replicas: int) -> Cuttable:
     """Return ordered samples with costs and limits of their ranges; a single sample is always a range.
 
-    A range takes at most 1/P of the memory, as in the public code, plus temporary memory. None leaves a replica
-    without samples.
+    A range takes at most 1/P of the memory, as in the public code, plus temporary memory. Every replica has samples.
     """
     weight = costs.forward + costs.backward
     weight = weight[_undominated(weight)]
@@ -258,8 +257,7 @@ class DynaPipeAssigner:
     """Sorts samples, cuts them into microbatches of least estimated iteration time, balances replicas.
 
     Attributes:
-        order: ``encoder``: samples by falling encoder tokens, then LLM tokens, the paper's for samples of two lengths;
-            ``arrival``: as they come.
+        order: ``encoder``: by falling encoder tokens, then LLM tokens (the paper's for two lengths); ``arrival``.
     """
 
     order: Annotated[str, OneOf(("encoder", "arrival"))] = "encoder"
@@ -355,8 +353,7 @@ class DynaPipeScheduler(Recomputation):
         pipelines = _pipelines(program, behind, profile)
         freed = backward_microbatch(model, shapes, assignment, program.chunks)
         counts = microbatches_per_replica(layout, program.chunks, freed)[model.llm_index]
-        # Encoder microbatches must not enter after the LLM microbatch that needs them: then microbatches keep their
-        # order.
+        # If encoder microbatches would enter after the LLM microbatch that needs them, microbatches keep their order.
         consumer = assignment.modules[model.llm_index].microbatch
         together = all(
             np.array_equal(labels.microbatch, consumer[module.owners(shapes, module.units(shapes))])
@@ -388,8 +385,7 @@ class Pipelines:
     def fastest(self, replica: int, count: int, together: bool) -> tuple[IntArray, PassOrder]:
         """Microbatches in the order in which they enter a replica, and their passes in the fastest order that fits.
 
-        1F1B, or the adaptive schedule, whose forwards wait for memory if needed; if nothing fits, 1F1B. Unless
-        ``together``, microbatches keep their order.
+        1F1B (also if nothing fits) or the adaptive schedule, which waits for memory; reordered if ``together``.
         """
         costs = self.forward_s[replica], self.backward_s[replica], self.kept_bytes[replica]
         room = self.room_bytes[replica]

@@ -47,8 +47,8 @@ from entrain_bench.specs.shapes import SampleShapes
 
 logger = logging.getLogger(__name__)
 
-# Algorithm 1: alpha, the probability of accepting an unstable number of samples; the tolerated probability that a fresh
-# batch allocates differently; and where it gives up.
+# Algorithm 1: alpha, the probability of accepting an unstable number; the tolerated rate of other allocations; the
+# limit.
 CONFIDENCE_ERROR = 0.05
 ALLOCATION_ERROR = 0.05
 MAX_SAMPLES = 16384
@@ -171,8 +171,8 @@ def bottleneck_matching(pair_s, alone_s):  # type: ignore[no-untyped-def]
     """Return the smallest T that no overloaded microbatch exceeds, alone or with a distinct partner (step e).
 
     A maximum matching decides each value of a binary search: bottlenecks V of deferring from overloaded i to
-    underloaded j ``[n, n]``, and workloads of overloaded microbatches alone ``[n]``. Returns T, the partners ``[n]``,
-    and whether a pair moves work ``[n]``.
+    underloaded j ``[n, n]``, and workloads of overloaded microbatches alone ``[n]``. Returns T, partners, and whether a
+    pair moves work ``[n]``.
     """
     candidates = np.sort(np.concatenate((pair_s.ravel(), alone_s)))
     low = 0

@@ -250,13 +250,10 @@ class ColocatedPlanner(TrialOptions):
 
     Attributes:
         encoder_tp: TP of the encoders; None searches it.
-        offload_encoder: whether to consider layouts with encoder weights and gradients in host memory while the LLM
-            runs (three-phase schedules only).
+        offload_encoder: whether encoder weights and gradients may be in host memory while the LLM runs (three phases).
         virtual_stages: numbers of LLM stages of a rank that are considered.
-        recompute_encoders: whether encoders are always recomputed, at once or by layer as memory allows;
-            ``layout.recompute`` goes before it.
-        recompute_whole: whether recomputation of whole encoders is offered, which keeps no activations of layers;
-            ``layout.recompute`` goes before it.
+        recompute_encoders: whether encoders always recompute, as memory allows; ``layout.recompute`` overrides it.
+        recompute_whole: whether encoders may keep no activations of layers; ``layout.recompute`` overrides it.
         widest_item: ranks of a node that may share an item, at most; for assigners that split items.
     """
 
@@ -322,8 +319,7 @@ class NoncolocatedPlanner(TrialOptions):
 class BatchSlices:
     """Samples in arrival order; an LLM replica's items in contiguous slices over the encoder replicas that feed it.
 
-    Slices are of the items of one LLM microbatch, or of all of a replica's in the three-phase schedule
-    (arXiv:2605.27678, section 1).
+    Slices cut one LLM microbatch's items, or all of a replica's in three phases (arXiv:2605.27678, section 1).
 
     Attributes:
         encoder_passes: chunks of an encoder replica's window in the three-phase schedule; the paper runs one.

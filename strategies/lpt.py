@@ -81,8 +81,7 @@ class Load(NamedTuple):
 def count_microbatches(load: Load, microbatch_s: float, layout: Layout, profile: Profile) -> IntArray:
     """Number of microbatches of each group that takes least by estimate ``[groups]``.
 
-    A microbatch costs its fixed time; few of them recompute more, hide less of the step, and take longer to fill and
-    drain a pipeline.
+    A microbatch has a fixed time; few of them recompute more, hide less of the step, and need longer fill and drain.
     """
     line = Line.of(layout, profile.job.model)
     room = max(room_bytes(layout, profile), 1.0)
@@ -319,8 +318,7 @@ def numbered(
     """Round of each sample; groups, whose ``ranks`` nest, are listed narrow to wide, ``bytes_`` are of a rank.
 
     Backwards of the last round hide the reduction of gradients. Of three orders the one is taken whose last rank begins
-    its last round first, recomputation included: narrow groups first, wide groups first, or the last microbatches of
-    all groups in one last round.
+    its last round first, recomputation included: narrow groups first, wide groups first, or one common last round.
     """
     members = [np.flatnonzero(group == index) for index in range(len(ranks))]
     places = [divide(seconds[m], bytes_[m], count, line) for m, count in zip(members, counts.tolist(), strict=True)]

@@ -30,8 +30,8 @@ from entrain_bench.specs.shapes import SampleShapes
 
 # Costs are compared as integers, as in Megatron-LM: nanoseconds.
 UNITS_PER_S = 1e9
-# An item goes to the rank that hands embeddings to the LLM if that has at most so much more work than the least loaded,
-# in thousandths of the item's own.
+# An item goes to the rank that feeds the LLM if its excess over the least load is within this share of the item
+# (1/1000).
 SLACK_PERMILLE = 10
 # A backward takes as long as two forwards; DEP's of an encoder is preceded by another forward.
 LLM_FORWARDS = 3
@@ -45,8 +45,7 @@ class SpreadItems:
     They run in one pass, or in several if whole encoders are recomputed, since a backward then holds all of its pass.
 
     Attributes:
-        pass_tokens: tokens that a rank encodes at a time if the layout recomputes whole encoders; a longer item is
-            encoded alone.
+        pass_tokens: tokens that a rank encodes at once if whole encoders are recomputed; a longer item runs alone.
     """
 
     pass_tokens: Count = 8192
@@ -82,8 +81,7 @@ class BalancedVision:
     Attributes:
         load: balanced quantity: ``patches`` (an encoder's tokens), ``items``, or estimated ``seconds``.
         pass_tokens: tokens that a rank encodes at a time; a longer item is encoded alone.
-        bubbles: whether ranks with longer pipeline bubbles encode more items (K3), except items of the first
-            microbatches, one per rank of the pipeline.
+        bubbles: whether ranks with longer bubbles encode more items (K3), except of each rank's first microbatch.
     """
 
     handles_widths: ClassVar[bool] = True
@@ -131,8 +129,7 @@ def share_long(cost: IntArray, seconds: FloatArray, placed: ModuleLayout, load: 
 
     Kimi K3's report splits huge images over sub-groups of context parallelism, but gives no rule. Our rule: an item
     that takes longer than an even share of all items takes the narrowest group in which its part does not, or the
-    widest one. By falling seconds, each goes to the group that is free first. ``load`` grows by the parts
-    ``[replicas]``.
+    widest one. By falling seconds, each goes to the first free group. ``load`` grows by the parts ``[replicas]``.
     """
     group, place = np.full((2, len(cost)), -1)
     widths = np.array([cp for _, cp in placed.degrees])

@@ -1,7 +1,6 @@
 """OrchMLLM (arXiv:2503.23830): every phase balanced separately, over all replicas, within a micro-step.
 
-Batch post-balancing deals the units of a micro-step out to the batches of a phase; node-wise rearrangement places the
-batches. The layout is FSDP's.
+Batch post-balancing forms the batches of a phase; node-wise rearrangement places them. The layout is FSDP's.
 """
 
 from __future__ import annotations

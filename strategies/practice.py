@@ -75,8 +75,7 @@ class LengthGrouped:
     """Samples in the order of a length-grouped sampler; microbatches go round the replicas as with any sampler.
 
     Attributes:
-        rule: ``length``: as transformers' ``group_by_length``, by LLM tokens, items included; ``modality_length``: as
-            LLaVA's, by text tokens.
+        rule: ``length``: as transformers' ``group_by_length``, by LLM tokens; ``modality_length``: LLaVA's, by text.
     """
 
     handles_generators: ClassVar[bool] = True
@@ -138,11 +137,10 @@ class TokenBudget:
     Attributes:
         rule: ``next_fit`` closes a microbatch when the next sample in order of arrival does not fit.
             ``first_fit_decreasing`` puts samples by falling length into the first microbatch with room.
-            ``karmarkar_karp`` balances replicas with equally many samples, then equally many microbatches, as many as
-            the heaviest replica needs.
+            ``karmarkar_karp`` balances replicas of equally many samples, then as many microbatches as the heaviest
+            needs.
         max_tokens: most tokens of a microbatch; a longer sample forms its own microbatch. ``karmarkar_karp`` uses it
-            only for the number of microbatches, as verl does. None: the average tokens of ``microbatch_size`` samples
-            of the batch.
+            only for the number of microbatches, as verl does. None: the average of ``microbatch_size`` samples.
         counted: tokens of the LLM's sequences, or of those and of the encoders' (``all``).
     """
 
@@ -174,8 +172,7 @@ class TokenBudget:
 def balanced(tokens: IntArray, num_replicas: int, budget: int) -> tuple[IntArray, IntArray]:
     """Replica and microbatch of each sample, as verl's trainer and ``rearrange_micro_batches`` choose them.
 
-    Replicas get equally many samples, and as many microbatches as the heaviest needs for the budget, as far as each has
-    samples for them.
+    Replicas get equally many samples, and as many microbatches as the heaviest one needs, if they have the samples.
     """
     replica = largest_differencing(tokens, num_replicas, equal_count=True)
     load = np.bincount(replica, weights=tokens, minlength=num_replicas).astype(np.int64)

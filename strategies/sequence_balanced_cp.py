@@ -3,8 +3,7 @@
 FlexSP (arXiv:2412.01523) has sharded weights. The greedy packing of ``balancing.rank_groups`` answers first; the
 paper's mixed-integer program over buckets of lengths improves it. In Megatron-LM's dev branch
 (``--dynamic-context-parallel``) each round of a batch has groups of its own over the DP x CP plane, wide for long
-samples. Megatron-LM places groups from rank 0 in the order of opening; here they are placed by falling width, so they
-are aligned.
+samples. Here groups are placed by falling width, so they are aligned; Megatron-LM places them as opened.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ from entrain_bench.specs.shapes import SampleShapes
 
 # Seconds and bytes as the integer program counts them: shares of the greedy makespan and of the room.
 UNITS = 10_000
-# Numbers of microbatches that are considered, from the least that memory allows on; buckets of sequences with about the
-# same time in a program.
+# Numbers of microbatches to try, from the least that fits memory; buckets of sequences of similar time in a program.
 TRIALS = 5
 BUCKETS = 16
 

@@ -118,11 +118,9 @@ def read_columns(path: Path, take: Take = ALL, frame_size: tuple[float, float] |
     """Read a trace; without ``frame_size`` (width, height) every video must state the size of its frames.
 
     ``text_tokens`` or else ``text_chars`` is required; an absent or all-null column means that no sample has that
-    modality. A row of ``image_widths`` and ``image_heights`` lists the row's images and, if it has a video, then the
-    size of the video's frames.
+    modality. ``image_widths`` and ``image_heights`` list a row's images, then the size of its video's frames, if any.
 
-    ``UserError`` for a file that is missing, empty or no Parquet, for missing or misspelt columns, and for the first
-    value outside its range; rows count from 1.
+    ``UserError`` for a missing, empty or invalid file, missing or misspelt columns, and values outside their range.
     """
     trace = _Trace(path, take)
     text_name = "text_tokens" if trace.has("text_tokens") else "text_chars"

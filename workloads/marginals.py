@@ -213,8 +213,7 @@ def latent_root(names: Sequence[str], rank_correlation: RankCorrelation, where: 
     Names may have one correlation for all pairs, or ``{name: {other: value}}`` and otherwise 0.
     The normals' Pearson correlation is ``2 sin(pi rho / 6)`` for a Spearman correlation rho (Pearson 1907).
 
-    ``UserError`` for a value outside [-1, 1], an unknown name, a pair given twice with different values, and
-    correlations that no distribution can have together.
+    ``UserError`` for values outside [-1, 1], unknown names, contradicting pairs, and impossible correlations.
     """
     pearson = 2 * sine_of_turns(_spearman_matrix(names, rank_correlation, where) / 12)
     smallest = float(np.linalg.eigvalsh(pearson)[0])

@@ -49,8 +49,7 @@ def processed_images(counts: IntArray, widths: FloatArray, heights: FloatArray, 
     """Images as items, one per tile, with the tokens that a processor gives them.
 
     ``counts`` are images of each sample ``[samples]``; sides are in pixels ``[images]``. Arithmetic is that of Hugging
-    Face transformers 5 operation by operation: counts are equal also where only a quotient's last digit differs from a
-        whole number.
+    Face transformers 5 operation by operation: counts are equal for any quotient.
     """
     wide, high = _whole_pixels(widths, heights)
     cut = _METHODS[type(rules)](rules, _Images(wide, high, np.repeat(counts == 1, counts)))
@@ -64,8 +63,7 @@ def _whole_pixels(widths: FloatArray, heights: FloatArray) -> tuple[IntArray, In
 def tiled_items(counts: IntArray, tiles: IntArray, encoder_tokens: IntArray, llm_tokens: IntArray) -> Items:
     """Return an item per tile; LLM tokens of an image are spread evenly over its tiles, at least one each.
 
-    ``counts`` are images of each sample ``[samples]``; ``tiles``, encoder tokens of each tile and LLM tokens of all are
-    those of each image ``[images]``.
+    ``counts`` are images by sample ``[samples]``; tiles, tokens per tile and LLM tokens are by image ``[images]``.
     """
     ask_items(tiles)
     owner = np.repeat(np.arange(len(counts)), counts)
@@ -298,8 +296,7 @@ def grid_tokens(widths: IntArray, heights: IntArray, columns: IntArray, rows: In
 def tiled_images(counts: IntArray, widths: FloatArray, heights: FloatArray, rules: TileRules) -> Items:
     """Images as tiles: the only image of a sample on its grid and as a thumbnail, one of several padded to one tile.
 
-    An image's LLM tokens are spread evenly over its tiles. ``counts`` are images of each sample ``[samples]``, sides in
-    pixels ``[images]``.
+    An image's LLM tokens are spread evenly over its tiles. ``counts`` are images by sample; sides are in pixels.
     """
     encoder_tokens = rules.encoder_side**2
     llm_tokens = rules.llm_side**2

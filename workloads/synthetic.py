@@ -124,8 +124,7 @@ class SyntheticWorkload(Generated):
 
     A sample's item count and the sizes of its items are independent draws. Per modality, larger totals (LLM tokens of
     all items) then go to samples with a larger latent normal; text follows its own latent normal. The normals'
-    correlation gives totals and text the configured Spearman correlation. Ties (constants, samples without items)
-    weaken it.
+    correlation gives totals and text the configured Spearman correlation. Ties weaken it.
 
     ``text`` is a distribution of text tokens per sample; experiments/workload/synthetic.yaml explains the other keys.
     """
@@ -319,8 +318,8 @@ class PixelWorkload(Generated):
     """Samples of text with images or with a video, drawn from given distributions (``marginals``), all independent.
 
     Text tokens are at least 1, and fewer where a sample would be longer than the model's context. ``side`` of images
-    and frames is the square root of their area in whole pixels, ``aspect`` is width over height, ``count`` is that of a
-    sample's images, ``seconds`` are whole.
+    and frames is the square root of their area in whole pixels, ``aspect`` is width over height, ``count`` is of
+    images, ``seconds`` are whole.
     """
 
     name: Name

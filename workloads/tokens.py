@@ -48,8 +48,7 @@ def image_items(
 ) -> Items:
     """Images as items: ``counts`` per sample ``[samples]``, sides in pixels ``[images]``.
 
-    A model that cuts images into tiles has its own rule (``tiled_images``), and so have published processors
-    (``processed_images``).
+    Models with tiles (``tiled_images``) and published processors (``processed_images``) have their own rules.
     """
     if rules.images is not None:
         return processed_images(counts, widths, heights, rules.images)

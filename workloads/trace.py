@@ -49,8 +49,7 @@ def fitting(source: ListedShapes, context_tokens: int, on_overlong: OnOverlong) 
 def truncated(shapes: SampleShapes, context_tokens: int) -> SampleShapes:
     """The samples with at most ``context_tokens`` LLM tokens each: text goes first, items go whole, from the last.
 
-    A sample keeps as many of its first items as fit, then as much text as fits. Samples of which nothing
-    is left are left out.
+    A sample keeps as many of its first items as fit, then as much text as fits. Empty samples are dropped.
     """
     offsets = shapes.item_offsets
     tokens = shapes.item_llm_tokens

@@ -30,8 +30,7 @@ class TwinWorkload(TraceWorkload):
     """A trace's marginals and rank correlations (Gaussian copula), under a model's token rules.
 
     Of every modality the number of items and their mean size are drawn together with the text; sizes vary around a
-    sample's mean as they do in the trace, independently. Properties outside the copula (clusters, dependence of the
-    tails) are lost.
+    sample's mean as in the trace, independently. Clusters and dependence of the tails are lost.
     """
 
     def __post_init__(self) -> None:

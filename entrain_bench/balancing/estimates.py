@@ -21,8 +21,7 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import ShapeSource
 
 MODULE_CLASSES = 128  # half octaves of length that a module may have; more than any sequence length needs
-# Weight of a class's last ratio, relative to the data of an average class. It decides if microbatches do not
-# distinguish classes.
+# Weight of a class's last ratio, relative to an average class's data. It decides for indistinguishable classes.
 RIDGE = 0.01
 
 

@@ -67,8 +67,7 @@ def default_job(job: Job) -> Job | None:
 def fixed_jobs(profile: Profile, samples: SampleShapes, fits: Callable[[Job], bool] = lambda _: True) -> list[Job]:
     """Return jobs with fixed TP, CP, DP and microbatch size, rated by balanced 1F1B and the longest units' times.
 
-    ``fits`` says whether a planner has a layout whose states fit memory. If it has none for any job, the best jobs are
-    returned, so that the planner can say why.
+    ``fits``: whether a planner has a layout whose states fit memory. If no job fits, the best jobs are returned.
     """
     jobs: list[Job] = []
     ratings_s: list[float] = []

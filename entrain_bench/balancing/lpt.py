@@ -9,8 +9,7 @@ from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.compiled import njit
 
 CLOSE = 1e-6  # distance from the trivial bound that counts as optimal; smaller gains do not count
-# Limit on the sums that an exchange computes, and the cost of visiting a bucket in such sums. The limit takes about 0.2
-# s (x86-64, 2026-11); most exchanges end earlier.
+# Limit on the sums that an exchange computes (about 0.2 s; x86-64, 2026-11), and the cost of a bucket in such sums.
 EXCHANGE_STEPS = 10_000_000
 BUCKET_STEPS = 64
 
@@ -221,8 +220,7 @@ RESOLUTION = 1 << 40  # weights in units of the heaviest over this: sums are exa
 def largest_differencing(weight: IntArray | FloatArray, num_parts: int, equal_count: bool = False) -> IntArray:
     """Part of each item ``[items]``, so that the parts' sums of weights are about equal, numbered by falling sum.
 
-    The method of Karmarkar and Karp for k parts (Korf, IJCAI 2009, section 2.4). Weights are at least 0. With
-    ``equal_count`` parts differ by one item at most.
+    The method of Karmarkar and Karp for k parts (Korf, IJCAI 2009, section 2.4). ``equal_count``: within one item.
     """
     given = np.asarray(weight)
     if not len(given):

@@ -12,8 +12,7 @@ from subprocess import DEVNULL, PIPE, Popen
 from typing import IO
 
 PARTIAL = ".partial"
-# Reads paths until the writing process has ended, then removes them. It repeats this, because child processes that have
-# not ended yet may still write there.
+# Reads paths until the writing process has ended, then removes them, repeatedly: its children may still write there.
 GUARD = """
 set --
 while IFS= read -r path; do set -- "$@" "$path"; done

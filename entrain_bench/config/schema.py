@@ -134,8 +134,7 @@ def _hints() -> dict[str, Any]:
     return found
 
 
-# Top-level keys and their types; values are in experiments/config.yaml. Hydra rejects others and wrong types.
-# A figure's key says how to sweep.
+# Top-level keys and types; experiments/config.yaml has the values. Hydra rejects others. A figure's key sweeps.
 ConfigSchema = _schema("ConfigSchema", _hints(), ("figure", Any, None))
 NESTED: Mapping[str, type[LayoutRequest | Speed]] = {"layout": LayoutRequest, "speed": Speed}
 # Keys that take one value, which no choice of a group depends on.

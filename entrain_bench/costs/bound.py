@@ -142,8 +142,7 @@ def _work_bound(
     classes, lane_class = np.unique(held, axis=0, return_inverse=True)
     best = 0.0
     for index, stages in enumerate(classes):
-        # Works and steps add up only if the class holds every replica of each of its stages; else each stage bounds
-        # alone, by the busiest of its own replicas.
+        # Works and steps add up only if the class holds every replica of its stages; else each stage bounds separately.
         inside = held[lane_class.ravel() == index].sum(axis=0)[stages]
         complete = np.array_equal(inside, held.sum(axis=0)[stages])
         for group in [np.flatnonzero(stages)] if complete else np.flatnonzero(stages)[:, None]:

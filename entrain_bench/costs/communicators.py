@@ -10,9 +10,8 @@ from entrain_bench.specs.model import ModelSpec
 def count_communicators(model: ModelSpec, layout: Layout) -> IntArray:
     """Communicators that a rank of each lane belongs to ``[lanes]``.
 
-    They are those of TP and CP at every width, of gradients (DP x CP), of a tied embedding's two ends, and one of all
-    ranks for transfers between stages and modules. Modules and stages with the same ranks share one, as in Megatron-LM;
-    a group of one rank has none.
+    TP and CP at every width, gradients (DP x CP) and a tied embedding's two ends have one each, and all ranks one for
+    transfers. Modules and stages with the same ranks share one, as in Megatron-LM; a group of one rank has none.
     """
     members = dict[tuple[object, ...], BoolArray]()
 

@@ -87,9 +87,8 @@ def moved_s(program: Program, link_s: FloatArray, fixed_s: FloatArray) -> tuple[
 def colocated_transforms(program: Program, cluster: ClusterSpec) -> tuple[IntArray, FloatArray]:
     """Dependencies that collectives between two grids on the same ranks serve, and the delay of each (seconds).
 
-    An LLM replica all-gathers over the k encoder replicas that feed it; if one encoder replica feeds k, they slice its
-    output. Backward is the inverse (arXiv:2605.27678, section 1), after a broadcast of gradients from the LLM's first
-    stage.
+    An LLM replica all-gathers over the k encoder replicas that feed it; k LLM replicas slice one encoder's output.
+    Backward is the inverse (arXiv:2605.27678, section 1), after a broadcast from the LLM's first stage.
     """
     source = program.dep_actions
     target = rows_of(program.dep_offsets)

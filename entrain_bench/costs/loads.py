@@ -88,8 +88,7 @@ def rows_of_ranks(lengths: IntArray, cp: int, *, whole_pack: bool, parts: int = 
     return rows
 
 
-# Rows and columns of a flash-attention tile (FlashAttention-2's forward kernel for head dimensions up to 128,
-# arXiv:2307.08691).
+# Rows and columns of a tile of FlashAttention-2's forward for head dimensions up to 128 (arXiv:2307.08691).
 QUERY_TILE = 128
 KEY_TILE = 64
 

@@ -319,8 +319,7 @@ class Memory:
     def over_program(self, program: Program) -> FloatArray:
         """Memory of a rank during and after each entry of ``lane_actions``, its states included ``[2, entries]``.
 
-        A forward's activations count from its start, a backward's until its end, and receive buffers from their
-        posting.
+        Activations count from the start of forward to the end of backward, and receive buffers from their posting.
         """
         handed = self.transfers(program)
         change, working = self.action_bytes(program, handed)

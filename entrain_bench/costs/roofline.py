@@ -22,18 +22,16 @@ from entrain_bench.specs.model import ModuleSpec
 
 GEMM_TILE = 128
 # A backward multiplies twice per forward product (input and weight gradients); flash attention's recomputes the scores
-# as well: five products for the forward's two. Elementwise backward reads the tensors that forward kept and one
-# gradient more.
+# as well: five products for the forward's two. Elementwise backward reads kept tensors and one gradient.
 GEMM_BACKWARD = 2.0
 ATTENTION_BACKWARD = 2.5
 ELEMENTWISE_BACKWARD = 2.0
-# Rates of attention's forward and backward by generation of kernels, relative to FlashAttention-2. FlashAttention-3 is
-# 1.5 to 2.0 and 1.5 to 1.75 times as fast (arXiv:2407.08608, abstract; the middles), FlashAttention half as fast
-# (arXiv:2307.08691, abstract: around 2 times).
+# Rates of attention's forward and backward by generation of kernels, relative to FlashAttention-2. FlashAttention-3:
+# 1.5 to 2.0 and 1.5 to 1.75 (arXiv:2407.08608, abstract; the middles); FlashAttention: half (arXiv:2307.08691).
 FLASH_RATES = {FLASH1: (0.5, 0.5), FLASH2: (1.0, 1.0), FLASH3: (1.75, 1.625)}
-# Unfused attention stores scores in bf16: a product writes them, a softmax reads and writes them, a product reads them.
-# Backward reads the probabilities, writes their gradient; its softmax reads both and writes one, which two products
-# read. Each product runs twice more in backward.
+# Unfused attention stores bf16 scores: a product writes, a softmax reads and writes, a product reads them. Backward
+# reads probabilities, writes their gradient; its softmax reads both and writes one for two products. Products run twice
+# more.
 UNFUSED_SCORE_BYTES = (4 * BF16_BYTES, 7 * BF16_BYTES)
 UNFUSED_BACKWARD = 2.0
 # Adam reads gradient, weight and moments, and writes the latter and a bf16 weight.

@@ -360,8 +360,7 @@ def delayed_s(
     """Return the delay of each lane's first forward by consecutive gathers, in seconds ``[lanes]``.
 
     ``lanes`` are those of every stage, in forward order. ``lead_s`` is the time from the start of a stage's gather to
-    the earliest start of its first forward. That forward takes ``forward_s``; the links are busy for ``link_s``
-    ``[stages]``.
+    the earliest start of its first forward. It takes ``forward_s``, and the links are busy for ``link_s`` ``[stages]``.
     """
     launched, free, passed = np.zeros((3, num_lanes))
     for stage_lanes, lead, link, forward in zip(lanes, lead_s, link_s, forward_s, strict=True):

@@ -1,7 +1,6 @@
 """Measure the suite itself; print every measure at once, and write ``results/bench.json``.
 
-Every case runs in a process of its own, so that no case finds caches filled by another. Targets stand next to the
-measured values; no test asserts a time.
+Every case runs in a process of its own, with empty caches. Targets are printed; no test asserts a time.
 """
 
 from __future__ import annotations

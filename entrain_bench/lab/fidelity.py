@@ -165,8 +165,8 @@ def program_row(where: Mapping[str, Any], trained: Sequence[Record], predicted: 
 def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per pair of strategies of a group: the second's speedup, measured and predicted.
 
-    The measured one has its 95% CI, ``low`` to ``high``, and a p-value for no speedup. ``sign_error``: the CI excludes
-    1, and the prediction is on the other side.
+    The measured one has its 95% CI, ``low`` to ``high``, and a p-value for no speedup. ``sign_error``: the CI and the
+    prediction are on different sides of 1.
     """
     pairs = []
     for group, members in rows.groupby(GROUP, sort=False):

@@ -93,8 +93,7 @@ def run_strategies(
         cells = compose_cells(given, multirun=True)
     except UserError as error:
         return dict.fromkeys(strategies, Record("", "failed", str(error), {}, {}, ""))
-    # The folder also has records of other devices, code and options: only these cells count. Unfinished records of an
-    # earlier process would be taken for this one's.
+    # The folder has other records, too: only these cells count, without unfinished records of an earlier process.
     for cell in cells:
         if not (known := results.read(cell.key)) or not known.finished:
             results.record_path(cell.key).unlink(missing_ok=True)

@@ -54,8 +54,8 @@ class Program:
 
     Actions of module ``m`` with ``C`` chunks and ``S`` stages are numbered from ``first_action[m]``: all forwards,
     chunk-major ``[C, S]``, then all backwards ``[C, S]``, then, if its backward is split, all weight passes ``[C, S]``.
-    After the modules' actions come one gradient synchronization and one optimizer step per stage of each module. These
-    occupy the stage's lanes of all replicas.
+    Then come one gradient synchronization and one optimizer step per stage of each module, on the stage's lanes of all
+    replicas.
     """
 
     model: ModelSpec

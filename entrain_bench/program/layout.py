@@ -30,8 +30,7 @@ class Blocks:
     low: IntArray
     high: IntArray
     width: IntArray
-    # Lanes that hold the weights of each stage: ``offsets`` and ``lanes`` where groups are replicas, otherwise one CSR
-    # row a stage.
+    # Lanes that hold each stage's weights: ``offsets`` and ``lanes`` if groups are replicas, else a CSR row per stage.
     held_offsets: IntArray
     held_lanes: IntArray
 
@@ -158,8 +157,7 @@ class ModuleLayout:
     recompute_whole: bool = False
     # Whether weights and gradient buffers leave the device between a rank's last forward and first backward.
     offload: bool = False
-    # Data- and context-parallel ranks share out optimizer states, if the job shards them at all; more than
-    # those in one stage only.
+    # Data- and context-parallel ranks share out optimizer states, if the job shards them; other kinds need one stage.
     sharding: Annotated[str, OneOf(SHARDINGS)] = ZERO1
     nodes: Count = 1  # that hold the weights once each, with hybrid sharding
     # (TP, CP) of the groups of ranks that may process a unit, narrow to wide; empty: each replica is the only group of

@@ -105,8 +105,7 @@ def sources_of(
 ) -> dict[str, Source]:
     """Return these modules and their imports, recursively, as far as they belong to this suite or a user's folder.
 
-    ``folder`` is searched before ``sys.path``; nothing of it is imported. ``UserError`` for a module that does not
-    exist, and a file that is not Python.
+    ``folder`` is searched before ``sys.path``, without imports. ``UserError`` for missing modules, invalid Python.
     """
     roots = {name: root for name in OWN_PACKAGES if (root := _root_of(name))}
     for top in sorted({module.partition(".")[0] for module in modules} - roots.keys()):

@@ -30,8 +30,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
     """PyTorch batch sampler that yields a rank's microbatches, as lists of dataset indices chosen by a strategy.
 
     An epoch is a permutation of all samples, cut into global batches; an incomplete last batch is left out. Every rank
-    computes the assignment of each global batch and takes its own part. Assignments are bit-identical on every machine,
-    so ranks agree without communication.
+    computes the assignment of each global batch, bit-identical on every machine, and takes its own part.
 
     ``iter()`` starts the epoch at its beginning or at a loaded state. After an epoch it starts the next one.
 
@@ -65,8 +64,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         """Compose the configuration and choose the layout; docs/sampler.md explains layouts and counts.
 
         Args:
-            shapes: sizes of the samples; row i belongs to dataset index i. Either arrays (``entrain_bench.shapes_of``)
-                or the path of a shape trace (docs/workloads.md).
+            shapes: sizes of samples by dataset index: ``entrain_bench.shapes_of``, or the path of a shape trace.
             strategy: name of the strategy whose assigner is used; with ``layout="planned"`` also its planner.
             model: name of the model, whose costs assigners balance.
             cluster: name of the cluster, whose costs assigners balance.
@@ -213,16 +211,14 @@ class BalancedBatchSampler(Sampler[list[int]]):
     def observe(self, iteration: int, seconds: Timings) -> None:
         """Give the assigner measured times of an iteration; an assigner that does not learn ignores them.
 
-        Call it on every rank with the same times after the same iterations. Assignments change ``learning_lag``
-        iterations later.
+        Call it on every rank with equal times and iterations. Assignments change ``learning_lag`` iterations later.
 
         Args:
             iteration: number from 0 in the current epoch.
             seconds: for every module by name, seconds of forward and backward ``[ranks, microbatches, 2]``.
 
         Raises:
-            UserError: if the times do not fit the iteration's microbatches, or if a loader that prefetches already
-                took an iteration that would change.
+            UserError: if times do not fit the microbatches, or a loader already prefetched a changing iteration.
         """
         assigner = self._lessons[-1][1]
         if not isinstance(assigner, Observer):
@@ -244,8 +240,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         """Return the sampler's position as plain values; equal on all ranks after the same iterations.
 
         Args:
-            iteration: iteration of the current epoch to resume with. State it if a loader prefetches. None: resume
-                after the microbatch that was taken last.
+            iteration: next iteration; needed if a loader prefetches. None: after the last microbatch taken.
         """
         at = self._iteration if iteration is None else iteration
         require(0 <= at <= self.num_iterations, "iteration", iteration, f"0..{self.num_iterations}")
@@ -259,8 +254,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next ``iter()`` resume at a state.
 
-        ``UserError`` if samples, seed, order or global batch differ, if strategy, layout or ranks differ within an
-        iteration, or if another assigner has learned.
+        ``UserError`` for other samples, seed, order, global batch or learner, or another plan within an iteration.
         """
         for name, value in self._stream.items():
             require(state.get(name) == value, f"state: {name}", state.get(name), f"{value}, as in this sampler")

@@ -94,8 +94,8 @@ class ModuleSpec:
     def padded(self, tp: int) -> ModuleSpec:
         """The module with a vocabulary that ``tp`` ranks can share; itself if ``tp`` divides it already.
 
-        Padding is up to a multiple of ``WORDS_MULTIPLE * tp``, as in Megatron-LM. Megatron-LM also pads a vocabulary
-        that ``tp`` divides; here it keeps its size.
+        Padding to a multiple of ``WORDS_MULTIPLE * tp`` is Megatron-LM's, which also pads vocabularies that ``tp``
+        divides.
         """
         words = self.config.vocab_size
         if words % tp == 0:

@@ -227,8 +227,7 @@ def _projector(config: ModuleConfig) -> Layer:
     gemms = alternate_splits(config.head_gemms)
     norm = (h * (2 if config.norm_bias else 1)) if config.head_norm else 0
     middle = sum(gemm.n * gemm.rows_per_token for gemm in gemms[:-1])
-    # Kept: the norm's input, each rank's own; the products' inputs (hidden states on every rank, then GELU's output);
-    # and GELU's input.
+    # Kept: the norm's input, each rank's own; products' inputs (all hidden states, GELU's output); GELU's input.
     inputs = BF16_BYTES * gemms[0].k * gemms[0].rows_per_token
     normed = BF16_BYTES * h if config.head_norm else 0
     return Layer(

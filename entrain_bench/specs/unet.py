@@ -116,8 +116,7 @@ class _Builder:
         width = self.config.cross_attention_dim
         context = self.config.context_tokens
         self_gemms = [Gemm(c, n, rows_per_token=rows) for n in (c, 3 * c, c)]
-        # Group norm, layer norm, residual; their inputs and outputs, queries, keys, values and attention output are
-        # kept.
+        # Group norm, layer norm, residual; kept: inputs and outputs of norms, queries, keys, values, attention output.
         attention = Attention(c, c, causal=False, rows_per_token=rows, head_dim=HEAD_DIM)
         parameters = sum(g.k * g.n for g in self_gemms) + 6 * c
         name = f"self-attention {c} x{rows:g}"

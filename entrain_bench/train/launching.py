@@ -91,8 +91,7 @@ def run_on_ranks(
         logging.getLogger(name).disabled = True
     processes: PContext | None = None
     with temporary_folder("entrain-bench-") as work, environment_of_ranks(device), _signals_raise():
-        # Ranks meet at a store of this process, which outlives all of them. By default it would listen on all of the
-        # machine's addresses.
+        # Ranks meet at a store of this process, which outlives them. By default it would listen on all addresses.
         listener = socket.create_server((LOCALHOST, 0))
         port = listener.getsockname()[1]
         _store = dist.TCPStore(  # type: ignore[attr-defined]

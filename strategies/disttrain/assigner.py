@@ -158,11 +158,9 @@ class DistTrainAssigner:
     """Spreads encoder work over DP ranks, then orders each pipeline's microbatches; samples of a microbatch stay.
 
     Attributes:
-        intra: samples among which the DP ranks are balanced: those of the global batch, those of one microbatch of all
-            ranks, or none (arrival order).
+        intra: samples that DP ranks balance: of the global batch, of one microbatch of all ranks, or none.
         inter: whether the microbatches of a pipeline are reordered.
-        carry: with ``intra=microbatch``, whether a rank's load in the microbatches before counts (not in
-            NVIDIA-NeMo/Megatron-Bridge, pull request 4608).
+        carry: with ``intra=microbatch``, whether earlier load counts (not in Megatron-Bridge, pull request 4608).
     """
 
     handles_generators: ClassVar[bool] = True
@@ -184,8 +182,7 @@ class DistTrainAssigner:
         for column, module, placed in zip(seconds.T, model.modules, layout.modules, strict=True):
             units_s = profile.estimates.units(module, shapes, placed.tp, placed.cp)
             column[:] = shapes.sum_items(module.units(shapes), units_s) if module.per_item else units_s
-        # Encoders with more replicas than the LLM are balanced replica by replica; an LLM replica joins `fan` of them
-        # if they split its microbatches evenly.
+        # Encoders with more replicas than the LLM are balanced by replica; an LLM replica joins `fan` of them if even.
         fan, rest = divmod(layout.modules[0].dp, dp)
         if self.intra == "none" or rest or size % fan:
             fan = 1

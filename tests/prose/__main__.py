@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
 import sys
-import tokenize
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ PAGES = ("*.md", "docs/**/*.md", "examples/**/*.md", "results/README.md", "exper
 # Texts of generated pages, and YAML files whose comments are read.
 TEMPLATES = "entrain_bench/**/templates/*.md"
 TEXTS = ("experiments/claim/*.yaml", "experiments/table/*.yaml")
-COMMENTS_OF = " (comments)"
 COMMENTS = ("experiments/*.yaml", "experiments/**/*.yaml")
 # Docstrings, comments and messages are read; names that begin so are not checked for riddles yet.
 PYTHON = ("entrain_bench/**/*.py", "strategies/**/*.py", "workloads/**/*.py", "experiments/*.py", "docs/sitegen/*.py")
@@ -83,18 +80,16 @@ SENTENCE = re.compile(r"(?<=[.!?])[\"')\]*_]*\s+(?=[\"'(*_`]*[A-Z`])")
 WORD = re.compile(r"\w[\w'/.,:=%x-]*")
 # An entry of a docstring's section; Sphinx's roles do not matter.
 ENTRY = re.compile(r"^(?=\w+(?:, \w+)*: )", re.MULTILINE)
+# Lines of one comment, or a comment behind code.
+COMMENT = re.compile(r"^( *)#.*(?:\n\1#.*)*|(?<=\S)  #.*", re.MULTILINE)
 NAME = re.compile(r"^ {2}\S.*?(?: {2,}|$)", re.MULTILINE)
 
 
 def main() -> int:
     texts = read()
-    lines = [f"{name}: {problem}" for name, text in texts.items() for problem in problems(text, _words(name))]
-    pages = (text for name, text in texts.items() if name.startswith("docs/"))
+    lines = [f"{name}: {problem}" for name, text in texts.items() for problem in problems(text, name)]
+    pages = (text for name, text in texts.items() if name.startswith("docs/") and ":" not in name)
     count = sum(len(WORD.findall(sentence)) for page in pages for sentence in sentences(page))
-    for name, code in _files(*PYTHON):
-        if not name.startswith(LATER):
-            for line, text in python_texts(code):
-                lines += [f"{name}:{line}: {problem}" for problem in problems(text, PLAINER | RIDDLES)]
     if count > MAX_WORDS_OF_DOCS:
         lines.append(f"docs: {count} hand-written words (at most {MAX_WORDS_OF_DOCS})")
     print("\n".join(lines) or f"no sentence to rewrite; {count} hand-written words in docs")
@@ -105,14 +100,12 @@ def read() -> dict[str, str]:
     texts = {name: BLOCK.sub("", text) for name, text in _files(*PAGES, TEMPLATES) if not GENERATED.fullmatch(name)}
     texts |= {name: "\n\n".join(leaves(yaml.safe_load(text))) for name, text in _files(*TEXTS)}
     for name, text in _files(*COMMENTS):
-        comments = "\n".join(re.findall(r"(?:^|\s)# ?(.*)|$", text, re.MULTILINE))
-        texts[name + COMMENTS_OF] = comments
+        texts[f"{name}: comments"] = "\n".join(re.findall(r"(?:^|\s)# ?(.*)|$", text, re.MULTILINE))
+    for name, code in _files(*PYTHON):
+        for line, text in python_texts(code) if not name.startswith(LATER) else ():
+            texts[f"{name}:{line}"] = f"{texts.get(f'{name}:{line}', '')}\n\n{text}"
     screens = (help_text(topic) for topic in ("", KEYS, *verbs()))
     return texts | {"--help": "\n\n".join(described(screen) for screen in screens)}
-
-
-def _words(name: str) -> dict[str, str]:
-    return PLAINER | RIDDLES if name.endswith(COMMENTS_OF) and not name.startswith(LATER) else PLAINER
 
 
 def _files(*patterns: str) -> Iterator[tuple[str, str]]:
@@ -133,38 +126,31 @@ def leaves(node: Any) -> Iterator[str]:
 
 
 def python_texts(code: str) -> Iterator[tuple[int, str]]:
-    """Docstrings, blocks of comments, and strings of several words, each with its line; values in strings are code."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    tree = ast.parse(code)
+    """Docstrings, strings of several words, and comments, each with its line; values in strings are code."""
     parts: set[ast.AST] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, documented) and (text := ast.get_docstring(node)):
-            parts.add(node.body[0].value)
-            yield node.body[0].lineno, ENTRY.sub("\n", "\n".join(line.strip() for line in text.splitlines()))
-        elif isinstance(node, ast.JoinedStr):
-            parts.update(node.values)
-            yield node.lineno, "".join(part.value if isinstance(part, ast.Constant) else "`x`" for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value and node not in parts:
-            yield node.lineno, node.value
-    comments = [
-        token for token in tokenize.generate_tokens(io.StringIO(code).readline) if token.type == tokenize.COMMENT
-    ]
-    block: list[str] = []
-    for token, after in zip_longest(comments, comments[1:]):
-        block.append(token.string.lstrip("# "))
-        whole_line = token.line.lstrip().startswith("#")
-        if after is None or not whole_line or after.start != (token.start[0] + 1, token.start[1]):
-            yield token.start[0] - len(block) + 1, "\n".join(block)
-            block = []
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text)) as part):
+                parts.add(part)
+                yield node.lineno, ENTRY.sub("\n", "\n".join(line.strip() for line in text.splitlines()))
+            case ast.JoinedStr(values=values):
+                parts.update(values)
+                yield (
+                    node.lineno,
+                    "".join(str(part.value) if isinstance(part, ast.Constant) else "`x`" for part in values),
+                )
+            case ast.Constant(value=str(text)) if " " in text and node not in parts:
+                yield node.lineno, text
+    for comment in COMMENT.finditer(code):
+        yield code.count("\n", 0, comment.start()) + 1, re.sub(r"^ *# ?", "", comment[0], flags=re.MULTILINE)
 
 
-def problems(text: str, words: dict[str, str] = PLAINER) -> list[str]:
+def problems(text: str, name: str = "docs") -> list[str]:
+    words = PLAINER | RIDDLES if ":" in name and not name.startswith(LATER) else PLAINER
     lines = []
     pattern = re.compile(rf"\b(?:{'|'.join(words)})\b", re.IGNORECASE)
-    for sentence in sentences(text):
+    for sentence in filterfalse(ALLOWED.__contains__, sentences(text)):
         count = len(WORD.findall(sentence))
-        if sentence in ALLOWED:
-            continue
         if count > MAX_WORDS:
             lines.append(f"{count} words (at most {MAX_WORDS}): {sentence[:60]}...")
         for word in pattern.findall(sentence):

@@ -3,7 +3,7 @@
 import pytest
 
 from prose import __main__ as prose
-from prose.__main__ import MAX_WORDS, PLAINER, RIDDLES, described, leaves, problems, python_texts, sentences
+from prose.__main__ import MAX_WORDS, described, leaves, problems, python_texts, sentences
 
 LONG = "word " * (MAX_WORDS + 1)
 
@@ -31,24 +31,16 @@ CODE = '''"""What is read.
 Attributes:
     a: what it is.
 """
-f"{what} is so many s an iteration"  # Nobody
-# One
-# text beside.
+f"{what} takes so many s"  # Nobody
+# So
+# many.
 x = "anew"
 '''
 
 
 def test_docstrings_comments_and_messages_are_read_with_their_lines() -> None:
-    found = [(line, problems(text, PLAINER | RIDDLES)) for line, text in python_texts(CODE)]
-    words = [(line, problem.split("'")[1]) for line, lines in found for problem in lines]
-    assert sorted(words) == [
-        (1, "What"),
-        (1, "what"),
-        (6, "Nobody"),
-        (6, "s an iteration"),
-        (6, "so many"),
-        (7, "beside"),
-    ]
+    found = [(line, word.split("'")[1]) for line, text in python_texts(CODE) for word in problems(text, "a.py:1")]
+    assert sorted(found) == [(1, "What"), (1, "what"), (6, "Nobody"), (6, "so many"), (7, "So many")]
 
 
 @pytest.mark.parametrize(
@@ -64,8 +56,8 @@ def test_docstrings_comments_and_messages_are_read_with_their_lines() -> None:
     ],
 )
 def test_riddles_are_told_from_plain_words(riddle: str, plain: str) -> None:
-    assert problems(riddle, RIDDLES)
-    assert not problems(plain, RIDDLES)
+    assert problems(riddle, "a.py:1")
+    assert not problems(plain, "a.py:1")
 
 
 def test_docs_and_help_are_plain(capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,8 +127,7 @@ class Scan:
     def run(self, output: Path, advance: Advance = lambda *_: None) -> ScanReport:
         """Scan all shards that were not scanned before, and write the trace.
 
-        Finished shards are kept in ``<output>.parts`` until the trace is written. If a trace of the same files and
-        settings exists, nothing is scanned.
+        Finished shards are kept in ``<output>.parts`` until the trace is written. Equal scans are reused.
 
         ``advance`` is called for each finished shard with the number of shards, its samples, and its left-out samples.
         ``UserError`` for missing data and data without a valid sample, ``ExecutionError`` for unreadable shards.

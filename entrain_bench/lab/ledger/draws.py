@@ -45,8 +45,7 @@ PEAKS = (Constant("speed", "reserve", 1.0, 0.25, 0.8, ""),)
 def draw_constants(ledger: Ledger, error: float) -> Draws:
     """Sets of factors by device that agree with the ledger; ``error`` of a prediction as of ``Fit``.
 
-    Devices in ``CARRIED`` have those of the device that they carry constants over from. ``UserError`` if the configured
-    constants do not keep the published ranges.
+    Devices in ``CARRIED`` have another device's. ``UserError`` if configured constants leave the published ranges.
     """
     ranges = [_forward_point(forward) for forward in ledger.forwards]
     times = _around([*make_points(ledger.entries, partial(at_factors, TIMES)), *ranges], TIMES, error)
@@ -120,8 +119,7 @@ def draw(fit: Fit, device: str, ranges: Sequence[Point] = (), count: int = NUM_D
     """Correlated factors on the constants of a device that keep ``ranges`` ``[count, constants]``.
 
     A draw is also rejected if it moves the median residual of one of the device's sources too far: beyond ``FARTHEST``
-    standard deviations of an error and further than the fit, to first order. ``UserError`` if fewer than one in
-    ``TRIES`` draws is accepted.
+    standard deviations of an error and further than the fit. ``UserError`` if fewer than one in ``TRIES`` is accepted.
     """
     problem = fit.problem
     index = problem.devices.index(device)

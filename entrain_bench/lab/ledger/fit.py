@@ -4,8 +4,7 @@ The model of a row i of source s is ``log predicted_i(x) - log published_i = off
 logs of factors on constants, one set for each device, with a normal prior around 0 (the usual value). All rows of a
 source share its offset, so a source of 400 rows fixes the level of predictions hardly better than one of 10. Offset and
 error have the same standard deviation: half of a row's variance is its source's. A source counts at most ``MAX_ROWS``
-rows. The size of the errors is estimated leave-one-source-out. A source of single kernels has a known error, and no
-offset.
+rows. The size of the errors is estimated leave-one-source-out. Sources of kernels have a known error, and no offset.
 
 If a prediction is an interval, its error is the distance of the published time from the interval, 0 inside.
 """
@@ -82,8 +81,7 @@ class Point:
 
     Attributes:
         predict: least and greatest predicted seconds under factors ``[constants]``.
-        error: standard deviation of the log, of all points of the source, which have no offset then; NaN: the
-            leave-one-source-out error.
+        error: standard deviation of the log, for sources without an offset; NaN: the leave-one-source-out error.
     """
 
     source: str
@@ -100,8 +98,7 @@ class Problem:
     Attributes:
         errors: known standard deviations of sources; NaN: the leave-one-source-out error ``[sources]``.
         at: logs of factors around which ``slopes`` hold ``[devices, constants]``.
-        distances: there, logs of the least and the greatest predicted over the published seconds ``[points, 2]``; the
-            first is positive or the second negative outside.
+        distances: there, logs of least and greatest predicted over published seconds ``[points, 2]``.
         slopes: derivatives of the distances by the logs of the point's device ``[points, 2, constants]``.
     """
 

@@ -54,8 +54,8 @@ GROUP = re.compile(r"over (\d+)")
 SOME_LAYERS = re.compile(r"full on (\d+)( \* pp)? layers")
 # Kernels of operators other than products and attention.
 FUSED, EAGER = ("fused", "eager")
-# Generations of attention kernels by the first of these texts in `attention_kernel`. A family's name alone means any of
-# its generations, an empty text the device's own.
+# Generations of attention kernels by the first of these texts in `attention_kernel`. A family's name means any of its
+# generations, an empty text the device's own.
 ATTENTION: Mapping[str, tuple[str | None, ...]] = {
     "flashattention 3": (FLASH3,),
     "flashattention 2": (FLASH2,),
@@ -181,8 +181,7 @@ class LedgerJob(NamedTuple):
     """A training run of a language model, as plain values: equal jobs have equal programs.
 
     ``module`` has fields of ``ModuleConfig``, ``bandwidth`` bytes per second of the cluster's tiers. A pipeline has
-    ``pp`` ranks with ``vpp`` virtual stages each; a stage recomputes ``recompute`` blocks at most. ``sharded`` weights
-    are over replicas (ZeRO-3, FSDP).
+    ``pp`` ranks with ``vpp`` virtual stages each; a stage recomputes ``recompute`` blocks at most. ``sharded``: ZeRO-3.
     """
 
     module: tuple[tuple[str, Any], ...]

@@ -38,8 +38,8 @@ from entrain_bench.specs.tokens import TokenRules
 # Rounds of a pipeline after which all further ones take the same time, and microbatches that are few in any case.
 ROUNDS = 4
 # Additional bytes that blocks of PyTorch's operators move in forward and backward, and keep. LLaMA: of a hidden state
-# with two RMSNorms in fp32. BERT: of a hidden state with biases, copies of heads and dropout, and of scores with scale,
-# mask and dropout.
+# with two RMSNorms in fp32. BERT: of one with biases, copies of heads, dropout, and of scores with scale, mask,
+# dropout.
 EAGER_RMSNORM = 64, 152, 8
 EAGER_LAYERNORM = 42, 44, 0
 EAGER_SCORE = 13, 9, 2

@@ -1,7 +1,6 @@
 """One rank's plan of an iteration: its place in a layout, its actions in order, and its messages.
 
-Both ends derive a message from the program; nothing is negotiated. Chunks may feed any chunks on any ranks, which
-megatron-core's bridge communicators cannot express.
+Both ends derive messages from the program. Any chunks may feed any chunks, unlike megatron-core's bridges.
 """
 
 from __future__ import annotations

@@ -163,8 +163,7 @@ class EncoderEmbedding(torch.nn.Module):
         gemms = module.layers[0].gemms
         where = f"model.modules.{module.name}.embed_gemms"
         self.channels = gemms[0].k
-        # Convolutions over frames have biases and GELU after each; patches are embedded by one product, with a bias in
-        # encoders whose norms have one.
+        # Convolutions over frames have biases and GELU; one product embeds patches, with a bias if norms have one.
         bias = module.config.norm_bias
         self.products = Products(
             gemms,

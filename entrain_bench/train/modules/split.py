@@ -1,7 +1,6 @@
 """Backwards in two passes: gradients of inputs first, those of weights later (B and W of arXiv:2401.10241, section 2).
 
-A product leaves its input and the gradient of its output to the second pass. Gradients of norms and biases are
-computed in the first and wait for the second.
+A product leaves its input and output gradient to the second pass; gradients of norms and biases wait for it.
 """
 
 from __future__ import annotations

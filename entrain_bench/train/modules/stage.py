@@ -82,8 +82,7 @@ class Stage(torch.nn.Module):
         for index in held:
             self.layers[str(index)].requires_grad_(module.layers[index].learns)
         if (copy := self.tied_embedding()) is not None and not (self._is_first and self._is_last):
-            # megatron-core gives it a bucket of its own, so that ranks of both stages own the same part of it, and
-            # counts the second copy in no gradient norm.
+            # megatron-core gives it a bucket, so both stages' ranks own equal parts, and counts one copy in norms.
             copy.shared_embedding = True  # type: ignore[attr-defined]
             copy.shared = not self._is_first  # type: ignore[attr-defined]
 
