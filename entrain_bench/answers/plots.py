@@ -155,7 +155,7 @@ def _intervals(values: pd.Series, keys: list[str]) -> pd.DataFrame:
     rows = []
     for key, mine in values.groupby(level=keys, sort=False):
         each = mean_interval(mine.tolist())
-        rows.append((*key, each.mean, each.low, each.high, each.num_values))
+        rows.append((*(key if isinstance(key, tuple) else (key,)), each.mean, each.low, each.high, each.num_values))
     return pd.DataFrame(rows, columns=[*keys, "value", "value_low", "value_high", "num_seeds"])
 
 

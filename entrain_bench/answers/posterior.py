@@ -125,11 +125,9 @@ def with_chances(table: pd.DataFrame, odds: Mapping[tuple[str, str], Mapping[str
     """A table of jobs and strategies with P(fastest) and the ends of the lead, where there are any."""
     found = [odds.get((row["model"], row["workload"]), {}).get(row["strategy"]) for _, row in table.iterrows()]
     leads = [chance.lead if chance else None for chance in found]
-    return table.assign(
-        p_fastest=[chance.probability if chance else None for chance in found],
-        lead_low=[lead.low if lead else None for lead in leads],
-        lead_high=[lead.high if lead else None for lead in leads],
-    )
+    columns: dict[str, Any] = {"p_fastest": [chance.probability if chance else None for chance in found]}
+    columns |= {f"lead_{end}": [getattr(lead, end, None) for lead in leads] for end in ("low", "high")}
+    return table.assign(**columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,7 +254,7 @@ def time_over_fastest(data: pd.DataFrame) -> pd.DataFrame:
         for name, values in by_seed.map(exp, na_action="ignore").items():
             if values.count():
                 each = mean_interval(values.dropna().tolist())
-                rows.append((str(name), each.mean, each.low, each.high, num_jobs[name]))
+                rows.append((str(name), each.mean, each.low, each.high, num_jobs[str(name)]))
     table = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[1:4], float))
     return table.set_index("strategy").sort_values("mean", kind="stable")
 

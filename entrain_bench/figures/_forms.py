@@ -99,7 +99,7 @@ def heatmap(panel: Axes, values: pd.DataFrame, texts: pd.DataFrame | None = None
     Without options, shades are those of times over the fastest's. Columns of two levels have the first as titles.
     """
     texts = (values.map("{:.2f}".format).where(values.notna()) if texts is None else texts).fillna("")
-    *groups, heads = zip(*values.columns, strict=True) if values.columns.nlevels > 1 else (values.columns,)
+    titles, heads = zip(*values.columns, strict=True) if values.columns.nlevels > 1 else ((), values.columns)
     look: dict[str, Any] = {"annot": texts, "fmt": "", "cbar": False, "linewidths": 0.5}
     look |= {
         "annot_kws": {"fontsize": style.FONT_PT},
@@ -113,7 +113,7 @@ def heatmap(panel: Axes, values: pd.DataFrame, texts: pd.DataFrame | None = None
         panel.text(column + 0.5, row + 0.5, str(texts.iat[row, column]), color=style.FAINT, ha="center", va="center")
     slanted = any(len(str(head)) > SHORT_LETTERS for head in heads)
     panel.set_xticks(np.arange(len(heads)) + 0.5, heads, **(SLANTED if slanted else {"rotation": 0}))
-    for _, several in groupby(enumerate(*groups) if groups else (), key=lambda item: item[1]):
+    for _, several in groupby(enumerate(titles), key=lambda item: item[1]):
         columns = [*several]
         first, title = columns[0]
         # A narrow one has its words below each other.

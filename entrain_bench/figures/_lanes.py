@@ -34,7 +34,7 @@ GROUPED = ["group", "rank", "num_ranks"]
 def gantt(
     bars: Mapping[str, pd.DataFrame],
     labels: Mapping[str, str],
-    reasons: Mapping[str, str],
+    reasons: Mapping[Any, str],
     axes_of: Mapping[str, str],
     lane_in: float = LANE_IN,
 ) -> Figure:

@@ -40,7 +40,9 @@ def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> Picture:
     shown = table.assign(relative=relative, text=texts).pivot(index="strategy", columns=tables.JOB)
     columns = pd.MultiIndex.from_tuples(heads)
     cases, cells = (
-        shown[name][[*jobs[tables.JOB].itertuples(index=False, name=None)]].set_axis(columns, axis="columns")
+        pd.DataFrame(shown[name])[[*jobs[tables.JOB].itertuples(index=False, name=None)]].set_axis(
+            columns, axis="columns"
+        )
         for name in ("relative", "text")
     )
     fewer = overall["num_jobs"][overall["num_jobs"] < len(jobs)].map(" ({} jobs)".format)

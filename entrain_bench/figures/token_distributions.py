@@ -44,6 +44,7 @@ def draw(data: pd.DataFrame) -> Picture:
         line.set_label(label)
     legend_above(figure, lines, columns=4)
     medians = data[data["probability"] >= 0.5].groupby("workload", sort=False)["llm_tokens"].first()
-    ends = " and ".join(f"{medians[name]:,.0f} on {labels[str(name)]}" for name in (medians.idxmin(), medians.idxmax()))
+    least, most = map(str, (medians.idxmin(), medians.idxmax()))
+    ends = " and ".join(f"{medians[name]:,.0f} on {labels[name]}" for name in (least, most))
     message = f"Number of LLM tokens in the median sample: {ends}."
     return Picture(figure, data[["workload", "probability", *PANELS]], message)
