@@ -323,6 +323,8 @@ def _asked(composer: Composer, overrides: Sequence[str], own_keys: Keys) -> Aske
     engines = [FRAMEWORKS[own_keys.within].engine] if own_keys.within else [*ENGINES]
     fixes = "layout.recompute" in keys and not mine
     variants = variants_of(wanted, readers, engines, fixes, model)
+    if own_keys.within and (kinds := FRAMEWORKS[own_keys.within].shardings):
+        variants = {name: able for name, one in variants.items() if (able := one.sharded_as(kinds)).attempts}
     if "strategy" not in given:
         variants = {n: one for n, one in variants.items() if one.engine or _contends(nodes[n])}
     if not variants:

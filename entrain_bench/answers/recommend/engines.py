@@ -6,7 +6,7 @@ named ``*loop`` need a sampler of the user's. Every plan and program is checked 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from entrain_bench.answers.labels import SWITCH_ON
 from entrain_bench.answers.recommend import megatron
@@ -19,7 +19,7 @@ from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.sharding import ZERO1, ZERO2, ZERO3
 
-RECOMPUTE = "layout.recompute"
+RECOMPUTE, SHARDING = "layout.recompute", "layout.sharding"
 # Readers, each with an answer of its own: keep their framework, change their loader, change their runtime.
 FRAMEWORK, LOOP, SUITE = READERS = "framework", "loop", "suite"
 # One copy of the model on every rank; the loss is that of PyTorch's operators, as in transformers' models.
@@ -51,7 +51,7 @@ def _loop_attempts(model: ModelSpec) -> dict[str, Attempts]:
 def _replicated(model: ModelSpec, sharding: str) -> list[Overrides]:
     """Without recomputation; if that does not fit, with recomputation of all modules, which is one switch."""
     again: tuple[Sequence[str], ...] = ((), [module.name for module in model.modules])
-    return [(f"layout.sharding={sharding}", _recompute(names)) for names in again]
+    return [(f"{SHARDING}={sharding}", _recompute(names)) for names in again]
 
 
 def _recompute(names: Sequence[str]) -> str:
@@ -140,6 +140,11 @@ class Variant:
     reader: str
     engine: str
     attempts: Attempts
+
+    def sharded_as(self, kinds: Sequence[str]) -> "Variant":
+        """Return the variant with only those attempts that shard as a framework does."""
+        texts = {f"{SHARDING}={kind}" for kind in kinds}
+        return replace(self, attempts=[one for one in self.attempts if texts & {*one}])
 
 
 def variants_of(

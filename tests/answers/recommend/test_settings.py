@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
+from entrain_bench.answers.recommend.engines import variants_of
 from entrain_bench.answers.recommend.settings import (
     BRIDGE,
     FRAMEWORKS,
@@ -27,6 +28,7 @@ from entrain_bench.answers.recommend.settings import (
     veomni_values,
     yaml_lines,
 )
+from entrain_bench.base.errors import UserError
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.job import Job
@@ -203,6 +205,17 @@ def test_accelerate_reads_the_stage_of_deepspeed() -> None:
         config = deepspeed.HfDeepSpeedConfig(deepspeed_values(replicated(sharding)))
         assert config.get_value("zero_optimization.stage") == stage
         assert not config.is_zero3()
+
+
+def test_a_framework_gets_only_the_shardings_that_it_has() -> None:
+    found = variants_of({"a": {"switch_on": {"sharded": []}}}, ["framework"], ["sharded"], False, MODEL)
+    assert [*found] == ["a by DeepSpeed", "a in HF Trainer"]
+    tried = [[text for one in each.attempts for text in one if "sharding" in text] for each in found.values()]
+    assert tried == [["layout.sharding=zero1"] * 2 + ["layout.sharding=zero2"] * 2, ["layout.sharding=zero3"] * 2]
+    able = [each.sharded_as(FRAMEWORKS["veomni"].shardings).attempts for each in found.values()]
+    assert able == [[], found["a in HF Trainer"].attempts]
+    with pytest.raises(UserError, match="strategy=a: switch_on=megatrn: unknown"):
+        variants_of({"a": {"switch_on": {"megatrn": []}}}, ["framework"], ["megatron"], False, MODEL)
 
 
 def test_other_frameworks_by_hand() -> None:
