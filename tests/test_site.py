@@ -13,7 +13,6 @@ from entrain_bench.config.tree import choices
 from entrain_bench.records.records import Results
 from sitegen import strategies
 from sitegen.pages import web_address
-from support.browser import chromium, headless
 
 ROOT = Path(__file__).parents[1]
 HTML = ROOT / "build" / "docs" / "html"
@@ -60,6 +59,9 @@ def test_the_site_has_schedules_and_commands_and_loads_nothing() -> None:
 
 @pytest.mark.site
 def test_the_first_screen_has_install_and_picture_and_tables_are_sorted_by_a_click() -> None:
+    # It imports MLflow, which the quick tests do without.
+    from support.browser import chromium, headless
+
     programs = chromium()
     assert programs is not None, "chromium and chromedriver must be on PATH"
     with headless(*programs) as driver:
