@@ -24,7 +24,7 @@ FILES = (CONFIG, PROCESSOR, NEWER_PROCESSOR)
 NESTED = ("image_processor", "feature_extractor", "audio_processor")
 MAX_BYTES = 2**24
 # Seconds until the hub counts as out of reach, name lookup included.
-ANSWER_S = 3.0
+ANSWER_S = 2.5
 MAX_SIMILAR = 3
 
 
