@@ -8,8 +8,9 @@ BASE_PYTHON = $(shell for p in python3.12 python3 python; do $$p -c 'import sys;
 # A folder of yours, for figures: make figures CONFIG_DIR=my_folder.
 FOLDER = $(if $(CONFIG_DIR), --config-dir "$(CONFIG_DIR)")
 # The quick figure on a tiny job: shows that the installation works, and compiles all that the first run needs.
-TRIAL = mkdir -p build && rm -rf build/trial && $(BENCH) figures quick model=tiny cluster=a40x16 global_batch=32 \
-	iterations=1 tuning_budget=8 mlflow=false results_dir=build/trial >build/trial.log 2>&1
+TRIAL = mkdir -p build && rm -rf build/trial && $(BENCH) figures quick model=tiny cluster=tiny workload=chartqa \
+	layout.tp=1 layout.dp=2 global_batch=16 microbatch_size=2 iterations=1 mlflow=false results_dir=build/trial \
+	>build/trial.log 2>&1
 export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 # Containers set it; then every process compiles the suite, torch and megatron-core anew.

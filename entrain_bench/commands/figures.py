@@ -70,7 +70,7 @@ def main(request: Request[Storage]) -> int:
             if name not in known:
                 raise unknown_choice("figure", name, known)
     own = [_drawing(name, overrides, study) for name in dict.fromkeys(request.words)] if overrides else []
-    wanted: list[Output] = [drawing.output for drawing, _ in own] or outputs(request.words, request.config_dir)
+    wanted: list[Output] = [drawing.output for drawing in own] or outputs(request.words, request.config_dir)
     made = make(wanted, study, keys.mlflow, keys.mlflow_uri, keys.retry == "failed")
     for output in wanted:
         if request.words:
@@ -100,7 +100,7 @@ def _say_finding(output: Output, study: Study) -> None:
         say(line)
 
 
-def _drawing(name: str, overrides: Sequence[str], study: Study) -> tuple[Drawing, list[Cell]]:
+def _drawing(name: str, overrides: Sequence[str], study: Study) -> Drawing:
     module, experiment = module_of(name, study.config_dir)
     sweeps = sweeps_of(experiment, study.config_dir, overrides)
     cells = [cell for sweep in sweeps.values() for cell in study.cells(*sweep)]
@@ -108,7 +108,7 @@ def _drawing(name: str, overrides: Sequence[str], study: Study) -> tuple[Drawing
     # Samples that cannot be read, or that a model cannot take: no cell would have a result.
     for config in {(str(cell.config.workload), str(cell.config.model)): cell.config for cell in cells}.values():
         workload_of(config).source(ModelSpec.from_config(config.model).tokens)
-    return Drawing(file_name(name, cells, overrides), module, sweeps, ["figures", name, *overrides]), cells
+    return Drawing(file_name(name, cells, overrides), module, sweeps, ["figures", name, *overrides])
 
 
 def file_name(figure: str, cells: Sequence[Cell], overrides: Sequence[str]) -> str:

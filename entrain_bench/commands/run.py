@@ -18,7 +18,6 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.metrics import KNOWN, metrics_in
 from entrain_bench.records.records import Results
-from entrain_bench.records.tables import GAP
 from entrain_bench.run.cells import Done, is_beside, lacks_metrics, run_cells, run_one
 
 EXIT_FAILED = 1
@@ -80,10 +79,14 @@ def main(request: Request[NoKeys]) -> int:
 
 def _checked(config: RunConfig, config_dir: str | None) -> RunConfig:
     """The configuration; ``UserError`` for a column of the table that is no metric."""
-    known = [*KNOWN, GAP, *(metric.name for metric in metrics_in(config_dir or ""))]
-    for name in config.columns:
-        if name not in known:
-            raise unknown_choice("columns", name, known)
+    if config.columns:
+        # Imports pandas, which a run needs only once it has ended.
+        from entrain_bench.records.tables import GAP
+
+        known = [*KNOWN, GAP, *(metric.name for metric in metrics_in(config_dir or ""))]
+        for name in config.columns:
+            if name not in known:
+                raise unknown_choice("columns", name, known)
     return config
 
 

@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -24,7 +23,7 @@ FILES = (CONFIG, PROCESSOR, NEWER_PROCESSOR)
 NESTED = ("image_processor", "feature_extractor", "audio_processor")
 MAX_BYTES = 2**24
 # Seconds until the hub counts as out of reach, name lookup included.
-ANSWER_S = 3.0
+ANSWER_S = 2.5
 MAX_SIMILAR = 3
 
 
@@ -106,7 +105,7 @@ def _from_hub(repository: str, revision: str | None, names: Sequence[str]) -> di
 def _fetch(repository: str, revision: str | None, names: Sequence[str]) -> str:
     """Download files to the hub's cache, once in a process; returns what kept them away, empty if nothing did."""
     from huggingface_hub import constants, hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     what = f"{', '.join(names)} of {repository} from {constants.ENDPOINT} (no weights)"
@@ -116,9 +115,13 @@ def _fetch(repository: str, revision: str | None, names: Sequence[str]) -> str:
     try:
         _require_answer(repository, revision, names[0])
         for name in names:
-            # A model may have none.
-            with suppress(EntryNotFoundError):
+            try:
                 hf_hub_download(repository, name, revision=revision)
+            except LocalEntryNotFoundError:
+                raise
+            except EntryNotFoundError:
+                # Not every model has each of them.
+                continue
     except RepositoryNotFoundError:
         return "does not exist, or only for those who log in with `hf auth login` and accept its terms"
     # Errors of the network, of the hub and of a disk have no common base.
