@@ -1,1 +1,1 @@
-"""Records turned into cases, comparisons, rankings and sentences, and what renders them."""
+"""From records to cases, comparisons, rankings and sentences, and their rendering."""

@@ -35,9 +35,9 @@ def allocation_shares(profile: Profile, batch_sizes: Sequence[int], num_draws: i
     """How often each allocation of a replica's GPUs comes out of batches of a size.
 
     Returns:
-        Columns ``batch_size``, ``encoder_gpus``, ``llm_gpus``, ``encoder_stages``, ``llm_stages`` (what the GPUs make
-        up), ``share`` of the draws (every possible allocation has a row), ``num_draws`` and ``stable_batch`` (0: none
-        up to ``max_batch``); the last two are constant.
+        Columns ``batch_size``, ``encoder_gpus``, ``llm_gpus``, ``encoder_stages``, ``llm_stages`` (unit of the GPUs),
+        ``share`` of the draws (every possible allocation has a row), ``num_draws`` and ``stable_batch`` (0: none up to
+        ``max_batch``); the last two are constant.
     """
     degrees = next(profile.job.degrees())
     width = degrees.tp * degrees.cp

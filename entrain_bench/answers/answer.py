@@ -1,4 +1,4 @@
-"""The answer of some runs: who is the fastest, by how much, how sure, what ties, what did not run, why, what next.
+"""The answer of some runs: fastest strategy, its lead and certainty, ties, failures, reason and next step.
 
 ``Answer.of`` computes it from records. ``Answer.to_dict`` holds all of it as plain values, and templates word these:
 terminal, report, notebook, MLflow and figures show the same answer.
@@ -151,7 +151,7 @@ class Answer:
         return [_case_dict(self, case, results_dir) for case in self.cases]
 
     def decision(self, results_dir: str) -> dict[str, Any]:
-        """Return what to use, its gain and reason, where it runs today, and the next step; of at least one case."""
+        """Return the recommended strategy, its speedup and reason, where it runs today, and the next step."""
         if not self.winner:
             has_result = any(case.comparison.with_verdict(Verdict.FASTEST) for case in self.cases)
             return {"winner": "", "has_result": has_result, "next": _more_seeds(self, results_dir)}

@@ -16,7 +16,7 @@ from entrain_bench.records.records import LABELS, Record
 from entrain_bench.records.time_shares import TIME_SHARES
 
 NAMES = tuple(name for name in LABELS if name != "seed")
-# Last words of paths that say what was chosen: the class of a part, the name of a device.
+# Last words of paths that name a choice: the class of a part, the name of a device.
 IDENTITIES = ("_target_", "name")
 # Keys that a strategy owns: runs that differ in these alone do the same job.
 OWNED = ("strategy",)

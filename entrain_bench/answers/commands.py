@@ -112,7 +112,7 @@ def _blocks(cells: Sequence[tuple[str, ...]]) -> Iterator[Block]:
 
 @cache
 def _set_by_figure(name: str, config_dir: str) -> Mapping[str, str]:
-    """Overrides for what a figure's YAML sets for single runs, by key; mostly nothing."""
+    """Return overrides for single runs from a figure's YAML, by key; usually empty."""
     folders = [config_tree(), *([Path(config_dir)] if config_dir else [])]
     files = (folder / _FIGURE / f"{name}.yaml" for folder in folders)
     values = next((yaml.safe_load(file.read_text()) or {} for file in files if file.is_file()), {})

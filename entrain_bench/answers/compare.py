@@ -18,7 +18,7 @@ NAMING = ("strategy", "workload", "model", "cluster", "seed")
 
 
 def read_text(csv: str) -> pd.DataFrame:
-    """Return a table of runs with every value as it is written: equal texts are equal bits."""
+    """Return a table of runs with unparsed values: equal texts are equal bits."""
     return pd.read_csv(StringIO(csv), dtype=str, keep_default_na=False)
 
 

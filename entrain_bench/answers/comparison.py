@@ -18,7 +18,7 @@ from entrain_bench.base.arithmetic import decisive, exp, log
 
 # The metric that decides.
 TIME = "iteration_time_s"
-# Times the fastest's: whatever takes longer is not as good, however few seeds there are to tell.
+# Ratio to the fastest above which a strategy never ties, however few the seeds.
 MARGIN = 1.05
 
 
@@ -45,7 +45,7 @@ class Standing:
     """How a group does in a case.
 
     Attributes:
-        times: seconds an iteration by seed; None for a run that failed or was skipped.
+        times: seconds per iteration by seed; None for a run that failed or was skipped.
         gains: speedups over its reference by seed, where both have a result; ``speedup``: their geometric mean.
         behind: its times over the fastest's at shared seeds; None for the fastest and without such seeds.
     """
@@ -111,7 +111,7 @@ def compare[Name: Hashable](
     """Compare the groups of a case.
 
     Args:
-        times: seconds an iteration by group and seed; None for a run that failed or was skipped.
+        times: seconds per iteration by group and seed; None for a run that failed or was skipped.
         references: the group that another's speedup is over; a group that is not named has none.
         level: how often a group as good as the fastest may be called slower among those with the same seeds; None:
             ``LEVEL`` is divided among all sets of seeds, so it holds for the case.
@@ -186,7 +186,8 @@ def _verdicts[Name: Hashable](
     """Verdicts on those without a failure.
 
     Names that lack seeds are tested at the seeds that they share with the best, in a row with all names that have
-    these. Which rows are tested depends on who is the best, so the level is divided among all that might be.
+    these. The fastest strategy decides the tested rows, so the level is divided among all strategies that may be
+    fastest.
     """
     seeds = {name: frozenset(done[name]) for name in whole}
     kinds = {*seeds.values()}

@@ -70,7 +70,7 @@ def print_table(records: Sequence[Record], lost: Sequence[str] = (), asked: Sequ
 def summary(
     records: Sequence[Record], width: int, lost: Sequence[str] = (), asked: Sequence[str] = ()
 ) -> Iterator[Text]:
-    """Return lines on runs: what they share, a table, runs without a result, the answer, and notices on samples.
+    """Return lines on runs: their common values, a table, runs without a result, the answer, and notices on samples.
 
     ``lost`` are planned runs that left no record, ``asked`` further metrics. No label is ever cut: if the labels alone
     take more than the width, so does the table.
@@ -140,7 +140,7 @@ def value_columns(rows: Sequence[StrategyResult], baseline: str, asked: Sequence
     """Every column that says something, in the order of the table; ``asked`` are further metrics."""
     means = [row.standing.time for row in rows]
     digits = decimals([time.mean for time in means if time])
-    # Without a time, what became of the first run.
+    # Without a time, the status of the first run.
     states = [row.runs[min(row.runs)].status for row in rows]
     texts = [seconds(time.mean, digits) if time else state for time, state in zip(means, states, strict=True)]
     # The baseline's speedup over itself says nothing.

@@ -17,9 +17,9 @@ from entrain_bench.config.tree import choices, config_tree
 from entrain_bench.costs.profiled.times import ProfiledDevice
 from entrain_bench.specs.parse import parse
 
-# The column that holds what a strategy's YAML states as ``display_order``.
+# The column of a strategy's YAML key ``display_order``.
 ORDER = "strategy_order"
-# The column that holds what it states as ``family``, and what families are called; others are the user's own.
+# The column of its key ``family``, and the names of families; others are the user's own.
 FAMILY = "strategy_family"
 OURS = "ours"
 FAMILIES = {
@@ -192,7 +192,7 @@ FACTS = "strategies.yaml"
 
 @dataclass(frozen=True, slots=True)
 class StrategyFacts:
-    """One strategy in words: first what the file states, then what the strategy's YAML does.
+    """One strategy in words: first from the file, then from the strategy's YAML.
 
     Attributes:
         paper: arXiv numbers.

@@ -1,9 +1,9 @@
-"""Rankings under constants that nobody measured: P(fastest), and the 90% interval of a lead.
+"""Rankings under unmeasured constants: P(fastest), and the 90% interval of a lead.
 
 Published measurements leave the constants of a device open: ``experiments/posterior.csv`` holds draws of them (key
 ``constants``, 1 to 50). Each draw gives one time of every strategy, at a seed of its own, with plans made for it.
-P(fastest) is the share of draws in which a strategy is the fastest. Its lead in a draw is the time of the fastest
-other strategy over its own. Figures, ``results.md`` and ``recommend`` all read this definition.
+P(fastest) is the share of draws in which a strategy is the fastest. Its lead in a draw is the time of the runner-up
+over its own. Figures, ``results.md`` and ``recommend`` all read this definition.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pandas as pd
 from entrain_bench.answers.comparison import TIME, Times, geometric_mean, with_result
 from entrain_bench.base.arithmetic import decisive
 
-# Share of the draws that an interval holds, cut alike at both ends.
+# Share of the draws that an interval contains, cut equally at both ends.
 COVERAGE = 0.9
 # A lead counts if it is above 0 in at least this share of the draws, and over paired seeds.
 SURE = 0.95
@@ -45,7 +45,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """A strategy of a job over draws; ``leads``: by draw, the time of the fastest other one over its own."""
+    """A strategy of a job over draws; ``leads``: by draw, the time of the runner-up over its own."""
 
     num_fastest: int
     num_draws: int
@@ -107,7 +107,7 @@ def contenders[Name: Hashable](times: Mapping[Name, Times], limit: float) -> lis
 
 
 def times_of(data: pd.DataFrame) -> dict[tuple[str, str], dict[str, Times]]:
-    """Seconds an iteration by job (model, workload), strategy and draw, of those rows of a run table that have one."""
+    """Seconds per iteration by job (model, workload), strategy and draw, of those rows of a run table that have one."""
     times: dict[tuple[str, str], dict[str, dict[int, float | None]]] = {}
     rows: list[dict[Any, Any]] = data[data[KEY] > 0].to_dict("records") if KEY in data else []
     for row in rows:

@@ -134,7 +134,7 @@ def degrees_of_freedom(num_names: int, num_seeds: int) -> float:
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
     """Kendall's rank correlation of two lists of numbers, ties counted half (tau-b); 1 if both rank nothing.
 
-    Infinite numbers, for what has no result, are equal to each other and come last.
+    Infinite numbers, for runs without a result, are equal to each other and come last.
     """
     pairs = [[decisive(number) for number in numbers] for numbers in (first, second)]
     if any(len({*numbers}) == 1 for numbers in pairs):

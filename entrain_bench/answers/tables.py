@@ -1,4 +1,4 @@
-"""Tidy tables of run records and of timelines: means and ratios over seeds, the fastest, what has no result."""
+"""Tidy tables of run records and of timelines: means and ratios over seeds, the fastest, runs without a result."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def encoder_stages_and_gpus(cell: Cell, record: Record | None) -> tuple[float, f
 
 
 def over_seeds(data: pd.DataFrame, keys: Sequence[str], **columns: tuple[str, Statistic]) -> pd.DataFrame:
-    """One row for every combination of the keys: metrics by statistic over the runs with a result, and what failed.
+    """One row for every combination of the keys: metrics by statistic over the runs with a result, and failed runs.
 
     Returns:
         The keys, ``num_runs``, the columns, ``num_ok``, ``status`` and ``reason`` of the first run without success.
@@ -122,7 +122,7 @@ def relative_over_seeds(
 
 
 def compared(data: pd.DataFrame, case: Sequence[str]) -> dict[tuple[str, ...], Comparison[str]]:
-    """How the strategies of every case do, beside the first of them (``comparison``)."""
+    """The strategies of every case, compared with the first of them (``comparison``)."""
     comparisons = {}
     for key, runs in data.groupby([*case], sort=False):
         times = {str(name): times_by_seed(mine) for name, mine in runs.groupby("strategy", sort=False)}
@@ -131,7 +131,7 @@ def compared(data: pd.DataFrame, case: Sequence[str]) -> dict[tuple[str, ...], C
 
 
 def times_by_seed(runs: pd.DataFrame) -> dict[int, float | None]:
-    """Seconds an iteration of a strategy's runs, by seed; None for one that failed; lost runs are left out."""
+    """Seconds per iteration of a strategy's runs, by seed; None for one that failed; lost runs are left out."""
     there = runs[runs["status"] != MISSING]
     done = there[TIME].where(there["status"] == "ok")
     return {int(seed): None if pd.isna(time) else time for seed, time in zip(there["seed"], done, strict=True)}
@@ -265,7 +265,7 @@ def starred(label: str, row: Mapping[Any, Any]) -> str:
 
 
 def lacking(table: pd.DataFrame, labels: Mapping[str, str], by: str = "strategy") -> str:
-    """A sentence on what has no result or lacks seeds (``over_seeds``); empty if nothing does."""
+    """A sentence on runs without a result and missing seeds (``over_seeds``); empty if nothing does."""
     lost = table["num_runs"] - table["num_ok"]
     said = [
         f"{labels.get(str(name), str(name))} ({int(mine.sum())} runs: {table.loc[mine[mine > 0].index[0], 'status']})"

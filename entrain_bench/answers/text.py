@@ -35,7 +35,7 @@ TIME_WORDS = {
     "time_step_share": "step: gradients, optimizer, weights",
     "time_unused_share": "unused GPUs",
 }
-# The same in a sentence, without what a class consists of.
+# The same in a sentence, without the content of a class.
 SHORT_TIME_WORDS = TIME_WORDS | {
     "time_kernels_share": "slower computation",
     "time_microbatches_share": "unequal microbatches and order",

@@ -1,6 +1,6 @@
 """The verbs of the command: one module each, with ``VERB`` and ``main(request)``, which returns the exit code."""
 
-# Arguments of every verb and what it does: the lines of ``--help``, which imports no verb.
+# Arguments and help of every verb: the lines of ``--help``, which imports no verb.
 SUMMARIES = {
     "check": ("strategy=NAME [KEY=VALUE ...]", "run the conformance tests on one strategy"),
     "check-terms": ("[KEY=VALUE ...]", "try what a reviewer would: random options, budget, network, noise"),

@@ -75,7 +75,7 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
 
 
 def verbs() -> dict[str, str]:
-    """Return every verb and what it does."""
+    """Return every verb with its help."""
     return {name: purpose for name, (_, purpose) in SUMMARIES.items()}
 
 
@@ -104,7 +104,7 @@ def _verb(name: str, config_dir: str | None) -> Iterator[str]:
 
 
 def columns(rows: Mapping[str, str]) -> str:
-    """Names, and beside them texts in as many lines as they take."""
+    """Names with texts next to them, in as many lines as they need."""
     margin = len(INDENT) + max(map(len, rows)) + len(INDENT)
     lines = []
     for name, text in rows.items():

@@ -47,7 +47,7 @@ DOCUMENTS = {
 
 
 def summaries(config_dir: str | None = None) -> dict[str, str]:
-    """Every figure and document by name, and what it shows; also figures of a folder of the user's."""
+    """Every figure and document by name, with its content; also figures of the user's folder."""
     return discover(config_dir) | DOCUMENTS
 
 
@@ -82,7 +82,7 @@ def files_of(output: Output, root: Path) -> str:
 
 
 def reference_outputs() -> list[Output]:
-    """Those whose results are committed, whatever machine made them; they wait for posterior runs that they show."""
+    """Outputs with committed results, made on any machine; they wait for posterior runs that they show."""
     return [replace(output, needs_further=True) for output in (*outputs(), *outputs(OF_THEIR_OWN))]
 
 
@@ -93,9 +93,9 @@ def make(
     mlflow_uri: str | None = None,
     retry_failed: bool = False,
 ) -> bool:
-    """Run what is missing, write the outputs and log what was run; returns whether nothing is missing from them.
+    """Run missing runs, write the outputs and log the runs; returns whether the outputs are complete.
 
-    What was run before an interrupt is in the tables; the next call logs it.
+    Runs before an interrupt are in the tables; the next call logs them.
     """
     results = study.results
     results.prepare()

@@ -20,7 +20,7 @@ VERB = Verb(ProfileSettings, ("model",), examples=["model=tiny", "model=tiny tok
 
 
 def main(request: Request[ProfileSettings]) -> int:
-    """Profile the device, or go on with an unfinished profile; returns 0.
+    """Profile the device, or resume an unfinished profile; return 0.
 
     ``UserError`` for bad options, a model that cannot be profiled, or a file of another profile.
     """

@@ -59,7 +59,7 @@ def say_outdated(records: Sequence[Record]) -> None:
 
 
 def write_tables(results: Results) -> None:
-    """Write the tables of all records; what keeps them from being written is said, for they follow from the records."""
+    """Write the tables of all records; report errors of writing, but do not fail, because records have all data."""
     try:
         tables.write_tables(results)
     except OSError as error:

@@ -61,7 +61,7 @@ from entrain_bench.run.study import Output, Study
 from entrain_bench.specs.model import ModelSpec
 
 EXIT_NO_RESULT = 2
-# The job of the README, and its answer: a block of code of so many letters a line.
+# The job of the README, and the line length of its answer, a block of code.
 README_JOB = ("model=qwen25vl_llama3_1b", "workload=opencqa_ocr", "cluster=a40x64")
 README_TABLE = "tables/recommendation.md"
 INDENT = "    "
@@ -134,7 +134,7 @@ def main(request: Request[Keys]) -> int:
         heading, *lines = _no_result(runner, raced)
         _print(lines)
         say(f"entrain-bench: {heading}")
-    # These import what draws pictures, which would take seconds before the first run.
+    # These import plotting packages, which would take seconds before the first run.
     from entrain_bench.commands.publish import log_to_mlflow, write_tables
 
     write_tables(results)

@@ -84,7 +84,7 @@ def generated(committed: Committed, wanted: Sequence[Output], study: Study) -> I
     """Every committed file as the outputs have made it: tables of their runs, own files, pages with tables."""
     results = Path(committed.reference_dir)
     documents = Path(committed.docs_dir)
-    # Anchors differ in constants of their clusters, which a row of the table does not tell apart.
+    # Reference times differ in constants of their clusters, which the table's rows do not show.
     apart = (MEASURED, "calibration")
     cells = study.cells_by_key(sweep for output in wanted if output.name not in apart for sweep in output.needed(study))
     records = sorted_records(record for key in cells if (record := study.results.read(key)))

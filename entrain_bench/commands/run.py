@@ -31,7 +31,7 @@ VERB = Verb(NoKeys, RUN_KEYS, options=(MULTIRUN, CONFIG_DIR))
 
 
 def main(request: Request[NoKeys]) -> int:
-    """Run what is asked for; returns 0, or 1 if a run failed; ``UserError`` for bad input."""
+    """Run a run or sweep; return 0, or 1 if a run failed; ``UserError`` for bad input."""
     if request.hydra:
         from entrain_bench.commands.hydra_app import run_hydra
 
@@ -129,7 +129,8 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
             run_hydra(request)
     except BaseException as error:
         if watch.run or isinstance(error, UnwritableError):
-            # Nobody waits for MLflow at the end, and a full disk has no room for it: the next time makes up for it.
+            # The command does not wait for MLflow at the end, and a full disk cannot take it: the next command logs the
+            # rest.
             mlflow = first.mlflow and not isinstance(error, KeyboardInterrupt | UnwritableError)
             # A copy, for a thread may still add to them.
             publish(results, {**keys}, name, mlflow, first.mlflow_uri, [" ".join(rest) for rest in [*waiting]])

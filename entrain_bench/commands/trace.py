@@ -49,7 +49,7 @@ class TraceKeys:
 
 @dataclass(frozen=True, slots=True)
 class TraceCommand:
-    """A scan, which tells a function of shards in all, a shard's samples and those left out; and what it is of."""
+    """A scan and its dataset's name; the scan reports the number of shards, and each shard's counts, to a function."""
 
     scan: Callable[[Path, Callable[[int, int, int], None]], Any]
     output: Path
@@ -58,7 +58,7 @@ class TraceCommand:
 
 
 def compose_trace(keys: TraceKeys, overrides: Sequence[str], config_dir: str | None) -> TraceCommand:
-    """The scan that keys and overrides describe; ``UserError`` for whatever is wrong with one."""
+    """The scan of keys and overrides; ``UserError`` for an invalid one."""
     add_config_dir(config_dir)
     mine = [text for text in overrides if top_of(parse(text)) in CHOSEN]
     parsed = [parse(text) for text in (*mine, *_source_of(mine))]

@@ -1,4 +1,4 @@
-"""One page on a trace that was scanned: what it holds, what was left out and why, and what a model makes of it."""
+"""One page on a scanned trace: its content, left-out samples with reasons, and its tokens under a model."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _model_lines(output: Path, run: Sequence[str], config_dir: str | None, rows:
         shapes = setting.source.batch(0, int(str(listed["listed"])), seed=0)
         lines = [*_summary_lines(setting.profile, shapes)]
     except UserError as error:
-        # This model cannot take the trace; others may, so the page goes on.
+        # This model cannot take the trace; others may, so the page continues.
         yield f"Nothing on {name}: {error}"
         return
     cut = f" ({listed['truncated']} samples truncated to its context)" if listed.get("truncated") else ""

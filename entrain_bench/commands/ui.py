@@ -57,10 +57,10 @@ def main(request: Request[Keys]) -> int:
         except OSError as error:
             raise UserError(f"port={port}: must be free ({error.strerror})") from error
     command = server_command(results, port)
-    # Whoever ends this process ends the server.
+    # The server ends with this process.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # A session of its own, so that it can be ended with what it starts. Its standard output has notes on its defaults
-    # alone; errors are on the other.
+    # A session of its own, so that it can be ended with its child processes. Its standard output has notes on its
+    # defaults alone; errors are on the other.
     quiet = os.environ | QUIET
     with subprocess.Popen(command, env=quiet, start_new_session=True, stdout=subprocess.DEVNULL) as server:
         try:

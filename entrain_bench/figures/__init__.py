@@ -6,5 +6,5 @@ Every module here whose name has no leading underscore is a figure and defines:
 - ``RUNS``: whether the cells of the sweep must have been run;
 - ``TIMELINES``: whether it reads timelines (``run_actions``); may be left out if not;
 - ``load(cells, results)``: the tidy data of the cells, which come by the labels of the rows if there are any;
-- ``draw(data)``: the matplotlib figure and the table of what it shows, a pure function.
+- ``draw(data)``: the matplotlib figure and its data as a table, a pure function.
 """

@@ -117,7 +117,7 @@ def _write_degrees(panel: Axes, rows: pd.DataFrame, end_s: float) -> None:
 
 
 def _lane_names(rows: pd.DataFrame) -> dict[float, str]:
-    """Labels by place: ranks of each lane if groups have several widths, else the modules of neighbouring lanes."""
+    """Labels by place: ranks of each lane if groups have several widths, else the modules of adjacent lanes."""
     if has_groups(rows):
         ranks = rows.drop_duplicates("lane").sort_values("lane")[["lane", "rank", "num_ranks"]]
         return {

@@ -82,7 +82,7 @@ def _imported(path: Path) -> ModuleType:
         return importlib.import_module(f"{package.__name__}.{path.stem}")
     name = f"{package.__name__}._theirs_{path.stem}"
     module = import_file(path, name)
-    # Pickle looks there for what the module defines.
+    # Pickle looks there for the module's definitions.
     sys.modules[name] = module
     for member in ("EXPERIMENT", "RUNS", "load", "draw"):
         if not hasattr(module, member):
@@ -149,7 +149,7 @@ def figure_output(name: str, config_dir: str | None = None) -> Output:
 
 
 def draw_figure(drawing: Drawing, study: Study) -> str:
-    """Draw and write ``figures/<name>.{pdf,png,csv,json}``; returns what is missing from it, if anything.
+    """Draw and write ``figures/<name>.{pdf,png,csv,json}``; returns missing runs, if any.
 
     A figure without data says so, and does not keep others from theirs.
     """
@@ -182,7 +182,7 @@ def draw_figure(drawing: Drawing, study: Study) -> str:
 
 
 def render(draw: Callable[[], tuple[Any, ...]]) -> dict[str, bytes]:
-    """The files of what is drawn (``Picture``), by suffix; the same data gives the same bytes."""
+    """The files of a figure (``Picture``), by suffix; the same data gives the same bytes."""
     with styled():
         return files_of(Picture(*draw()))
 

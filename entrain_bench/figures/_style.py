@@ -57,7 +57,7 @@ type Colour = tuple[float, float, float]
 COLOURBLIND: list[Colour] = [*sns.color_palette("colorblind")]
 # Of traces and jobs: neither our orange nor the published systems' blue.
 _OTHER_HEX = ["#029e73", "#cc78bc", "#56b4e9", "#6a3d9a", "#949494", "#d55e00", "#3b3b3b", "#b5bd00"]
-# Colours of compared systems by display order, the last for one without. Every two, and our own
+# Colors of compared systems by display order, the last for one without. Every two, and our own
 # orange, differ by a CIEDE2000 of at least 15, also as seen with deuteranopia.
 _SYSTEM_HEX = ["#8c8c8c", "#0173b2", "#005555", "#aa1555", "#8095ff", "#aa5515", "#eabfff", "#402a00", "#2a1580"]
 SYSTEM_COLOURS: list[Colour] = [*map(to_rgb, [*_SYSTEM_HEX, "#ffeaaa"])]
@@ -71,7 +71,7 @@ GOOD = sns.light_palette("#0173b2", as_cmap=True)
 
 
 class Picture(NamedTuple):
-    """A figure, the table of what it shows, and its message: a sentence for the caption, empty for none."""
+    """A figure, its data as a table, and its message: a sentence for the caption, empty for none."""
 
     figure: Figure
     table: pd.DataFrame
@@ -98,13 +98,13 @@ def palette(names: Iterable[str]) -> dict[str, Colour]:
 
 
 def system_colours(data: pd.DataFrame) -> dict[str, Colour]:
-    """The colour of every strategy of a run table, the same in every figure: ours orange, others by display order."""
+    """The color of every strategy of a run table, the same in every figure: ours orange, others by display order."""
     family = families(data)
     return strategy_colours(orders(data), {name for name in family if family[name] == OURS})
 
 
 def strategy_colours(display_orders: Mapping[str, int | None], ours: Iterable[str] = ()) -> dict[str, Colour]:
-    """Colours by display order; strategies without one take theirs from the other end."""
+    """Colors by display order; strategies without one take theirs from the other end."""
     unordered = (-1 - place for place in range(len(display_orders)))
     colours = dict[str, Colour]()
     for name, order in display_orders.items():

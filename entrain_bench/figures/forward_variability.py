@@ -2,7 +2,7 @@
 
 Corresponds to arXiv:2605.27918, Table 3; cells of ``experiments/figure/systems.yaml``. A forward time is summed over
 the stages of the encoders or of the LLM; its standard deviation over the microbatches of a replica is averaged over
-replicas, iterations and seeds. A strategy whose microbatches are all alike has no mark. The figure has the first model
+replicas, iterations and seeds. A strategy whose microbatches are all equal has no mark. The figure has the first model
 and the first strategies, the CSV all.
 """
 

@@ -1,7 +1,7 @@
 """Iteration time of every strategy on every job, relative to the fastest strategy of the job.
 
 Cells of ``experiments/figure/iteration_time.yaml``; corresponds to Figure 11 of arXiv:2605.27918. Left: geometric mean
-over the jobs of which a strategy has a result, with its 95% interval over seeds. Right: every job; a star marks missing
+over the jobs of which a strategy has a result, with its 95% CI over seeds. Right: every job; a star marks missing
 seeds. The CSV has seconds, intervals and, if posterior runs are there (``entrain-bench figures posterior``),
 P(fastest).
 """

@@ -2,8 +2,8 @@
 
 Corresponds to arXiv:2605.27918, Figure 12; cells of ``experiments/figure/measured_gantt.yaml``. The machine is not the
 simulated device, so the simulation has a time axis of its own. The last panel gives the actions their measured
-durations and places them as the simulator does: what is then still shorter than measured is transfers and the runtime's
-own work. A measured optimizer step begins with the gradient norm, for which it waits for all ranks.
+durations and places them as the simulator does: the remaining difference to the measurement is transfers and the
+runtime's own work. A measured optimizer step begins with the gradient norm, for which it waits for all ranks.
 """
 
 from collections.abc import Sequence

@@ -27,7 +27,7 @@ HOLDS = {"encoder": "rank with encoder stages", "llm": "rank with LLM stages", "
 
 
 def load(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame:
-    """Memory of the lanes of every run; beside strategies of rows after the first stands the row's label."""
+    """Memory of the lanes of every run; strategies of rows after the first have the row's label."""
     tables = []
     actions = []
     for place, (label, row) in enumerate(cells.items()):

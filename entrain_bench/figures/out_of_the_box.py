@@ -1,8 +1,8 @@
 """Speedup of available balancers over arrival order, at several pipeline depths.
 
 No figure of a paper: arXiv:2511.00279, pull requests and training scripts each measure one of them on a stack of their
-own. Rows of ``experiments/figure/out_of_the_box.yaml`` are stacks, a panel each; the first strategy is what the others
-are compared with, on the same stack, trace and seed. Numbers are geometric means over seeds.
+own. Rows of ``experiments/figure/out_of_the_box.yaml`` are stacks, a panel each; the others are compared with the first
+strategy, on the same stack, trace and seed. Numbers are geometric means over seeds.
 """
 
 import pandas as pd
@@ -18,7 +18,7 @@ RUNS = True
 CASE = ["row", "model", "workload", "strategy"]
 # Cells without a result, by the state of the runs; those that are ok have nothing to be compared with.
 WORDS = {"failed": "fails", "skipped": "-", "missing": "not run", "ok": "n/a"}
-# Speedups at which colours end.
+# Speedups at which colors end.
 EXTREME = 1.6
 load = run_tables
 

@@ -1,8 +1,8 @@
 """Iteration time against the split of a replica's pipeline stages between encoder and LLM.
 
 Corresponds to arXiv:2605.27918, Figure 14; cells of ``experiments/figure/sensitivity.yaml``, which force every split on
-one strategy. Times are relative to those of the split that is best on average, seed by seed, with 95% intervals; large
-markers are the splits that the planner takes by itself, at any seed.
+one strategy. Times are relative to those of the split that is best on average, seed by seed, with 95% CI; large
+markers are the splits that the planner chooses, at any seed.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Tokens per sample in the encoders and in the LLM, by trace.
 
 Corresponds to arXiv:2605.27918, Figure 3; traces of ``experiments/figure/token_distributions.yaml``. A point is the
-share of samples with at most so many tokens.
+share of samples with at most this number of tokens.
 """
 
 from functools import partial

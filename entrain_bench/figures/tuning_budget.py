@@ -2,7 +2,7 @@
 
 No figure of arXiv:2605.27918 or the other papers. Cells of ``experiments/figure/tuning_budget.yaml``; a budget counts
 simulated batches (docs/tuning.md). Times are relative to the fastest strategy's with the largest budget, seed by seed,
-geometric mean over jobs; the CSV has every job with 95% intervals.
+geometric mean over jobs; the CSV has every job with 95% CI.
 """
 
 from functools import partial

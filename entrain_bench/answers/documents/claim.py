@@ -72,7 +72,7 @@ SCALES = {"x": 1.0, "%": 100.0, "GB": 1e-9, "s": 1.0, "ms": 1e3} | dict.fromkeys
 BARE = ("GB", "s", "ms", *COUNTED)
 # Units of cells by that of a claim, if they differ.
 UNITS = {"1": "%", "GPUs of 16": "GPUs"}
-# At most so many cells are in the text on the paper's setting.
+# Maximum number of cells in the text on the paper's setting.
 SHOWN_CELLS = 4
 
 
@@ -134,7 +134,7 @@ class ClaimSetting:
     def changed(self, change: Change) -> ClaimSetting:
         """The setting with overrides of the same keys replaced, and others added.
 
-        What one side alone changes of ``common``, the other side keeps.
+        The part that only one side changes of ``common``, the other side keeps.
         """
         everywhere, of, to = (change.get(side, {}) for side in SIDES)
         kept = _without(self.common, everywhere)
@@ -207,14 +207,14 @@ class Claim:
         unit: ``x`` for a ratio, ``%`` for a change (with ``to``) or a share (without), else that of the metric itself.
         settings: by label: ``PUBLISHED``, as far as the paper states it (in words: ``paper_setting``); ``FAIR``, the
             same job, tuned by one rule for both sides, if there is a baseline; ``OTHERWISE``, the published one with
-            the opposite of what decides; other choices of what the paper does not state.
-        assumption, opposite: what decides, and its opposite.
+            the opposite of the deciding assumption; other choices of values that the paper does not state.
+        assumption, opposite: the deciding assumption, and its opposite.
         no_source: whether the number was not found in the paper, so that nothing can be judged.
         why: explanation of agreement or difference.
         cells, per: the published cells that the claim is about, and those that their number is divided by.
-        differs: what of the cells the published setting cannot have (``gpus``, ``model``, ``data``, a key of their
+        differs: settings of the cells that the runs cannot have (``gpus``, ``model``, ``data``, a key of their
             setting), with the reason.
-        group, title: claims that are shown as one, and what all of them are; empty for none.
+        group, title: claims that are shown as one, and their common name; empty for none.
         headline: short words for what the paper's abstract promises by this number; empty for other claims.
         file: name of the YAML, without its suffix.
     """
@@ -374,7 +374,7 @@ def _ends(cell: PublishedCell, kind: Kind, relative: bool) -> list[float]:
 
 
 def _published(values: Mapping[str, Any]) -> ClaimSetting:
-    """The published setting; each system is tuned as it was published if strategies can be told to."""
+    """The published setting; each system is tuned as published if the strategy has this option."""
     common, of, to, at = (overrides(values.get(key, [])) for key in (*SIDES, "at"))
     situations = [Situation(of, to, at)]
     if against := values.get("against"):
@@ -397,7 +397,7 @@ def _fair(stated: Mapping[str, Any] | None, published: ClaimSetting) -> ClaimSet
 
 
 def _measure(values: Mapping[str, Any] | str, usual: Measure | None = None) -> Measure:
-    """A measure from its metric, or from a mapping; what it leaves out is that of ``usual``."""
+    """A measure from its metric, or from a mapping; keys that it omits are those of ``usual``."""
     stated = {"metric": values} if isinstance(values, str) else values
     return parse(Measure, {**(asdict(usual) if usual else {}), **stated}, "measure")
 

@@ -54,7 +54,7 @@ def claims_output() -> Output:
 
 
 def write_claims(claims: Sequence[Claim], study: Study) -> str:
-    """Write findings, pages and tables of other pages; returns what was not measured, if anything."""
+    """Write findings, pages and tables of other pages; returns missing measurements, if any."""
     judged = [judge_claim(claim, study) for claim in claims]
     findings = ",\n".join(json.dumps(one.to_dict()) for one in judged)
     files = {FINDINGS: f"[\n{findings}\n]\n", **claims_pages(judged)}
@@ -220,7 +220,7 @@ def value_text(claim: Claim, finding: Finding | None) -> str:
 
 
 def verdict_text(finding: Finding | None) -> str:
-    """The verdict, with what its setting lacks."""
+    """The verdict, with missing parts of its setting."""
     if finding is None:
         return ""
     reason = finding.reason

@@ -131,7 +131,7 @@ def ahead(rows: Sequence[JobRow]) -> dict[str, Any]:
 
 
 def jobs_markdown(rows: Sequence[JobRow]) -> str:
-    """The rows as text; the fastest is bold, and so is whoever ties with it."""
+    """The rows as text; the fastest and strategies that tie with it are bold."""
     heading = ["model, workload", "GPUs", "samples per GPU", "fastest", "fastest published", "in a framework today"]
     heading += ["LPT", "ties"]
     table = [

@@ -30,7 +30,7 @@ FILE = "posterior.csv"
 COMMITTED = Path("results/reference/table.parquet")
 JOB = ["model", "workload"]
 
-# Status of runs by key, and seconds an iteration of those with a result.
+# Status of runs by key, and seconds per iteration of those with a result.
 type Known = Mapping[str, tuple[str, float | None]]
 
 
@@ -120,7 +120,7 @@ def posterior_output() -> Output:
 
 
 def write_posterior(study: Study) -> str:
-    """Write ``posterior.csv``: a row for every strategy under draws; returns what is missing, if anything."""
+    """Write ``posterior.csv``: a row for every strategy under draws; returns missing runs, if any."""
     jobs = jobs_of(study, read_plan())
     table = chances_table(posterior_runs(study))
     write_atomically(study.results.root / FILE, table.to_csv(index=False, float_format="%.6g").encode())
@@ -141,7 +141,7 @@ def chances_table(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def _close(comparison: Comparison[str], limit: float) -> list[str]:
-    """Strategies without a failure that take at most so many times as long as the fastest; at least the first two."""
+    """Return strategies without a failure within this ratio to the fastest's time; at least the first two."""
     standings = comparison.standings
     whole = [name for name in comparison.ranked if standings[name].verdict != Verdict.FAILED]
     close = [name for name in whole if (behind := standings[name].behind) is None or behind.mean <= limit]

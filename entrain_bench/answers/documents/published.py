@@ -1,4 +1,4 @@
-"""Published numbers: what papers print, cell by cell (``experiments/published``)."""
+"""Published numbers of papers, cell by cell (``experiments/published``)."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _number(text: str) -> float | None:
 
 
 def find_cells(patterns: Iterable[str]) -> tuple[PublishedCell, ...]:
-    """The cells of some ids, in order; a pattern (``*``, ``?``) stands for all cells with a number that it matches.
+    """The cells of some ids, in order; a pattern (``*``, ``?``) means all cells with a number that it matches.
 
     ``UserError`` for an unknown id, and a pattern without any cell.
     """

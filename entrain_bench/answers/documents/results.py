@@ -35,9 +35,9 @@ TEXT = Path(__file__).parents[1] / "templates" / "results.md"
 PAGE = "results.md"
 # Taken over by pages, as tables are: who is the fastest.
 HEADLINE = "tables/headline.md"
-# The table of believed against simulated iteration times.
+# The table of estimated against simulated iteration times.
 BELIEFS = "beliefs"
-# Keys that make estimates wrong or actions noisy: runs with any of them have no exact belief and are left out.
+# Keys that make estimates wrong or actions noisy: runs with any of them have no exact estimate and are left out.
 EXACT = ("belief_error", "belief_bias", "action_noise")
 RUN = ["workload", "model", "cluster", "seed"]
 
@@ -49,7 +49,7 @@ def results_output() -> Output:
 
 
 def write_results(study: Study) -> str:
-    """Write ``results.md`` and sentences for other pages; returns what is missing from them, if anything."""
+    """Write ``results.md`` and sentences for other pages; returns missing runs, if any."""
     table = run_table(study.cells(f"figure={SWEEP}"), study.results, SIZES)
     draws = times_of(posterior_runs(study)) if read_plan().sweep == SWEEP else {}
     odds = {job: chances(times) for job, times in draws.items()}
@@ -88,7 +88,7 @@ def posterior_markdown(data: pd.DataFrame, odds: Mapping[tuple[str, str], Mappin
 
 
 def results_markdown(data: pd.DataFrame) -> str:
-    """A table for each family of strategies beside the first strategy; below them what runs have no result."""
+    """A table for each family of strategies and the first strategy, followed by runs without a result."""
     first, *others = families(data).items()
     groups = [family for family in FAMILIES if any(theirs == family for _, theirs in others)]
     gaps = over_seeds(data, CASE, **{name: (column, "mean") for name, column in GAPS.items()})
@@ -135,7 +135,7 @@ def _cell(row: Mapping[Hashable, Any], mark: str) -> str:
 
 
 def belief_errors(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of ``table_of`` whose beliefs are exact, with the relative ``error`` of their believed time."""
+    """Return the rows of ``table_of`` whose estimates are exact, with the relative ``error`` of estimated times."""
     exact = runs["status"].eq("ok") & runs[BELIEVED].notna() & runs[[*EXACT]].eq(0).all(axis=1)
     return runs[exact].assign(error=lambda table: (table[BELIEVED] / table["iteration_time_s"] - 1).abs())
 

@@ -56,7 +56,7 @@ RECOMPUTED = "recomputed"
 class Spread:
     """Mean, median and ends of a number over runs or replicas; its format is that of the mean.
 
-    The margin is half of the mean's 95% interval; not a number if there is one value only.
+    The margin is half of the mean's 95% CI; NaN for a single value.
     """
 
     mean: float = 0.0
@@ -80,7 +80,7 @@ class Table:
 
     Attributes:
         corner: heading of the first column.
-        show: what each column shows, by a further heading; texts with numbers in braces, as ``str.format`` takes them.
+        show: content of each column, by a further heading; texts with numbers in braces, as ``str.format`` takes them.
         over: key whose values a cell's numbers are spread over, each value with its mean over the seeds; ``seed``: the
             runs themselves.
         file: name of the YAML, without its suffix.
@@ -112,14 +112,14 @@ class Table:
 
 
 def _fields(text: str) -> set[str]:
-    """Names in the braces of a text, without what follows a dot."""
+    """Names in the braces of a text, without the part after a dot."""
     return {name.partition(".")[0] for _, name, _, _ in Formatter().parse(text) if name is not None}
 
 
 def parse_table(name: str, values: Mapping[str, Any], file: str) -> Table:
     """A table from plain values.
 
-    What is in ``USUAL`` may be left out, and ``show`` may be one text. Raises ``UserError`` for an unknown or missing
+    Values in ``USUAL`` may be left out, and ``show`` may be one text. Raises ``UserError`` for an unknown or missing
     key.
     """
     names = [field.name for field in fields(Table) if field.name not in ("name", "file")]
@@ -173,7 +173,7 @@ def tables_output() -> Output:
 
 
 def write_tables(tables: Sequence[Table], study: Study) -> str:
-    """Write ``tables/<name>.md``; returns what is missing from them, if anything."""
+    """Write ``tables/<name>.md``; returns missing runs, if any."""
     problems = []
     for table in tables:
         text = table_markdown(table, study)

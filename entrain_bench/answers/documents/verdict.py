@@ -40,7 +40,7 @@ SAME = 1.25
 SIMILAR = 2.0
 # How many more or fewer, of things that are counted.
 COUNTS = {"stages": (0.5, 1.5), "GPUs": (1.0, 3.0)}
-# A ratio must exceed the first for an order to hold; what is closer counts as equal. A paper's ratio that is closer
+# A ratio must exceed the first for an order to hold; closer values count as equal. A paper's ratio that is closer
 # to 1 is no gain: "reproduced" up to the first from it, "partly" up to the second.
 ORDER = 1.02
 NEARLY = 1.05
@@ -73,7 +73,7 @@ class Finding:
 
     Attributes:
         number: the mean over cases and seeds; None without a result.
-        low, high: its 95% interval, or the ends of the cases' numbers if an order has several; None for one seed.
+        low, high: its 95% CI, or the ends of the cases' numbers if an order has several; None for one seed.
         num_cases, num_held, num_unclear: of an order with several cases; in how many it holds, and may hold.
         num_runs, num_lost, lost_seeds: runs, those without a result, and the seeds that are left out for them.
         need_bytes, has_bytes: memory that a run needs, and that of the published device, if that is too little.

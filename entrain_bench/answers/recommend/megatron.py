@@ -3,9 +3,9 @@
 Read in NVIDIA/Megatron-LM at commit d98e8a64 (2026-08-22): ``megatron/training/arguments.py``,
 ``megatron/training/config``, ``megatron/core/transformer/transformer_config.py``, ``pretrain_vlm.py`` and
 ``examples/multimodal``. Encoders are whole on the LLM's first stage (``add_encoder``, ``pipeline_model_parallel_size =
-1``), with its TP, without sequence or context parallelism, and take no virtual stages; LLM stages have as many layers,
-but for the first and the last (``num_layers_in_first_pipeline_stage`` and its like, above 0); the schedule is 1F1B over
-microbatches of so many samples.
+1``), with its TP, without sequence or context parallelism, and take no virtual stages; LLM stages have equally many
+layers, except the first and the last (``num_layers_in_first_pipeline_stage`` and its like, above 0); the schedule is
+1F1B over microbatches of equally many samples.
 """
 
 from collections.abc import Iterator

@@ -41,7 +41,7 @@ ASSUMPTIONS = {
 }
 # Rivals of the fastest overall that are judged, too, if they are this close.
 NUM_RIVALS = 2
-# Seeds that judge the plans; the stated interval is for the mean over so many further seeds.
+# Seeds that judge the plans; the stated interval is for the mean over this number of further seeds.
 NUM_FRESH = 12
 FURTHER = 5
 # Folder of the judging runs' records, in the results folder; in it, one of the plans that assumptions are changed for.
@@ -50,7 +50,7 @@ FROZEN = "frozen"
 # Posterior draws of the hardware constants that the plans run under, each at a fresh seed.
 NUM_DRAWS = 6
 CHOSEN = ("model", "workload", "cluster")
-# Keys that a plan's file states by itself; the planner's options that led to the layout are left out.
+# Keys that a plan's file states separately; the planner's options that led to the layout are left out.
 STATED = (*CHOSEN, "global_batch", "microbatch_size")
 OF_THE_PLANNER = ("strategy/planner", "strategy.planner", "layout.")
 # The variant that gains are over: what one would run without this suite.

@@ -42,7 +42,7 @@ FAR = 1.75
 def going_on(times: Mapping[str, Times], kept: Collection[str] = ()) -> list[str]:
     """Return the strategies that run at further seeds, in their order; those ``kept`` do if they have results.
 
-    ``times`` are seconds an iteration by strategy and seed, all at the same seeds; None for a run without a result.
+    ``times`` are seconds per iteration by strategy and seed, all at the same seeds; None for a run without a result.
     """
     done = {name: [*with_result(by_seed).values()] for name, by_seed in times.items()}
     whole = {name: seconds for name, seconds in done.items() if seconds and len(seconds) == len(times[name])}
@@ -64,7 +64,7 @@ def standings(times: Mapping[str, Times], baseline: str = "") -> Comparison[str]
 
 @dataclass(slots=True)
 class StrategyRace:
-    """Runs strategies on a job; what has run before is read.
+    """Runs strategies on a job; earlier runs are read.
 
     ``free`` are keys that the tuner chooses unless a variant or the job sets them; ``variants`` have the overrides of
     every strategy by its name, the first its choice (``strategy=dip``); ``overrides`` are the job's, without strategy
@@ -84,7 +84,7 @@ class StrategyRace:
     _records: dict[tuple[str, ...], Record] = field(init=False, default_factory=dict)
 
     def seeds(self, number: int, after: int = 0) -> list[int]:
-        """Return so many seeds; ``after`` all those of the race (``ROUNDS``), they play no part in the choice."""
+        """Return a number of seeds; ``after`` all those of the race (``ROUNDS``), they play no part in the choice."""
         return [self.first_seed + after + index for index in range(number)]
 
     def strategy(self, name: str) -> str:
@@ -96,13 +96,13 @@ class StrategyRace:
         return self.composer.run(self._overrides(name, seed, ()))
 
     def records(self, names: Sequence[str], seeds: Sequence[int], changed: Sequence[str] = ()) -> list[Record]:
-        """Return the records of some strategies at some seeds, seed by seed; runs what is missing."""
+        """Return the records of some strategies at some seeds, seed by seed; runs missing ones."""
         wanted = [(name, seed, tuple(changed)) for seed in seeds for name in names]
         self.fetch(wanted)
         return [self._records[self._overrides(*one)] for one in wanted]
 
     def fetch(self, wanted: Iterable[tuple[str, int, tuple[str, ...]]]) -> None:
-        """Run what is missing of some runs, all side by side: strategies, seeds and further overrides."""
+        """Run the missing ones of some runs, in parallel: strategies, seeds and further overrides."""
         new = [one for one in dict.fromkeys(self._overrides(*run) for run in wanted) if one not in self._records]
         cells = [replace(Cell.composed(overrides, self.composer), timeline=self.timelines) for overrides in new]
         for done in run_cells(cells, self.results, self.num_processes):
@@ -115,7 +115,7 @@ class StrategyRace:
     def times(
         self, names: Sequence[str], seeds: Sequence[int], changed: Sequence[str] = ()
     ) -> dict[str, dict[int, float | None]]:
-        """Return seconds an iteration by strategy and seed; None for a run without a result."""
+        """Return seconds per iteration by strategy and seed; None for a run without a result."""
         times: dict[str, dict[int, float | None]] = {name: {} for name in names}
         for record, (seed, name) in zip(self.records(names, seeds, changed), product(seeds, names), strict=True):
             times[name][seed] = record.metrics[TIME] if record.status == "ok" else None

@@ -1,4 +1,4 @@
-"""MLflow as a view of the run records: what it shows of them, and how its client logs that."""
+"""MLflow as a view of the run records: the logged values, and how its client logs them."""
 
 from pathlib import Path
 

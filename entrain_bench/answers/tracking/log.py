@@ -71,7 +71,7 @@ MAX_SHOWN = 160
 FORBIDDEN = re.compile(r"[^/\w.\- :]")
 # The server to log to if no key names one; MLflow's own variable.
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
-# Overrides that say nothing about what is swept.
+# Overrides that do not concern swept keys.
 ASIDE = ("results_dir=", "mlflow", "retry=", "columns=", "hydra")
 # Other pages are made for generative models.
 WORKFLOW = {"workflowType": "machine_learning"}
@@ -79,8 +79,8 @@ WORKFLOW = {"workflowType": "machine_learning"}
 ANSWER_PAGE = "answer.html"
 # The experiment of runs that belong to no sweep.
 SINGLE_RUNS = "single runs"
-# Tags of a run: what it is known by, a hash of all that it and the runs below it show, its parent; of a parent, the
-# answer in short, and what speedups are over.
+# Tags of a run: its identity, a hash of the content of it and the runs below, its parent; of a parent, the short
+# answer, and the baseline of speedups.
 ID_TAG = "entrain_bench.case"
 DIGEST_TAG = "entrain_bench.digest"
 PARENT_TAG = "mlflow.parentRunId"
@@ -113,7 +113,7 @@ class Entry:
     Attributes:
         case: hash of the configuration that its seeds share, or ``SWEEP``.
         metrics: values by step: seeds, then their mean as the last; iterations for ``BY_ITERATION``.
-        artifacts: what makes the content of each file, by path.
+        artifacts: functions that make the content of each file, by path.
         dataset: name, digest and configuration (JSON) of its workload; None if its files cannot be read now.
         made_ms: time of its first and last record, since 1970; empty if that is not recorded.
     """
@@ -351,7 +351,7 @@ def log_records(
     draw: DrawStandings | None = None,
     lost: Sequence[str] = (),
 ) -> tuple[int, str]:
-    """Log the records that MLflow does not show as they are now, to a server or without ``uri`` to the folder.
+    """Log the records whose current state MLflow does not show, to a server or without ``uri`` to the folder.
 
     Several go under a parent run, both parent and experiment called ``name``; a single one goes to ``SINGLE_RUNS``. If
     anything changed, they are replaced. Returns the number of runs that were logged, without the parent, and the
@@ -418,7 +418,7 @@ def _experiment(client: MlflowClient, name: str, uri: str) -> str:
 def _log_all(
     client: MlflowClient, experiment: str, entries: Sequence[Entry], pool: ThreadPoolExecutor
 ) -> tuple[int, str]:
-    """Log entries unless all are there as they are; returns how many, without the parent, and the parent's run if any.
+    """Log entries unless all are there unchanged; returns how many, without the parent, and the parent's run if any.
 
     They replace those of the same sweep, or of the same single run. The digest is tagged last: without it, a run was
     interrupted.
