@@ -41,7 +41,7 @@ OPTIONS = {
     f"{MULTIRUN}, -m": "run a sweep over several values of keys: a,b or range(8); skip finished runs",
     f"{CONFIG_DIR} DIR": "add your folder: DIR/strategy/mine.yaml, DIR/figures/mine.py, ...",
     "plan=FILE": "execute the plan that recommend wrote",
-    "--help=TOPIC": f"explain {KEYS} (all keys of a run), a verb, a key, or a group of choices such as strategy",
+    "--help=TOPIC": f"explain {KEYS} (all keys of a run), a verb, a key, or a group such as strategy",
 }
 
 

@@ -171,7 +171,7 @@ class Composer:
 
     def _with_own_options(self, values: dict[str, Any], chosen: Sequence[str]) -> dict[str, Any]:
         """Leave out options that a strategy's YAML sets for its own part, if another part is chosen that has none."""
-        picked = dict(text.split("=", 1) for text in chosen)
+        picked = dict(text.split("=", 1) for text in chosen if "=" in text)
         parts = [key.partition("/")[2] for key in picked if key.startswith("strategy/")]
         places = (folder / "strategy" / f"{picked.get('strategy')}.yaml" for folder in folders(self.config_dir))
         file = next((place for place in places if place.is_file()), None)

@@ -154,9 +154,9 @@ def test_columns_compare_layouts_and_others_are_asked_for() -> None:
     assert re.split(r"  +", second)[-5:] == ["-", "25.0", "200.0", "16.0", "48.0"]
     assert legend.endswith("gap: above the lower bound of the cluster")
     shown = lines(records, 60, ["encoder_forward_std_ms", "lower_bound_s"])
-    assert shown[2].endswith("  encoder_forward_std_ms  lower_bound_s")
+    assert shown[3].endswith("  encoder_forward_std_ms  lower_bound_s")
     # No layout's bound is below that of every layout.
-    assert [line.split()[-2:] for line in shown[4:6]] == [["1.25", "0.5"], ["1.25", "0.8"]]
+    assert [line.split()[-2:] for line in shown[5:7]] == [["1.25", "0.5"], ["1.25", "0.8"]]
 
 
 def test_wide_characters_and_markup_keep_columns_in_line() -> None:

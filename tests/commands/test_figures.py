@@ -42,9 +42,11 @@ def test_values_of_a_figures_own_narrow_it() -> None:
     given = ["strategy=megatron,entrain", "workload=chartqa", "seed=0,1"]
     (sweep,) = sweeps_of("iteration_time", overrides=given).values()
     cells = Composer().sweep(sweep).cells
-    assert len(cells) == 4
-    job = {"workload": "chartqa", "model": "qwen25vl_llama3_8b", "cluster": "h100x64", "global_batch": "512"}
+    # Two strategies and seeds on the two jobs of this workload, whose other keys come along.
+    assert len(cells) == 8
+    job = {"workload": "chartqa", "cluster": "h100x64", "global_batch": "512"}
     assert {key: {*values_of(cells, key)} for key in job} == {key: {value} for key, value in job.items()}
+    assert {*values_of(cells, "model")} == {"qwen25vl_llama3_8b", "llavaov_qwen25_72b"}
     # Keys inside of a choice keep their values; rows of other strategies and jobs are left out.
     (sweep,) = sweeps_of("sensitivity", overrides=["strategy=entrain", "seed=0"]).values()
     assert len({*values_of(Composer().sweep(sweep).cells, "strategy.planner.encoder_stages")}) == 7

@@ -116,11 +116,26 @@ def mechanisms_section(study: Study) -> str:
     return f"## What each mechanism gains\n\n{text}\n\n{markdown_table(heading, rows, right=heading[2:3])}{notes}"
 
 
+def gain_name(mechanism: str, switch: str) -> str:
+    """Return the name under which sentences of pages take a gain."""
+    return f"gain_{re.sub(r'[^a-z0-9]+', '_', mechanism.lower())}_{switch}"
+
+
+def gain_names() -> list[str]:
+    """Names of all gains, alone and last."""
+    return [
+        gain_name(name, switch)
+        for name, mechanism in read_mechanisms().mechanisms.items()
+        for switch, pair in zip(SWITCHES, (mechanism.alone, mechanism.last), strict=True)
+        if pair
+    ]
+
+
 def gains_by_name(study: Study) -> dict[str, str]:
-    """The mean gain of each mechanism as a text, by ``gain_<mechanism>_<switch>``, for sentences of pages."""
+    """The mean gain of each mechanism as a text, by ``gain_name``."""
     table = gains({label: study.cells(*sweep) for label, sweep in _labelled_sweeps().items()}, study.results)
     return {
-        f"gain_{re.sub(r'[^a-z0-9]+', '_', str(name).lower())}_{switch}": f"{100 * mean_gain(mine['gain']):.0f}%"
+        gain_name(str(name), str(switch)): f"{100 * mean_gain(mine['gain']):.0f}%"
         for (name, switch), mine in table.groupby(["mechanism", "switched"], sort=False)
     }
 

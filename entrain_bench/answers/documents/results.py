@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from entrain_bench.answers.documents.headline import SIZES, ahead, job_rows, jobs_markdown
-from entrain_bench.answers.documents.mechanisms import gains_by_name, mechanisms_section, sweeps
+from entrain_bench.answers.documents.mechanisms import gain_names, gains_by_name, mechanisms_section, sweeps
 from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
 from entrain_bench.answers.documents.tables import TABLES
 from entrain_bench.answers.labels import FAMILIES, families, names
@@ -45,7 +45,7 @@ RUN = ["workload", "model", "cluster", "seed"]
 def results_output() -> Output:
     """The document of all tables."""
     headline = [(f"figure={SWEEP}",), *sweeps()]
-    return Output("results", headline, write_results, [PAGE], files=[HEADLINE], further=posterior_sweeps)
+    return Output("results", headline, write_results, [PAGE], files=[HEADLINE, *(f"{TABLES}/{name}.md" for name in gain_names())], further=posterior_sweeps)
 
 
 def write_results(study: Study) -> str:

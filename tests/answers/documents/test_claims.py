@@ -11,7 +11,7 @@ import pytest
 
 from entrain_bench.answers.documents.claim import Claim, ClaimSetting, load_claims
 from entrain_bench.answers.documents.claims import claim_row, claim_text, claims_pages, read_claims, write_claims
-from entrain_bench.answers.documents.tables import WAY_UP
+from entrain_bench.answers.documents.tables import PLACE, splice
 from entrain_bench.answers.documents.verdict import Finding, JudgedClaim, Verdict, judge_claim, measured
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.cells import Cell
@@ -355,5 +355,6 @@ def test_the_committed_pages_are_those_of_the_committed_findings() -> None:
     for path, text in pages.items():
         assert (root / "docs" / path).read_text() == text
     readme = (root / "README.md").read_text()
-    for name, text in first.items():
-        assert f"<!-- table: {name} -->\n\n{text.replace(WAY_UP, '')}" in readme
+    assert all(f"<!-- table: {name} -->" in readme for name in first)
+    others = {name: body for _, name, body, _ in PLACE.findall(readme)}
+    assert splice(readme, others | first, "") == readme

@@ -48,7 +48,7 @@ def runs(times: dict[str, Sequence[float | None]], workload: str = "coco", clust
 
 def test_a_row_names_the_fastest_of_all_the_published_and_that_in_a_framework() -> None:
     (row,) = job_rows(runs(TIMES))
-    assert (row.model, row.workload, row.cluster, row.samples_per_gpu) == ("Tiny", "Coco", "64 A40", 8.0)
+    assert (row.model, row.workload, row.cluster, row.samples_per_gpu) == ("Tiny", "COCO", "64 A40", 8.0)
     assert row.fastest
     assert row.published
     assert row.baseline
@@ -57,7 +57,7 @@ def test_a_row_names_the_fastest_of_all_the_published_and_that_in_a_framework() 
     assert (row.fastest.strategy, row.fastest.behind, row.fastest.ties) == ("Braid", 1.0, True)
     assert row.fastest.time_s == pytest.approx(1.1)
     # The faster one of two published systems.
-    assert (row.published.strategy, row.published.ties) == ("Omnibal", False)
+    assert (row.published.strategy, row.published.ties) == ("OmniBal", False)
     assert row.published.behind == pytest.approx(1.3 / 1.1, rel=1e-3)
     assert (row.baseline.strategy, row.baseline.ties) == ("LPT", True)
     assert row.tied == ["LPT"]
@@ -76,7 +76,7 @@ def test_a_lead_that_constants_may_undo_is_a_tie(lost: int, ties: bool) -> None:
     (row,) = job_rows(runs(TIMES), {("tiny", "coco"): draws})
     assert row.published
     assert row.published.ties == ties
-    assert ("Omnibal" in row.tied) == ties
+    assert ("OmniBal" in row.tied) == ties
 
 
 def test_who_lacks_a_seed_has_no_place() -> None:
@@ -96,7 +96,7 @@ def test_the_fastest_and_its_ties_are_bold_in_text() -> None:
         "| model, workload | GPUs | samples per GPU | fastest | fastest published | in a framework today | LPT | ties |"
     )
     assert lines[2:] == [
-        "| Tiny Coco | 64 A40 | 8 | **Braid 1.100 s** | Omnibal 1.300 s, 1.18x |"
+        "| Tiny COCO | 64 A40 | 8 | **Braid 1.100 s** | OmniBal 1.300 s, 1.18x |"
         " Megatron (Megatron-LM) 2.100 s, 1.91x | **LPT 1.103 s**, 1.00x | LPT |",
         "| Tiny ChartQA | mine | 8 | **LPT 2.000 s** | no result | no result | **LPT 2.000 s** | none |",
     ]

@@ -41,11 +41,11 @@ def test_results_show_means_intervals_gaps_the_best_and_what_failed() -> None:
     assert results_markdown(data).splitlines() == [
         "| model, workload | First | Second | Third | Fourth | Fifth |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
-        f"| Tiny Coco | 1.500 ± {half:.3f} (40%, 200%) | **1.250 ± 0.000** (40%, 150%) |"
+        f"| Tiny COCO | 1.500 ± {half:.3f} (40%, 200%) | **1.250 ± 0.000** (40%, 150%) |"
         " 1.000 (50%, 100%), 1 of 2 failed | skipped | 2.500 ± 0.000 (40%, 400%) |",
         "",
-        "- Third fails at seed 1 on Tiny Coco: told so",
-        "- Fourth is skipped at seed 0 on Tiny Coco: told so",
+        "- Third fails at seed 1 on Tiny COCO: told so",
+        "- Fourth is skipped at seed 0 on Tiny COCO: told so",
     ]
 
 

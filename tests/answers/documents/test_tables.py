@@ -12,6 +12,7 @@ import pytest
 
 from entrain_bench.answers.documents.claims import HEADLINES, HOLDING, claims_output
 from entrain_bench.answers.documents.listings import listings
+from entrain_bench.answers.documents.mechanisms import gain_names
 from entrain_bench.answers.documents.results import HEADLINE, results_output
 from entrain_bench.answers.documents.tables import (
     DEGREES,
@@ -177,8 +178,8 @@ def test_the_readme_takes_its_numbers_from_what_is_written() -> None:
     outputs = (claims_output(), calibration_output(), results_output())
     written = {Path(file).stem for output in outputs for file in output.files} | {Path(README_TABLE).stem}
     assert {HEADLINE, HOLDING, HEADLINES, ERROR} <= {file for output in outputs for file in output.files}
-    assert {*named} == written
-    assert len(named) == len(written) == 5
+    # Of the gains of mechanisms it states those that it speaks of.
+    assert written - {*gain_names()} < {*named} < written
 
 
 def test_pages_have_the_tables_of_the_configuration() -> None:

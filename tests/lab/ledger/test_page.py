@@ -134,4 +134,4 @@ def test_what_figures_say_is_checked(
 
 
 def test_the_readme_states_the_error_that_figures_state() -> None:
-    assert f"\nM{MODEL_ERROR[1:]}.\n" in (Path(__file__).parents[3] / "README.md").read_text()
+    assert f"-->M{MODEL_ERROR[1:]}.<!--" in (Path(__file__).parents[3] / "README.md").read_text()
