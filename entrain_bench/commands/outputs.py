@@ -72,13 +72,14 @@ def outputs(names: Sequence[str] = (), config_dir: str | None = None) -> list[Ou
 
 
 def files_of(output: Output, root: Path) -> str:
-    """Return the files of an output in short: ``results/figures/quick.{pdf,png,csv,json}``."""
+    """Return the files of an output in short, ``results/figures/quick.{pdf,png,csv,json}``; empty for none."""
     suffixes = defaultdict[str, list[str]](list)
     for file in (*output.committed, *output.files):
         stem, _, suffix = file.rpartition(".")
         suffixes[stem].append(suffix)
     texts = (f"{stem}.{each[0] if len(each) == 1 else f'{{{",".join(each)}}}'}" for stem, each in suffixes.items())
-    return listing([f"{root}/{text}" for text in texts])
+    shown = [f"{root}/{text}" for text in texts]
+    return listing(shown) if shown else ""
 
 
 def reference_outputs() -> list[Output]:
