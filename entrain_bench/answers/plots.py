@@ -21,7 +21,7 @@ from entrain_bench.records.metrics import KNOWN
 from entrain_bench.records.records import Record
 
 KINDS = {
-    "dots": "mean of every strategy, sorted, beside every case",
+    "dots": "mean of every strategy, sorted, and every case",
     "heatmap": "every strategy and case",
     "lines": "every strategy over the key by=KEY",
 }

@@ -29,7 +29,7 @@ TUNING = ("equal", "own")
 FAIL, COUNT = ON_OOM = ("fail", "count")
 NUM_DRAWS = 50
 TEXT_KEYS = ("name", "label", "_target_")
-# Keys that state where results go, which runs are repeated and what is printed: no part of a run.
+# Keys that state where results go, which runs are repeated and which columns are printed: no part of a run.
 ASIDE = ("results_dir", "mlflow", "mlflow_uri", "retry", "columns")
 Seed = Annotated[int, between(0, 2**32 - 1, "in 0..2^32-1")]
 Error = Annotated[float, between(0, nextafter(1, 0), "in [0, 1)")]

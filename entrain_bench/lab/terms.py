@@ -115,7 +115,7 @@ class Untried:
 
 @dataclass(slots=True)
 class Outcome:
-    """All tries, gains above the tolerance, and what became of every draw.
+    """All tries, gains above the tolerance, and the outcome of every draw.
 
     Attributes:
         num_drawn: all draws; ``num_repeated`` of them describe a run that was there already, ``num_ran`` have a result.

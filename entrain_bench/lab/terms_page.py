@@ -1,4 +1,4 @@
-"""The page of ``entrain-bench check-terms``: the answer, every try, and what was not tried."""
+"""The page of ``entrain-bench check-terms``: the answer, every try, and options that were not tried."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def terms_answer(terms: Terms, outcome: Outcome) -> str:
 
 
 def terms_markdown(terms: Terms, outcome: Outcome) -> str:
-    """The page: the answer, every try with its verdict, random values that gain, and what was not tried."""
+    """The page: the answer, every try with its verdict, random values that gain, and options that were not tried."""
     rows = [
         [one.name, one.job, one.before, one.after, "" if one.lead is None else percent(1 + one.lead), one.verdict]
         for one in outcome.tries
     ]
-    heading = ["try", "job", "leader before", "leader after", "lead over the fastest other", "lead"]
+    heading = ["try", "job", "leader before", "leader after", "lead over the runner-up", "lead"]
     factors = listing([f"{factor:g}" for factor in FACTORS], "or")
     share = f"{100 * terms.tolerance:g}%"
     options = [one.options for one in outcome.untried]
@@ -70,7 +70,7 @@ def _not_drawn(outcome: Outcome) -> str:
 
 
 def _untried(untried: Sequence[Untried]) -> str:
-    """What has no result, by kind and strategy, with the first job, values and reason."""
+    """Draws without a result, by kind and strategy, with the first job, values and reason."""
 
     def kind(one: Untried) -> tuple[str, str]:
         return one.lack, one.strategy

@@ -45,7 +45,14 @@ RUN = ["workload", "model", "cluster", "seed"]
 def results_output() -> Output:
     """The document of all tables."""
     headline = [(f"figure={SWEEP}",), *sweeps()]
-    return Output("results", headline, write_results, [PAGE], files=[HEADLINE, *(f"{TABLES}/{name}.md" for name in gain_names())], further=posterior_sweeps)
+    return Output(
+        "results",
+        headline,
+        write_results,
+        [PAGE],
+        files=[HEADLINE, *(f"{TABLES}/{name}.md" for name in gain_names())],
+        further=posterior_sweeps,
+    )
 
 
 def write_results(study: Study) -> str:

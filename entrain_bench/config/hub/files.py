@@ -103,7 +103,7 @@ def _from_hub(repository: str, revision: str | None, names: Sequence[str]) -> di
 
 @cache
 def _fetch(repository: str, revision: str | None, names: Sequence[str]) -> str:
-    """Download files to the hub's cache, once in a process; returns what kept them away, empty if nothing did."""
+    """Download files to the hub's cache, once in a process; returns the obstacle, empty if there was none."""
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
@@ -135,7 +135,7 @@ def _fetch(repository: str, revision: str | None, names: Sequence[str]) -> str:
 
 
 def _require_answer(repository: str, revision: str | None, name: str) -> None:
-    """Raise what keeps the hub from answering within ``ANSWER_S``; ``hf_hub_download`` would try for over a minute."""
+    """Raise the error if the hub has no answer within ``ANSWER_S``; ``hf_hub_download`` would try for over a minute."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -161,7 +161,7 @@ def _require_answer(repository: str, revision: str | None, name: str) -> None:
 
 
 def _instead(repository: str) -> str:
-    """Return what to use in place of a model that cannot be had: bundled models of similar names, or a folder."""
+    """Return replacements for a model that cannot be fetched: bundled models of similar names, or a folder."""
     plain = {re.sub(r"\W|_", "", name).lower(): name for name in choices("model")}
     similar = get_close_matches(re.sub(r"\W|_", "", repository.partition("/")[2]).lower(), plain, MAX_SIMILAR)
     bundled = f"model={' or '.join(plain[name] for name in similar)} (bundled), or " if similar else ""

@@ -65,7 +65,7 @@ def test_three_answers_their_plans_and_that_they_are_kept(
     framework, loop, suite = (
         re.search(rf"^{title}: (.+)\n  [0-9.]+ s per iteration \(95% .*\n", out, re.MULTILINE)
         for title in (
-            "In your framework as it is",
+            "In your framework, unmodified",
             "With a balanced sampler in your loop",
             "With this suite's runtime",
         )
@@ -178,7 +178,7 @@ def test_within_a_framework_only_what_it_runs_is_considered(tmp_path: Path, caps
     # What is given is no assumption.
     assert "estimates off by up to 30%" in out
     assert "bandwidth:" not in out
-    assert out.startswith("In your framework as it is: megatron in Megatron-LM\n")
+    assert out.startswith("In your framework, unmodified: megatron in Megatron-LM\n")
     assert "With this suite's runtime: nothing that was considered" in out
     assert re.search(r"No result: mine in Megatron-LM: its microbatches have", out)
     assert "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 2 --context-parallel-size 1" in out
@@ -198,7 +198,7 @@ def test_a_measured_time_is_first_put_beside_the_expected_one(capsys: pytest.Cap
     assert "over as you run it" in out
     # The layout is that of the user's run; the answer may have another.
     assert "other values than" not in out
-    assert "fsdp" in out.partition("In your framework as it is: ")[2].partition("\n")[0]
+    assert "fsdp" in out.partition("In your framework, unmodified: ")[2].partition("\n")[0]
 
 
 @pytest.mark.wide
