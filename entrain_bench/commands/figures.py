@@ -96,8 +96,8 @@ def _say_finding(output: Output, study: Study) -> None:
             console.print(line, soft_wrap=True)
     elif sidecar.is_file():
         print(json.loads(sidecar.read_text())["caption"])
-    for line in notices(records):
-        say(line)
+    for notice in notices(records):
+        say(notice)
 
 
 def _drawing(name: str, overrides: Sequence[str], study: Study) -> Drawing:

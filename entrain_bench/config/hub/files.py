@@ -106,7 +106,7 @@ def _fetch(repository: str, revision: str | None, names: Sequence[str]) -> str:
     """Download files to the hub's cache, once in a process; returns the obstacle, empty if there was none."""
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     what = f"{', '.join(names)} of {repository} from {constants.ENDPOINT} (no weights)"
     print(f"fetching {what}", file=sys.stderr, flush=True)
