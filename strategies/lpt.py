@@ -264,7 +264,9 @@ class LongestFirstOnWidths:
             counts = np.maximum(counts, 1.0).astype(np.int64)
         else:
             counts = count_microbatches(load, float(microbatch_s[0]), layout, profile)
-        number = numbered(group, ranks, own_s, bytes_ / width, counts, line, room)
+        # Ranks meet in every backward that scatters gradients, and see those of one round in different orders.
+        may_share = line.depth == 1 and not any(placed.scatters for placed in layout.modules)
+        number = numbered(group, ranks, own_s, bytes_ / width, counts, line, room, may_share=may_share)
         _, pack = np.unique(np.stack([number, first, width]), axis=1, return_inverse=True)
         pack = pack.ravel()
         first, width = first * ranks_of_position, width * ranks_of_position
@@ -314,6 +316,8 @@ def numbered(
     counts: IntArray,
     line: Line,
     room: float,
+    *,
+    may_share: bool,
 ) -> IntArray:
     """Round of each sample; groups, whose ``ranks`` nest, are listed narrow to wide, ``bytes_`` are of a rank.
 
@@ -340,7 +344,7 @@ def numbered(
         return float(decisive((begin_s + AGAIN * again * held_s).max()))
 
     falling = range(len(ranks))[::-1]
-    together = [(falling, True)] * (line.depth == 1)
+    together = [(falling, True)] * may_share
     groups, is_shared = min([(falling[::-1], False), (falling, False), *together], key=last_begin_s)
     number = np.zeros(len(group), np.int64)
     taken = np.zeros(num_positions, np.int64)
