@@ -355,7 +355,7 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
         recomputed = [one for job in jobs for one in recomputing(job, chosen_later=make_program.chooses_recomputation)]
         entered = halved(trials, offers(recomputed, first), first, entered[:1]) or entered
     if not entered:
-        raise [*trials.refused[-1:], *problems, too_few_layers(profile.job)][0]
+        raise why_nothing_fits(trials, sets, problems)
     rest = len(rounds) * (budget - first)
     leader = walked(trials, entered[0], variants, rest * OPTIONS)
     if leader is entered[0]:
@@ -368,6 +368,21 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
         recomputed = [job for job in recomputed if not job.request.recompute]
     changed = [replace(one, layout=replace(one.layout, options=leader.options)) for one in offers(recomputed, again)]
     return halved(trials, changed, again, [leader])[0]
+
+
+def why_nothing_fits(trials: Trials, sets: Sequence[Candidates], problems: Sequence[UserError]) -> UserError:
+    """Return the reason of the layout that was tried last; if none was offered, that of the job as it was given.
+
+    The job is asked about with the least microbatch size and most recomputation. ``problems``, with degrees that the
+    tuner chose, come last.
+    """
+    job = trials.profile.job
+    given = list[UserError]()
+    if not trials.refused:
+        least = recomputing(job.each_microbatch_size()[0], chosen_later=trials.make_program.chooses_recomputation)
+        for offer in asked(trials.profile, least[-1:], sets, 1, given):
+            trials.seconds(offer.layout, trials.batches.drafts[0])
+    return [*trials.refused[-1:], *given, *problems, too_few_layers(job)][0]
 
 
 def chosen_layout(

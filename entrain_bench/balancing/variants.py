@@ -62,7 +62,7 @@ def free_options(declared: Any, parts: Mapping[str, object]) -> Iterator[Option]
             if not is_dataclass(own) or name not in {field.name for field in fields(own)}:
                 continue
             for value in values:
-                check_values(type(own), {name: value}, where)
+                check_values(type(own), {name: value}, f"{WHERE}.{part}")
             if len(values) > 1 and getattr(own, name) == values[0]:
                 yield Option(part, name, tuple(values))
 

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from entrain_bench.balancing.candidates import check_memory
+from entrain_bench.balancing.candidates import Candidate, check_memory
 from entrain_bench.balancing.fixed_jobs import by_turns, fixed_jobs
 from entrain_bench.balancing.interface import MakeProgram, Strategy
 from entrain_bench.balancing.interleaved import Interleaved
@@ -185,6 +185,13 @@ def test_where_nothing_fits_the_reason_is_told() -> None:
         STRATEGY.plan(profile_for(replace(FREE, memory_budget_bytes=1e5)))
     with pytest.raises(UserError, match="too few layers"):
         tuned(profile_for(FREE), [lambda _: []], MakeProgram(STRATEGY, profile_for(FREE)), 16)
+
+    def refusing(sized: Profile) -> list[Candidate]:
+        raise UserError(f"layout.tp={sized.job.request.tp} microbatch_size={sized.job.microbatch_size}: no stages")
+
+    # Of the job as it was given, not of degrees that the tuner chose.
+    with pytest.raises(UserError, match=r"layout\.tp=None microbatch_size=1: no stages"):
+        tuned(profile_for(FREE), [refusing], MakeProgram(STRATEGY, profile_for(FREE)), 16)
 
 
 BUDGET = 96

@@ -108,9 +108,10 @@ def test_values_of_the_user_are_kept() -> None:
     declared = {"assigner": {"in_turn": [False, True], "unused": [1, 2], "of_another_part": [1, 2]}}
     assert [*free_options(declared, parts)] == [IN_TURN]
     assert [*free_options({"assigner": {"in_turn": [False]}}, parts)] == []
-    for wrong in ({"planner": {}}, {"assigner": {"in_turn": True}}, {"assigner": {"in_turn": [False, "maybe"]}}):
-        with pytest.raises(UserError, match=r"strategy\.options"):
-            [*free_options(wrong, parts)]
+    wrong = {"planner": {}}, {"assigner": {"in_turn": True}}, {"assigner": {"in_turn": [False, "maybe"]}}
+    for one, field in zip(wrong, ("=planner", ".assigner.in_turn=True", ".assigner.in_turn=maybe"), strict=True):
+        with pytest.raises(UserError, match=rf"^strategy\.options{field}: must be "):
+            [*free_options(one, parts)]
 
 
 @pytest.mark.parametrize("name", choices("strategy"))
