@@ -79,7 +79,7 @@ def offers_with_widths(profile: Profile, batch: SampleShapes, make_program: Make
     """Return one-stage layouts with groups of several widths and whole weights, by estimates of the batch's program."""
     offers = []
     for layout in layouts_with_widths(profile.job):
-        if not layout.modules[0].sharded and has_room(profile, layout):
+        if has_room(profile, layout):
             with suppress(UserError):
                 program = make_program.draft(batch, layout)
                 offers.append(Candidate(packed_iteration_s(program, profile), layout))

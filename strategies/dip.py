@@ -440,7 +440,6 @@ def search_set(  # type: ignore[no-untyped-def]
     place = np.empty(len(tree.order), np.int64)
     group_place = np.empty(len(tree.order) // per_group, np.int64)
     turn = np.empty_like(best_place)
-    held = np.zeros_like(best_place)
     for _ in range(num_rollouts):
         propose(tree, rng)
         num_seen = 0
@@ -451,7 +450,7 @@ def search_set(  # type: ignore[no-untyped-def]
             if group_place[its_group] < 0:
                 group_place[its_group] = num_seen
                 num_seen += 1
-        wish = Wish(group_place[group], place[element] * spread + rank, held, True, False)
+        wish = Wish(group_place[group], place[element] * spread + rank)
         end_s, _ = list_schedule(actions, wish, turn)
         if learn(tree, end_s):
             best_place[:] = turn

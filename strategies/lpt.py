@@ -197,7 +197,9 @@ class UnitWork(NamedTuple):
         Of samples: their packs, rounds, and the packs' first ranks and widths ``[samples]``.
         """
         owner = self.owner
-        pack, first, width = pack[owner], first[owner], width[owner]
+        pack = pack[owner]
+        first = first[owner]
+        width = width[owner]
         num_packs = 1 + int(pack.max(initial=-1))
         ends_s = np.full(num_packs, np.inf)
         replica = np.zeros(len(owner), np.int64)
@@ -269,7 +271,8 @@ class LongestFirstOnWidths:
         number = numbered(group, ranks, own_s, bytes_ / width, counts, line, room, may_share=may_share)
         _, pack = np.unique(np.stack([number, first, width]), axis=1, return_inverse=True)
         pack = pack.ravel()
-        first, width = first * ranks_of_position, width * ranks_of_position
+        first *= ranks_of_position
+        width *= ranks_of_position
         return Assignment(tuple(one.labels(pack, number, first, width) for one in work))
 
 

@@ -1,7 +1,6 @@
 """Replicas of a program: lanes whose passes depend on each other, and the microbatches of these passes."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -46,12 +45,10 @@ def split_replicas(
     duration_s: FloatArray,
     size_bytes: FloatArray,
     working_bytes: FloatArray,
-    **columns: Any,
 ) -> list[Replica]:
     """Return the replicas of an assignment's program; the program's order does not matter.
 
-    Arguments by action are seconds, bytes that it adds or frees, and bytes that it needs while it runs ``[actions]``.
-    ``columns`` are further arguments of ``draft_actions``.
+    Of each action seconds, bytes that it adds or frees, and bytes that it needs while it runs ``[actions]``.
     """
     layout = draft.layout
     lane_offsets, lanes = list_lanes(draft)
@@ -72,8 +69,7 @@ def split_replicas(
         duration_s,
         np.ceil(np.abs(size_bytes)).astype(np.int64),
         np.floor(spare).astype(np.int64),
-        station=components(layout.num_lanes, first_lane[row], lanes),
-        **columns,
+        components(layout.num_lanes, first_lane[row], lanes),
     )
     action_set = lane_set[first_lane]
     group, rank = _groups(draft, assignment, action_set)

@@ -1,9 +1,9 @@
 """A list scheduler for actions that occupy one lane or several; compiled.
 
-The action that can begin first is placed next. A lane chooses among those whose inputs are there, by priority. Long
-encoder backwards can be held until their lanes have done all of the LLM, which they would hold up. Chunks that depend
-on each other form a group; a forward is admitted if the memory that all groups up to its own hold and will hold fits on
-each of its lanes. So no order can deadlock, and no lane exceeds its memory if every group fits separately.
+The action that can begin first is placed next. A lane chooses among those whose inputs are there, by priority, forwards
+and backwards in turn. Chunks that depend on each other form a group; a forward is let in where all that the groups up
+to its own hold and will hold fits together on each of its lanes. So no order can deadlock, and nothing exceeds the room
+if every group fits by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from entrain_bench.program import Program
 
 FORWARD = 0
 BACKWARD = 1
-HOLDS = -1  # where the state says whether anything is held
 
 
 class ListedActions(NamedTuple):
@@ -27,22 +26,13 @@ class ListedActions(NamedTuple):
     lane_offsets: IntArray  # of the lanes of each action, CSR
     lanes: IntArray
     is_backward: IntArray  # 0 or 1 ``[actions]``
-    # 1 for the LLM's, and for generators', which its backwards wait for; 0 for encoders' ``[actions]``.
-    of_llm: IntArray
-    duration_s: FloatArray  # estimated seconds ``[actions]``
-    send_s: FloatArray  # for which its lanes are held after it ``[actions]``
-    receive_s: FloatArray  # for which they are held before it, in parallel with the last send ``[actions]``
-    size_bytes: IntArray  # memory that a forward adds and its backward frees, integers ``[actions]``
+    duration_s: FloatArray  # believed seconds ``[actions]``
+    size_bytes: IntArray  # what a forward adds and its backward frees, integers ``[actions]``
     num_waits: IntArray  # actions that it waits for ``[actions]``
     user_offsets: IntArray  # of actions that wait for it, CSR
     user_actions: IntArray
-    user_delay_s: FloatArray  # from its end until they have its results ``[users]``
     station: IntArray  # lanes that some action occupies together have one number ``[lanes]``
     room_bytes: IntArray  # for activations, integers ``[lanes]``
-    tail_s: FloatArray  # from an action's end until its stage's gradients are synchronized ``[actions]``
-    backward: IntArray  # of each forward, any action of a backward ``[actions]``
-    kept_bytes: IntArray  # additional memory of a pair that keeps its activations, not recomputed ``[actions]``
-    kept_s: FloatArray  # seconds that its backward saves then ``[actions]``
 
     def of(self, chosen: IntArray, members: IntArray) -> ListedActions:
         """Return a renumbered part of the actions, with their lanes; no other action depends on it or runs there."""
@@ -57,10 +47,8 @@ class ListedActions(NamedTuple):
             "lanes": lane[self.lanes[entries]],
             "user_offsets": user_offsets,
             "user_actions": action[self.user_actions[users]],
-            "user_delay_s": self.user_delay_s[users],
             "station": self.station[members],
             "room_bytes": self.room_bytes[members],
-            "backward": action[self.backward[chosen]],
         }
         alike = {name: getattr(self, name)[chosen] for name in self._fields if name not in renumbered}
         return ListedActions(**renumbered, **alike)
@@ -79,20 +67,12 @@ def list_lanes(draft: Program) -> tuple[IntArray, IntArray]:
 
 
 def draft_actions(
-    draft: Program,
-    duration_s: FloatArray,
-    size_bytes: IntArray,
-    room_bytes: IntArray,
-    delay_s: FloatArray | None = None,
-    **columns: IntArray | FloatArray,
+    draft: Program, duration_s: FloatArray, size_bytes: IntArray, room_bytes: IntArray, station: IntArray
 ) -> ListedActions:
-    """The forwards and backwards of a program; ``columns`` are others of ``ListedActions``, 0 by default."""
+    """The forwards and backwards of a program."""
     count = int(draft.first_action[-1])
     lane_offsets, lanes = list_lanes(draft)
     edge = np.argsort(draft.dep_actions, kind="stable")
-    none = {name: np.zeros(count, np.int64) for name in ("of_llm", "backward", "kept_bytes")}
-    at_once = {name: np.zeros(count) for name in ("send_s", "receive_s", "tail_s", "kept_s")}
-    filled: dict[str, Any] = {"station": np.arange(len(room_bytes)), **none, **at_once, **columns}
     return ListedActions(
         lane_offsets=lane_offsets,
         lanes=lanes,
@@ -102,20 +82,16 @@ def draft_actions(
         num_waits=np.diff(draft.dep_offsets)[:count],
         user_offsets=offsets_from_counts(np.bincount(draft.dep_actions, minlength=count)),
         user_actions=rows_of(draft.dep_offsets)[edge],
-        user_delay_s=np.zeros(len(edge)) if delay_s is None else delay_s[edge],
+        station=station,
         room_bytes=room_bytes,
-        **filled,
     )
 
 
 class Wish(NamedTuple):
-    """Priorities and limits of a schedule."""
+    """Groups and priorities of a schedule."""
 
     group: IntArray  # place of the action's group in the order of groups ``[actions]``
     priority: FloatArray  # lower first ``[actions]``
-    is_held: IntArray  # 1 for backwards that wait until their lanes have done all of the LLM ``[actions]``
-    alternate: bool  # whether a lane takes forwards and backwards in turn; otherwise backwards first
-    last_of_equals: bool = False  # whether a lane waits for the last or the first by priority of simultaneous backwards
 
 
 class State(NamedTuple):
@@ -129,14 +105,11 @@ class State(NamedTuple):
     done_s: FloatArray  # end of a lane's last action ``[lanes]``
     last: IntArray  # that action, -1 for none ``[lanes]``
     held_bytes: IntArray  # by activations ``[lanes]``
-    is_kept: IntArray  # whether an action's activations are kept ``[actions]``
-    extra_bytes: IntArray  # memory of kept activations ``[lanes]``
     choice: IntArray  # next action of a lane, -1 for none ``[lanes]``
     begin_s: FloatArray  # its begin ``[lanes]``
     is_stale: IntArray  # whether these must be computed again ``[lanes]``
     need_bytes: IntArray  # memory that a group's forwards hold and will hold ``[lanes, groups]``
     left: IntArray  # actions of it to come ``[lanes, groups]``
-    llm_left: IntArray  # actions of the LLM to come; at the end whether anything is held, 0 or 1 ``[lanes + 1]``
     first_open: IntArray  # first group of a lane with actions to come ``[lanes]``
     first_refused: IntArray  # first group from there on that does not fit with those before it ``[lanes]``
     admitted_bytes: IntArray  # memory that the groups between these two need ``[lanes]``
@@ -144,25 +117,19 @@ class State(NamedTuple):
 
 @njit(nogil=True)
 def list_schedule(actions, wish, place):  # type: ignore[no-untyped-def]
-    """Give actions their ``place`` ``[actions]``; return when gradients are synchronized, and forced forwards."""
+    """Give actions their ``place`` ``[actions]``; return when the last ends, and forced forwards."""
     state = _begin(actions, wish)
     forced = 0
     end_s = 0.0
     for turn in range(len(actions.duration_s)):
         lane = _soonest(actions, wish, state)
-        if lane < 0 and state.llm_left[HOLDS]:
-            # Held backwards would free the memory.
-            state.llm_left[HOLDS] = 0
-            state.is_stale[:] = 1
-            lane = _soonest(actions, wish, state)
         if lane < 0:
             action = _let_in(actions, wish, state)
             forced += 1
         else:
             action = state.choice[lane]
         place[action] = turn
-        ended_s = _run(action, _begin_s(action, actions, state), actions, wish, state)
-        end_s = max(end_s, ended_s + actions.tail_s[action])
+        end_s = max(end_s, _run(action, _begin_s(action, actions, state), actions, wish, state))
     return end_s, forced
 
 
@@ -187,24 +154,19 @@ def _begin(actions, wish):  # type: ignore[no-untyped-def]
         done_s=np.zeros(num_lanes),
         last=np.full(num_lanes, -1),
         held_bytes=np.zeros(num_lanes, np.int64),
-        is_kept=np.zeros(num_actions, np.int64),
-        extra_bytes=np.zeros(num_lanes, np.int64),
         choice=np.zeros(num_lanes, np.int64),
         begin_s=np.zeros(num_lanes),
         is_stale=np.ones(num_lanes, np.int64),
         need_bytes=np.zeros((num_lanes, num_groups), np.int64),
         left=np.zeros((num_lanes, num_groups), np.int64),
-        llm_left=np.zeros(num_lanes + 1, np.int64),
         first_open=np.zeros(num_lanes, np.int64),
         first_refused=np.zeros(num_lanes, np.int64),
         admitted_bytes=np.zeros(num_lanes, np.int64),
     )
-    state.llm_left[HOLDS] = 1
     for action in range(num_actions):
         for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
             lane = actions.lanes[row]
             state.left[lane, wish.group[action]] += 1
-            state.llm_left[lane] += actions.of_llm[action]
             if actions.is_backward[action] == FORWARD:
                 state.need_bytes[lane, wish.group[action]] += actions.size_bytes[action]
         if state.missing[action] == 0:
@@ -244,38 +206,24 @@ def _leave(action, lane, actions, state):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _free_s(action, lane, actions, state):  # type: ignore[no-untyped-def]
-    """Return when a lane may begin an action, in seconds; its sends and receives overlap."""
-    last = state.last[lane]
-    held_s = actions.receive_s[action]
-    if last < 0:
-        return held_s
-    return state.done_s[lane] + max(held_s, actions.send_s[last])
-
-
-@inlined
 def _begin_s(action, actions, state):  # type: ignore[no-untyped-def]
     """When all lanes of a ready action may begin it."""
     begin_s = state.ready_s[action]
     for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
-        begin_s = max(begin_s, _free_s(action, actions.lanes[row], actions, state))
+        begin_s = max(begin_s, state.done_s[actions.lanes[row]])
     return begin_s
 
 
 @inlined
 def _may_run(action, actions, wish, state):  # type: ignore[no-untyped-def]
-    """Return whether an action fits memory on all of its lanes; backwards free memory, and run unless held."""
+    """Whether memory lets an action in on all of its lanes; backwards free some."""
     if actions.is_backward[action] == BACKWARD:
-        if wish.is_held[action] and state.llm_left[HOLDS]:
-            for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
-                if state.llm_left[actions.lanes[row]] > 0:
-                    return False
         return True
     for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
         lane = actions.lanes[row]
         if wish.group[action] > max(state.first_refused[lane] - 1, state.first_open[lane]):
             return False
-        if state.held_bytes[lane] + state.extra_bytes[lane] + actions.size_bytes[action] > actions.room_bytes[lane]:
+        if state.held_bytes[lane] + actions.size_bytes[action] > actions.room_bytes[lane]:
             return False
     return True
 
@@ -308,14 +256,14 @@ def _choose(lane, actions, wish, state):  # type: ignore[no-untyped-def]
         while spot >= state.first[queue]:
             action = state.queue[spot]
             if _may_run(action, actions, wish, state):
-                if state.ready_s[action] <= _free_s(action, lane, actions, state):
+                if state.ready_s[action] <= state.done_s[lane]:
                     if kind == FORWARD:
                         forward = action
                     else:
                         backward = action
                     break
                 # A backward, which frees memory, goes before others that come together with it.
-                first = coming < 0 or wish.last_of_equals or actions.is_backward[coming] == FORWARD
+                first = coming < 0 or actions.is_backward[coming] == FORWARD
                 equal = kind == BACKWARD and state.ready_s[action] == coming_s and first
                 if state.ready_s[action] < coming_s or equal:
                     coming = action
@@ -324,13 +272,11 @@ def _choose(lane, actions, wish, state):  # type: ignore[no-untyped-def]
     chosen = max(forward, backward)
     if forward >= 0 and backward >= 0:
         last = state.last[lane]
-        turn = last >= 0 and actions.is_backward[last] == FORWARD
-        chosen = backward if turn or not wish.alternate else forward
+        chosen = backward if last >= 0 and actions.is_backward[last] == FORWARD else forward
     elif chosen < 0:
         chosen = coming
-    state.choice[lane], state.begin_s[lane] = chosen, np.inf
-    if chosen >= 0:
-        state.begin_s[lane] = _begin_s(chosen, actions, state)
+    state.choice[lane] = chosen
+    state.begin_s[lane] = _begin_s(chosen, actions, state) if chosen >= 0 else np.inf
 
 
 @njit(nogil=True)
@@ -350,39 +296,18 @@ def _let_in(actions, wish, state):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _keeps(action, actions, state):  # type: ignore[no-untyped-def]
-    """Return whether a forward's activations are kept: they fit on all of its lanes with all admitted groups."""
-    if actions.is_backward[action] == BACKWARD or actions.kept_bytes[action] == 0:
-        return 0
-    for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
-        lane = actions.lanes[row]
-        taken = state.admitted_bytes[lane] + state.extra_bytes[lane] + actions.kept_bytes[action]
-        if taken > actions.room_bytes[lane]:
-            return 0
-    return 1
-
-
-@inlined
 def _run(action, begin_s, actions, wish, state):  # type: ignore[no-untyped-def]
     """Update clock and memory of an action's lanes, and its ready users; return its end in seconds."""
     group = wish.group[action]
     size_bytes = actions.size_bytes[action]
     end_s = begin_s + actions.duration_s[action]
-    if _keeps(action, actions, state):
-        state.is_kept[action] = 1
-        state.is_kept[actions.backward[action]] = 1
-    extra_bytes = actions.kept_bytes[action] * state.is_kept[action]
-    if actions.is_backward[action] == BACKWARD:
-        end_s -= actions.kept_s[action] * state.is_kept[action]
     for row in range(actions.lane_offsets[action], actions.lane_offsets[action + 1]):
         lane = actions.lanes[row]
         _leave(action, lane, actions, state)
-        state.done_s[lane], state.last[lane] = end_s, action
+        state.done_s[lane] = end_s
+        state.last[lane] = action
         state.left[lane, group] -= 1
-        state.llm_left[lane] -= actions.of_llm[action]
-        sign = 1 - 2 * actions.is_backward[action]
-        state.held_bytes[lane] += sign * size_bytes
-        state.extra_bytes[lane] += sign * extra_bytes
+        state.held_bytes[lane] += (1 - 2 * actions.is_backward[action]) * size_bytes
         if actions.is_backward[action] == BACKWARD:
             state.need_bytes[lane, group] -= size_bytes
             if group < state.first_refused[lane]:
@@ -394,7 +319,7 @@ def _run(action, begin_s, actions, wish, state):  # type: ignore[no-untyped-def]
                 state.is_stale[other] = 1
     for row in range(actions.user_offsets[action], actions.user_offsets[action + 1]):
         user = actions.user_actions[row]
-        state.ready_s[user] = max(state.ready_s[user], end_s + actions.user_delay_s[row])
+        state.ready_s[user] = max(state.ready_s[user], end_s)
         state.missing[user] -= 1
         if state.missing[user] == 0:
             _join(user, actions, wish, state)
@@ -416,8 +341,8 @@ def _admit_groups(lane, actions, state):  # type: ignore[no-untyped-def]
     """Advance the first refused group. Needs only fall, so it never moves back."""
     group = state.first_refused[lane]
     ahead = state.admitted_bytes[lane]
-    room_bytes = actions.room_bytes[lane] - state.extra_bytes[lane]
-    while group < state.need_bytes.shape[1] and ahead + state.need_bytes[lane, group] <= room_bytes:
+    while group < state.need_bytes.shape[1] and ahead + state.need_bytes[lane, group] <= actions.room_bytes[lane]:
         ahead += state.need_bytes[lane, group]
         group += 1
-    state.first_refused[lane], state.admitted_bytes[lane] = group, ahead
+    state.first_refused[lane] = group
+    state.admitted_bytes[lane] = ahead

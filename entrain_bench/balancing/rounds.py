@@ -175,7 +175,7 @@ TENSOR_PARALLEL = (1, 2, 4, 8)
 
 
 def layouts_with_widths(job: Job) -> Iterator[Layout]:
-    """Layouts on all ranks with groups of any width that the request allows; those with sharded weights come last."""
+    """Layouts of one stage on all ranks with groups of any width that the request allows; weights are whole."""
     job = without_stages(job)
     num_ranks = job.cluster.num_ranks
     node = job.cluster.gpus_per_node
@@ -199,13 +199,6 @@ def layouts_with_widths(job: Job) -> Iterator[Layout]:
             modules.append(ModuleLayout(module.name, base, 1, split, ranks, again, widths=tuple(widths)))
         else:
             yield Layout(tuple(modules), 1)
-    if job.framework.encoder_optimizers > 1 or job.request.sharding is not None:
-        return
-    fully = replace(job, request=replace(job.request, sharding=ZERO3))
-    for tp in plane_degrees(job, TENSOR_PARALLEL):
-        positions = num_ranks // tp
-        if not positions & (positions - 1) and all(splits(module, tp) for module in job.model.modules):
-            yield plane_layout(fully, tp, whole, False, recomputed, 1)
 
 
 def without_stages(job: Job) -> Job:

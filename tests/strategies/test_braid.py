@@ -32,5 +32,4 @@ def test_chains_go_round_their_ranks_and_are_rated_by_what_they_leave_idle(turns
 def test_modules_choose_widths_of_their_own_inside_their_pack() -> None:
     profile = profile_for()
     for layout in layouts_with_widths(profile.job):
-        if not layout.modules[0].sharded:
-            check_program(BRAID.program(SHAPES, layout, profile))
+        check_program(BRAID.program(SHAPES, layout, profile))

@@ -24,17 +24,11 @@ type Row = tuple[Sequence[int], bool, float]
 
 def actions_of(
     rows: Sequence[Row],
-    edges: Sequence[tuple[int, int, float]],
+    edges: Sequence[tuple[int, int]],
     room: int = 99,
     sizes: Sequence[int] | int = 1,
-    sends: Sequence[float] | float = 0.0,
-    receives: Sequence[float] | float = 0.0,
-    tails: Sequence[float] | float = 0.0,
-    of_llm: Sequence[int] | int = 0,
-    kept: Sequence[tuple[int, float]] | None = None,
-    backward: Sequence[int] | None = None,
 ) -> ListedActions:
-    """Actions of rows (lanes, whether backward, seconds) and edges (source, user, delay), and columns of them."""
+    """Actions of rows (lanes, whether backward, seconds), edges (source, user) and sizes."""
     count, num_lanes = len(rows), 1 + max(max(lanes) for lanes, _, _ in rows)
     edges = sorted(edges)
     station = np.arange(num_lanes)
@@ -44,59 +38,35 @@ def actions_of(
         offsets_from_counts(np.array([len(lanes) for lanes, _, _ in rows])),
         np.concatenate([np.array(lanes, np.int64) for lanes, _, _ in rows]),
         np.array([int(back) for _, back, _ in rows]),
-        np.broadcast_to(np.asarray(of_llm, np.int64), count).copy(),
         np.array([seconds for _, _, seconds in rows], np.float64),
-        np.broadcast_to(np.asarray(sends, np.float64), count).copy(),
-        np.broadcast_to(np.asarray(receives, np.float64), count).copy(),
         np.broadcast_to(np.asarray(sizes, np.int64), count).copy(),
-        np.bincount([user for _, user, _ in edges], minlength=count),
-        offsets_from_counts(np.bincount(np.array([source for source, _, _ in edges], np.int64), minlength=count)),
-        np.array([user for _, user, _ in edges], np.int64),
-        np.array([delay for _, _, delay in edges], np.float64),
+        np.bincount(np.array([user for _, user in edges], np.int64), minlength=count),
+        offsets_from_counts(np.bincount(np.array([source for source, _ in edges], np.int64), minlength=count)),
+        np.array([user for _, user in edges], np.int64),
         station,
         np.full(num_lanes, room),
-        np.broadcast_to(np.asarray(tails, np.float64), count).copy(),
-        np.arange(count) if backward is None else np.array(backward),
-        np.array([size for size, _ in kept or [(0, 0.0)] * count]),
-        np.array([seconds for _, seconds in kept or [(0, 0.0)] * count]),
     )
 
 
-def scheduled(
-    actions: ListedActions,
-    group: Sequence[int],
-    priority: Sequence[float],
-    alternate: bool = True,
-    held: Sequence[int] | None = None,
-) -> tuple[IntArray, float, int]:
+def scheduled(actions: ListedActions, group: Sequence[int], priority: Sequence[float]) -> tuple[IntArray, float, int]:
     """Place of every action, the end, and the number of forced forwards."""
     groups = np.array(group)
     place = np.full(len(groups), -1)
-    is_held = np.zeros(len(groups), np.int64) if held is None else np.array(held)
-    wish = Wish(groups, np.array(priority, np.float64), is_held, alternate)
-    end_s, forced = list_schedule(actions, wish, place)
+    end_s, forced = list_schedule(actions, Wish(groups, np.array(priority, np.float64)), place)
     return place, end_s, forced
 
 
 def timed(actions: ListedActions, order: Sequence[int]) -> float:
     """End of the actions in an order that keeps to their dependencies."""
     num_lanes = len(actions.room_bytes)
-    done, last = [0.0] * num_lanes, [-1] * num_lanes
+    done: FloatArray = np.zeros(num_lanes)
     ready: FloatArray = np.zeros(len(order))
-    end = 0.0
     for action in order:
         lanes = lanes_of(actions, action)
-        begin = ready[action]
-        for lane in lanes:
-            sent = actions.send_s[last[lane]] if last[lane] >= 0 else 0.0
-            begin = max(begin, done[lane] + max(sent, actions.receive_s[action]))
-        for lane in lanes:
-            done[lane], last[lane] = begin + actions.duration_s[action], action
-        end = max(end, begin + actions.duration_s[action] + actions.tail_s[action])
-        for row in range(actions.user_offsets[action], actions.user_offsets[action + 1]):
-            user = actions.user_actions[row]
-            ready[user] = max(ready[user], begin + actions.duration_s[action] + actions.user_delay_s[row])
-    return float(end)
+        done[lanes] = max(float(ready[action]), float(done[lanes].max())) + actions.duration_s[action]
+        users = actions.user_actions[actions.user_offsets[action] : actions.user_offsets[action + 1]]
+        ready[users] = np.maximum(ready[users], done[lanes[0]])
+    return float(done.max())
 
 
 def orders(actions: ListedActions) -> Iterator[list[int]]:

@@ -27,7 +27,7 @@ def random_actions(rng: np.random.Generator) -> Case:
     num_lanes = int(rng.integers(1, 4))
     # All lanes are there.
     rows: list[Row] = [((num_lanes - 1,), False, 1.0)]
-    groups, sizes, edges = [0], [0], list[tuple[int, int, float]]()
+    groups, sizes, edges = [0], [0], list[tuple[int, int]]()
     for group in range(int(rng.integers(1, 5))):
         first = len(rows)
         places = rng.integers(num_lanes, size=int(rng.integers(1, num_lanes + 4)))
@@ -37,10 +37,10 @@ def random_actions(rng: np.random.Generator) -> Case:
         groups += 2 * chunks * [group]
         sizes += 2 * rng.integers(0, 4, chunks).tolist()
         for chunk in range(chunks):
-            edges.append((first + chunk, first + chunks + chunk, 0.0))
+            edges.append((first + chunk, first + chunks + chunk))
             for before in np.flatnonzero(rng.random(chunk) < 0.5).tolist():
-                edges.append((first + before, first + chunk, 0.0))
-                edges.append((first + chunks + chunk, first + chunks + before, 0.0))
+                edges.append((first + before, first + chunk))
+                edges.append((first + chunks + chunk, first + chunks + before))
     actions = actions_of(rows, edges, sizes=sizes)._replace(room_bytes=rng.integers(0, 16, num_lanes))
     return Case(actions, np.array(groups), rng.permutation(len(rows)).astype(np.float64))
 
