@@ -24,7 +24,7 @@ COLUMN_IN = 0.28
 SHORT_LETTERS = 4
 SLANTED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
 # So many columns are as wide as a title; of more each has room for so many letters.
-FEW_COLUMNS, LETTERS = 4, 4.5
+FEW_COLUMNS, LETTERS = 4, 4
 # Where the shades of times over the fastest's end.
 DARKEST = 4.0
 
@@ -87,7 +87,8 @@ def dots(
     reach = max(float(rows["high"].max()) - low, 1e-9)
     for place, mean, end in rows[["place", "mean", "high"]].itertuples(index=False):
         panel.text(max(end, start) + 0.05 * reach, place, text(mean), va="center")
-    panel.set(xlim=(low - 0.04 * reach, low + 1.4 * reach), xlabel=label, ylabel="")
+    panel.set(xlim=(low - 0.04 * reach, low + 1.4 * reach), ylabel="")
+    panel.set_xlabel(label, loc="left")
     panel.set_yticks([*places.values()], [*labels.values()])
     panel.set_ylim(len(labels), 0)
     panel.tick_params(axis="y", length=0)
@@ -117,7 +118,7 @@ def heatmap(panel: Axes, values: pd.DataFrame, texts: pd.DataFrame | None = None
         columns = [*several]
         first, title = columns[0]
         # A narrow one has its words below each other.
-        narrow = len(heads) > FEW_COLUMNS and len(str(title)) > LETTERS * len(columns)
+        narrow = len(heads) > FEW_COLUMNS and len(str(title)) >= LETTERS * len(columns)
         words = str(title).replace(" ", "\n", 1) if narrow else title
         panel.text(first + len(columns) / 2, -0.2, words, ha="center", va="bottom")
         if first:

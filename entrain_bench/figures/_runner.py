@@ -1,7 +1,4 @@
-"""Figures of the suite and of a folder of the user's: found, with their sweeps for the figure's own job or the user's.
-
-Each is loaded, drawn and written, with a caption and the command that draws it again in ``<name>.json``.
-"""
+"""Find, load, draw and write figures of the suite and of your folder; ``<name>.json`` has caption and command."""
 
 import ast
 import importlib

@@ -48,7 +48,7 @@ def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> Picture:
     fewer = overall["num_jobs"][overall["num_jobs"] < len(jobs)].map(" ({} jobs)".format)
     kinds = families(data)
     colours = {name: FAMILY_COLOURS[kind] for name, kind in kinds.items()}
-    of = "" if len(jobs) == 1 else ", geometric mean"
+    of = "" if len(jobs) == 1 else ",\ngeometric mean"
     named = {name: f"{label}{fewer.get(name, '')}" for name, label in labels.items()}
     figure = ranking(overall, cases, cells, named, colours, f"time / fastest{of}")
     present = {kind: colour for kind, colour in FAMILY_COLOURS.items() if kind in kinds.values()}
