@@ -17,6 +17,8 @@ DOWNLOAD = "ENTRAIN_BENCH_DOWNLOAD"
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 # Newer processors are in a file of their own, next to what else there is to know.
 NEWER_PROCESSOR = "processor_config.json"
+VIDEO_PROCESSOR = "video_preprocessor_config.json"
+NAMES = (CONFIG, PROCESSOR, NEWER_PROCESSOR, VIDEO_PROCESSOR)
 NESTED = ("image_processor", "feature_extractor", "audio_processor")
 MAX_BYTES = 2**24
 
@@ -40,7 +42,7 @@ def published_model(reference: str) -> dict[str, Any]:
 
 
 def _published(reference: str) -> tuple[Fields, Fields]:
-    files = {name: _json(path) for name in (CONFIG, PROCESSOR, NEWER_PROCESSOR) if (path := _file(reference, name))}
+    files = {name: _json(path) for name in NAMES if (path := _file(reference, name))}
     if CONFIG not in files:
         raise UserError(_missing(reference))
     newer = files.get(NEWER_PROCESSOR, {})
@@ -48,6 +50,8 @@ def _published(reference: str) -> tuple[Fields, Fields]:
     for name in NESTED:
         if isinstance(newer.get(name), Mapping):
             processor |= newer[name]
+    if VIDEO_PROCESSOR in files:
+        processor["video_processor"] = files[VIDEO_PROCESSOR]
     return Fields(_with_named_parts(files[CONFIG]), CONFIG), Fields(processor, PROCESSOR)
 
 
@@ -98,7 +102,7 @@ def _missing(reference: str) -> str:
     if not reference.startswith(HUB) or Path(name).expanduser().is_dir():
         return f"there is no {CONFIG}; must be hf:ORG/NAME, a folder with {CONFIG}, or its path"
     repository = name.partition("@")[0]
-    get = f"hf download {repository} {CONFIG} {PROCESSOR} {NEWER_PROCESSOR}"
+    get = f"hf download {repository} {' '.join(NAMES)}"
     return f"is not in the Hugging Face cache; run `{get}`, or set {DOWNLOAD}=1"
 
 
