@@ -112,5 +112,5 @@ def main(request: Request[TraceKeys]) -> int:
     write_atomically(path, page.encode())
     make_console().print(page.rstrip(), markup=False, highlight=False, soft_wrap=True)
     say(f"written: {command.output}, {path}")
-    say(f"entrain-bench workload=trace workload.path={command.output} runs it")
+    say(f"entrain-bench recommend data={command.output} model=MODEL cluster=16xh100 ranks strategies on it")
     return 0

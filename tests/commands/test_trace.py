@@ -31,7 +31,7 @@ def test_from_files_to_a_run(data: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "| image or frame (megapixels) |" in out
     assert "Encoder's forward time over the LLM's" in out
     assert "b_min, the batch whose allocation of GPUs is stable" in out
-    assert "entrain-bench workload=trace workload.path=mine.parquet runs it" in err
+    assert "entrain-bench recommend data=mine.parquet model=MODEL cluster=16xh100 ranks strategies on it" in err
     assert run_command([*command, "model=whisper_qwen25_7b"]) == 0
     out, _ = capsys.readouterr()
     assert "scanned before" in out
@@ -45,8 +45,8 @@ def test_from_files_to_a_run(data: Path, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        ("", "source.path: missing; ParquetSource needs it"),
-        ("source=tar", "source=tar: unknown; choices: hub, llava, manifest, parquet, webdataset"),
+        ("", "source.path: missing; FileSource needs it"),
+        ("source=tar", "source=tar: unknown; choices: files, hub, llava, manifest, parquet, webdataset"),
         ("source.path=data source.pth=x", "source.pth=x: unknown key (did you mean source.path=x?)"),
         ("source.path=data output=x.csv", "output=x.csv: must end with .parquet"),
         ("source.path=data engine=spark", "engine=spark: must be processes or ray"),

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import UserError
+from entrain_bench.base.errors import UserError, require
 
 from ..budget import BUDGET
 from ..columns import Take, num_taken
@@ -59,6 +59,7 @@ type Rows = Iterator[Row | list[Any] | BadSampleError]
 class Format:
     """Files with some endings; ``index``: where reading may start, None: at the start only."""
 
+    name: str
     endings: Sequence[str]
     rows: Callable[[Shard, Chosen, Limits], Rows]
     index: Callable[[Shard], Index | None] = lambda _: None
@@ -71,6 +72,14 @@ class FileSource(Source):
     """Local files of any format below; names in rows are those of files below ``root``, or the file's own folder."""
 
     root: str = ""
+    format: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [one.name for one in FORMATS]
+        require(
+            self.format is None or self.format in names, "source.format", self.format, f"{', '.join(names)}, or null"
+        )
 
     def folder(self, shard: Shard) -> str:
         """Return the folder of the files that rows name."""
@@ -80,14 +89,12 @@ class FileSource(Source):
         """Return the files that are taken, all of the first format that there is; ``UserError`` if there are none."""
         place = Path(self.path).expanduser()
         found = [(name, _format_of(name)) for name in _names(place)]
-        kind = next((one for one in FORMATS if any(one is each for _, each in found)), None)
+        allowed = [one for one in FORMATS if self.format in (None, one.name)]
+        kind = next((one for one in allowed if any(one is each for _, each in found)), None)
         if kind is None:
-            what = (
-                "has no" if place.is_dir() else "does not exist, or is none of" if found else "does not exist. Must be"
-            )
-            raise UserError(
-                f"source.path={self.path}: {what} {', '.join(e for one in FORMATS for e in one.endings)} files"
-            )
+            what = "has no" if place.is_dir() else "does not exist. Must be"
+            endings = ", ".join(ending for one in allowed for ending in one.endings)
+            raise UserError(f"source.path={self.path}: {what} {endings} files")
         files = [name for name, each in found if each is kind]
         if kind is FOLDER:
             files = sorted({file.parent for file in files})
@@ -194,7 +201,7 @@ def _parquet_rows(shard: Shard, chosen: Chosen, limits: Limits) -> Rows:  # noqa
         columns = {field.name: str(field.type) for field in file.schema_arrow}
         named = [name.partition(".")[0] for name in chosen.names]
         if missing := [name for name in named if name not in columns]:
-            others = f"no column {missing[0]}; columns: {', '.join(columns)}"
+            others = f"it has no field {missing[0]}; fields: {', '.join(columns)}"
             raise BadSampleError(Reason.FILE, others)
         known = {*table_of(chosen.conventions).media_names(), *roles_of(tuple(columns), chosen), *named}
         names = [name for name, kind in columns.items() if name in known or re.search("string", kind)]
@@ -531,14 +538,14 @@ def _folder_rows(shard: Shard, chosen: Chosen, limits: Limits) -> Rows:  # noqa:
 
 _JSON = (".json", ".jsonl", ".ndjson")
 _TABLE = (".csv", ".tsv")
-FOLDER = Format([f".{ending}" for ending in table_of(None).endings], _folder_rows, _folder_index)
+FOLDER = Format("media", [f".{ending}" for ending in table_of(None).endings], _folder_rows, _folder_index)
 # Of a folder, the files of the first format that it has are read.
 FORMATS = (
-    Format([".parquet"], _parquet_rows, _parquet_index),
-    Format([".arrow"], _arrow_rows),
-    Format([".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"], _tar_rows, _tar_index, cut=False),
-    Format([end + packed for end in _JSON for packed in ("", *_COMPRESSED)], _json_rows, _json_index),
-    Format([end + packed for end in _TABLE for packed in ("", *_COMPRESSED)], _table_rows),
+    Format("parquet", [".parquet"], _parquet_rows, _parquet_index),
+    Format("arrow", [".arrow"], _arrow_rows),
+    Format("webdataset", [".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"], _tar_rows, _tar_index, cut=False),
+    Format("json", [end + packed for end in _JSON for packed in ("", *_COMPRESSED)], _json_rows, _json_index),
+    Format("table", [end + packed for end in _TABLE for packed in ("", *_COMPRESSED)], _table_rows),
     FOLDER,
 )
 

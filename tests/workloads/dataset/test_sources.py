@@ -71,7 +71,7 @@ def test_other_columns(tmp_path: Path) -> None:
 
 def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
     write_finevision(tmp_path / "a.parquet", [([], ["x"])])
-    with pytest.raises(BadSampleError, match="no column photos; columns: images, texts"):
+    with pytest.raises(BadSampleError, match="has no field photos; fields: images, texts"):
         records(FileSource(path=str(tmp_path), images="photos"))
     with pytest.raises(UserError, match="must be at least one of text"):
         FileSource(path=str(tmp_path), text=None, images=None, audio=None, video=None)
