@@ -77,6 +77,9 @@ def _is_frame_size(size: tuple[int, ...]) -> bool:
 
 PACKAGED_TRACES = Path(__file__).parent / "traces"
 _FRAME_SIZES = f"[width, height] in pixels, within a ratio of {MAX_ASPECT_RATIO:g}, such as [640,360]"
+MAX_IMAGE_TOKENS = 16384
+MIN_FRAME_TOKENS = 128
+MAX_FRAME_TOKENS = 768
 _Tokens = Annotated[int, between(1, MAX_TOKENS)]
 
 
@@ -90,9 +93,9 @@ class TraceWorkload:
 
     name: str = ""
     path: Name
-    max_image_tokens: _Tokens = 16384
-    min_video_frame_tokens: _Tokens = 128
-    max_video_frame_tokens: _Tokens = 768
+    max_image_tokens: _Tokens = MAX_IMAGE_TOKENS
+    min_video_frame_tokens: _Tokens = MIN_FRAME_TOKENS
+    max_video_frame_tokens: _Tokens = MAX_FRAME_TOKENS
     on_overlong: Annotated[str, OneOf([*OnOverlong])] = OnOverlong.ERROR
     take: Take = ALL
     frame_size: Annotated[tuple[int, ...], Allowed(_is_frame_size, _FRAME_SIZES)] | None = None
@@ -125,6 +128,13 @@ class TraceWorkload:
         allowed = f"at least model.tokens.min_image_tokens={rules.min_image_tokens}"
         valid = self.max_image_tokens >= rules.min_image_tokens
         require(valid, "workload.max_image_tokens", self.max_image_tokens, allowed)
+        free = self.max_image_tokens == MAX_IMAGE_TOKENS or not (rules.images or rules.tiles)
+        own = f"{MAX_IMAGE_TOKENS}: the model has its own rules (model.tokens.images or tiles, such as max_tiles)"
+        require(free, "workload.max_image_tokens", self.max_image_tokens, own)
+        frames = self.min_video_frame_tokens, self.max_video_frame_tokens
+        usual = frames == (MIN_FRAME_TOKENS, MAX_FRAME_TOKENS) or rules.video is None
+        own = f"{MIN_FRAME_TOKENS} and {MAX_FRAME_TOKENS}: the model has its own rules (model.tokens.video)"
+        require(usual, "workload.min_video_frame_tokens and max_video_frame_tokens", frames, own)
         listed = ListedShapes(self.name, self._shapes(self._columns(), rules))
         if rules.context_tokens is None:
             return listed
