@@ -192,7 +192,9 @@ class TraceWorkload:
         if self.text is not None:
             uniform = stable_rng(f"text of {self.name}").random(len(columns.text))
             return drawn_sizes(parse_marginal(self.text, "workload.text"), uniform, 1, "workload.text")
-        return columns.text.astype(np.int64) if columns.text_in_tokens else text_tokens(columns.text, rules)
+        return (
+            columns.text.astype(np.int64) if columns.text_in_tokens else text_tokens(columns.text, rules, columns.cjk)
+        )
 
     def _file(self) -> Path:
         packaged = PACKAGED_TRACES / self.path
