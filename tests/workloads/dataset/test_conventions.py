@@ -87,7 +87,10 @@ ROWS: dict[str, Any] = {
     "pairs": lambda n: {"prompt": ASKED[n][:5], "chosen": ASKED[n][5:], "rejected": ANSWERED[n], "image": f"{n}.jpg"},
     "pairs of turns": lambda n: {"chosen": turns(n)[:1], "rejected": turns(n)[1:], "images": [f"{n}.jpg"]},
     "FineVision": lambda n: {"images": [f"{n}.jpg"], "texts": [{"user": ASKED[n], "assistant": ANSWERED[n]}]},
-    "OBELICS": lambda n: {"images": [None, f"{n}.jpg", None], "texts": [ASKED[n], None, ANSWERED[n]]},
+    "OBELICS": lambda n: {
+        "images": [None, f"{n}.jpg", {"bytes": None, "path": None}],
+        "texts": [ASKED[n], None, ANSWERED[n]],
+    },
     "MMC4": lambda n: {"text_list": [ASKED[n], ANSWERED[n]], "image_info": [{"image_name": f"{n}.jpg"}]},
     "VQA": lambda n: {"question": ASKED[n], "answers": [ANSWERED[n]], "image": f"{n}.jpg"},
     "question and answer": lambda n: {"question": ASKED[n], "answer": ANSWERED[n], "image_path": f"{n}.jpg"},
