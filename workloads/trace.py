@@ -39,11 +39,13 @@ def fitting(source: ListedShapes, context_tokens: int, on_overlong: OnOverlong) 
     if not np.any(longer):
         return source
     if on_overlong is OnOverlong.DROP:
-        kept = source.shapes.take(np.flatnonzero(~longer))
-        return replace(source, shapes=kept, num_dropped=int(longer.sum()))
+        rows = np.flatnonzero(~longer)
+        return replace(source, shapes=source.shapes.take(rows), num_dropped=int(longer.sum()), rows=rows)
     kept = truncated(source.shapes, context_tokens)
     num_dropped = len(source.shapes) - len(kept)
-    return replace(source, shapes=kept, num_truncated=int(longer.sum()) - num_dropped, num_dropped=num_dropped)
+    rows = np.flatnonzero(np.isin(source.shapes.sample_ids, kept.sample_ids)) if num_dropped else None
+    shortened = int(longer.sum()) - num_dropped
+    return replace(source, shapes=kept, num_truncated=shortened, num_dropped=num_dropped, rows=rows)
 
 
 def truncated(shapes: SampleShapes, context_tokens: int) -> SampleShapes:
@@ -189,7 +191,9 @@ class TraceWorkload:
         if self.text is not None:
             uniform = stable_rng(f"text of {self.name}").random(len(columns.text))
             return drawn_sizes(parse_marginal(self.text, "workload.text"), uniform, 1, "workload.text")
-        return columns.text.astype(np.int64) if columns.text_in_tokens else text_tokens(columns.text, rules)
+        return (
+            columns.text.astype(np.int64) if columns.text_in_tokens else text_tokens(columns.text, rules, columns.cjk)
+        )
 
     def _file(self) -> Path:
         packaged = PACKAGED_TRACES / self.path

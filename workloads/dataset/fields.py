@@ -278,7 +278,7 @@ class _Reading:
 
     def _add(self, kind: str, name: str, value: Any) -> None:
         values = value if isinstance(value, list | tuple) else [value]
-        self._media[kind] += [(name, each) for each in values if each not in (None, "")]
+        self._media[kind] += [(name, each) for each in values if not _is_nothing(each)]
 
     def _json(self, value: Any) -> None:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=lambda _: "")
@@ -364,6 +364,11 @@ class _Reading:
 
 # Where a part or a struct holds its medium.
 _PLACES = ("bytes", "path", "url", "base64", "data", "image", "file", "file_name", "image_name", "image_path", "source")
+
+
+def _is_nothing(value: Any) -> bool:
+    """Whether an entry of a list of media stands for none."""
+    return value in (None, "") or (isinstance(value, Mapping) and all(each is None for each in value.values()))
 
 
 def _is_short(value: Any) -> bool:

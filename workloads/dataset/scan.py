@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 from collections import Counter
@@ -35,7 +36,7 @@ from .source import Limits, Shard, Source
 from .uncounted import Uncounted
 
 # Part of every digest: raise it if the scan changes, so that earlier parts are not reused.
-FORMAT = 7
+FORMAT = 8
 PROCESSES = "processes"
 RAY = "ray"
 # A tokenizer: every UTF-8 byte is a token, as for byte-level models (ByT5, arXiv:2105.13626).
@@ -45,9 +46,12 @@ METADATA_KEY = b"entrain_bench.scan"
 # Left-out samples that are listed; all are counted.
 MAX_LISTED = 20
 ITEMS = ("texts", "images", "sounds", "videos")
+# Kana, ideographs of Chinese and Japanese, and Hangul; with their punctuation and full-width forms.
+_CJK = re.compile(r"[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uff00-\uffef]")
 _COLUMNS: Mapping[str, pa.DataType] = {
     "sample_id": pa.string(),
     "text_chars": pa.int32(),
+    "text_cjk": pa.int32(),
     "text_tokens": pa.int32(),
     "n_images": pa.int32(),
     "image_widths": pa.list_(pa.int32()),
@@ -75,6 +79,7 @@ def measure(sample: RawSample, limits: Limits) -> dict[str, Any]:
         raise BadSampleError(Reason.EMPTY)
     return {
         "text_chars": chars,
+        "text_cjk": sum(len(_CJK.findall(text)) for text in sample.texts if not text.isascii()),
         "n_images": len(sample.images),
         "image_widths": [width for width, _ in sizes],
         "image_heights": [height for _, height in sizes],

@@ -18,7 +18,9 @@ from entrain_bench_workloads.dataset.errors import BadSampleError, Reason
 from entrain_bench_workloads.dataset.fields import Chosen, Known, sample_of, table_of
 from entrain_bench_workloads.dataset.formats import FileSource
 from entrain_bench_workloads.dataset.source import Limits
+from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import image_bytes, scan_report, video_bytes, wav_bytes, write_jsonl, write_tar
+from support.specs import rules_of
 
 # Questions, answers and sizes of images, the same in every layout below.
 ASKED = ("What is shown?", "Read the text, please.", "Is it red?")
@@ -85,7 +87,10 @@ ROWS: dict[str, Any] = {
     "pairs": lambda n: {"prompt": ASKED[n][:5], "chosen": ASKED[n][5:], "rejected": ANSWERED[n], "image": f"{n}.jpg"},
     "pairs of turns": lambda n: {"chosen": turns(n)[:1], "rejected": turns(n)[1:], "images": [f"{n}.jpg"]},
     "FineVision": lambda n: {"images": [f"{n}.jpg"], "texts": [{"user": ASKED[n], "assistant": ANSWERED[n]}]},
-    "OBELICS": lambda n: {"images": [None, f"{n}.jpg", None], "texts": [ASKED[n], None, ANSWERED[n]]},
+    "OBELICS": lambda n: {
+        "images": [None, f"{n}.jpg", {"bytes": None, "path": None}],
+        "texts": [ASKED[n], None, ANSWERED[n]],
+    },
     "MMC4": lambda n: {"text_list": [ASKED[n], ANSWERED[n]], "image_info": [{"image_name": f"{n}.jpg"}]},
     "VQA": lambda n: {"question": ASKED[n], "answers": [ANSWERED[n]], "image": f"{n}.jpg"},
     "question and answer": lambda n: {"question": ASKED[n], "answer": ANSWERED[n], "image_path": f"{n}.jpg"},
@@ -217,6 +222,15 @@ def test_sounds_and_videos_of_parts_and_manifests(tmp_path: Path) -> None:
     found = scanned(tmp_path / "m.jsonl", tmp_path)
     assert found["audio_seconds"] == [1.5, 1.5, None, None, None, 2.5]
     assert found["video_seconds"] == [None, None, 1.0, 1.0, 1.0, None]
+
+
+def test_a_token_holds_fewer_characters_of_chinese(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "m.jsonl", [{"text": "\u4f60\u597d\uff0c" * 11 + "abcdefgh"}, {"text": "abcd"}])
+    scan_report(FileSource(path=str(tmp_path / "m.jsonl")), tmp_path / "t.parquet", None)
+    assert pq.read_table(tmp_path / "t.parquet").column("text_cjk").to_pylist() == [33, 0]
+    shapes = TraceWorkload(path=str(tmp_path / "t.parquet")).source(rules_of("qwen25vl")).shapes
+    # 33 / 1.65 + 8 / 4 and 4 / 4.
+    assert shapes.text_tokens.tolist() == [22, 1]
 
 
 def test_texts_next_to_turns_are_counted() -> None:
