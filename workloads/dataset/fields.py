@@ -1,4 +1,4 @@
-"""The sample of a row: where conventions (conventions.yaml) say that rows hold texts and media, and what is left."""
+"""The sample of a row: its texts and media, found by conventions (conventions.yaml), and fields that are not counted."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ AUTO = "auto"
 KINDS = ("images", "audio", "video")
 # A value that a reader did not read: a column or a member of bytes with an unknown name.
 UNREAD = object()
-# Fields that are not counted: how many are told apart, in a sample.
+# Fields of a sample that are not counted: how many keep their names; the others are summed.
 _MAX_LEFT = 64
 _DEPTH = 12
 # Characters of a role or an id.
@@ -60,7 +60,7 @@ class RawSample:
     """A sample, not decoded; texts are tokenized one by one, ``seconds`` is the stated length of the sound or video.
 
     ``left`` are fields that are not counted: of each kind (``text`` or a medium) the characters or values by field.
-    ``marks`` are places in texts that stand for media, -1 where they are not compared.
+    ``marks`` is the number of places in texts that mark media, -1 if they are not compared.
     """
 
     texts: Sequence[str] = ()
@@ -133,14 +133,14 @@ def table_of(path: str | None) -> Table:
         name: parse(Convention, given.get("conventions", {}).get(name, values), f"conventions.{name}")
         for name, values in parts["conventions"].items()
     }
-    by_name = [
+    turns, types = (
         {name: role for source in (own, given) for role, names in source.get(key, {}).items() for name in names}
         for key in ("turns", "types")
-    ]
+    )
     marks = "|".join(f"(?:{pattern})" for pattern in own["marks"].values())
     endings = {ending: kind for kind, names in own["endings"].items() for ending in names}
     pattern = re.compile(rf"(?:<img>(?P<path>[^<>]+)</img>|{marks})\n?")
-    return Table(conventions, *by_name, own["media"], own["paths"], own["seconds"], pattern, own["lists"], endings)
+    return Table(conventions, turns, types, own["media"], own["paths"], own["seconds"], pattern, own["lists"], endings)
 
 
 def kind_of(name: str) -> str | None:
@@ -213,7 +213,7 @@ def _inner(value: Any, keys: Sequence[str]) -> Any:
 
 
 class _Reading:
-    """What was found in a row so far."""
+    """The texts and media found in a row so far, and its fields that are not counted."""
 
     def __init__(self, row: Row, roles: Mapping[str, str], chosen: Chosen, folder: str, content: bool) -> None:
         self._row = row
@@ -238,9 +238,9 @@ class _Reading:
             )
         length = None if seconds is None else float(seconds)
         images = [medium_of(value, name, self._folder, self._content) for name, value in self._media["images"]]
-        timed = [self._timed(kind, length) for kind in ("audio", "video")]
+        audio, video = (self._timed(kind, length) for kind in ("audio", "video"))
         compared = self._chosen.compare and None not in (getattr(self._chosen, kind) for kind in KINDS)
-        return RawSample(self._texts, images, *timed, length, self._marks if compared else -1, self._left)
+        return RawSample(self._texts, images, audio, video, length, self._marks if compared else -1, self._left)
 
     def _timed(self, kind: str, seconds: float | None) -> Medium | None:
         values = self._media[kind]
@@ -308,7 +308,7 @@ class _Reading:
         if kind:
             if not media:
                 media = [key for key in _PLACES if turn.get(key)]
-            # Without the medium, the part stands for one that another field holds.
+            # Without the medium, the part is a mark of one that another field holds.
             self._marks += not media
         for key, value in turn.items():
             role = self._table.turns.get(key)

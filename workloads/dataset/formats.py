@@ -179,7 +179,7 @@ def _format_of(file: Path) -> Format | None:
 
 def _opened(place: str) -> IO[bytes]:
     """Open a file, whose ending may say that it is compressed."""
-    return io.BufferedReader(pa.input_stream(place, compression="detect"))  # type: ignore[arg-type]
+    return io.BufferedReader(pa.input_stream(place, compression="detect"))
 
 
 @lru_cache(maxsize=1024)

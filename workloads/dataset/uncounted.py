@@ -1,4 +1,4 @@
-"""What a scan does not count: fields by name, and marks in texts that differ from the media found."""
+"""Data that a scan does not count: fields by name, and marks in texts that differ from the media found."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from .fields import KINDS, Chosen, RawSample
 
 # Share of rows from which a scan fails: marks and media that differ, or names of media that nothing reads.
 MAX_SHARE = 0.01
-# Fields that are told apart.
+# Fields that keep their names; the others are summed.
 _MAX_FIELDS = 256
 
 
