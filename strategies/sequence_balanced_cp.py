@@ -190,6 +190,11 @@ class FlexibleGroups:
                 best = microbatches
                 best_s = total_s
             count += 1
+        if not best:
+            raise OutOfMemoryError(
+                f"assignment: {len(shapes)} samples do not fit on {llm.dp} ranks in any number of microbatches; a rank "
+                f"has {room:.3g} bytes for activations, and the samples take {bytes_.sum():.3g}"
+            )
         number, first, width = np.zeros((3, len(shapes)), np.int64)
         for index, (mine, start) in enumerate(best):
             groups = solved(start, seconds[:, mine], bytes_[mine], limits, self.solver_work)

@@ -57,6 +57,7 @@ COLUMNS: Mapping[str, TraceColumn] = {
     "sample_id": TraceColumn(),
     "text_tokens": TraceColumn(MAX_TEXT),
     "text_chars": TraceColumn(MAX_TEXT),
+    "text_cjk": TraceColumn(MAX_TEXT),
     "image_widths": TraceColumn(MAX_PIXELS, low=1),
     "image_heights": TraceColumn(MAX_PIXELS, low=1),
     "n_images": TraceColumn(MAX_TEXT),
@@ -112,6 +113,8 @@ class TraceColumns:
     video_seconds: FloatArray
     frame_widths: FloatArray
     frame_heights: FloatArray
+    # Characters of Chinese, Japanese and Korean among those of the text.
+    cjk: FloatArray | None = None
 
 
 def read_columns(path: Path, take: Take = ALL, frame_size: tuple[float, float] | None = None) -> TraceColumns:
@@ -143,9 +146,11 @@ def read_columns(path: Path, take: Take = ALL, frame_size: tuple[float, float] |
     is_frame = np.zeros(len(widths), np.bool_)
     is_frame[(offsets[1:] - 1)[has_video]] = True
     names = trace.identities("sample_id") if trace.has("sample_id") else np.arange(trace.num_rows)
+    cjk = trace.numbers("text_cjk") if text_name == "text_chars" and trace.has("text_cjk") else None
+    trace.check(cjk is None or cjk <= text, "text_cjk", cjk, "at most text_chars")
     images = widths[~is_frame], heights[~is_frame]
     frames = widths[is_frame], heights[is_frame]
-    return TraceColumns(names, text, text_name == "text_tokens", num_images, *images, audio, video, *frames)
+    return TraceColumns(names, text, text_name == "text_tokens", num_images, *images, audio, video, *frames, cjk)
 
 
 def _read(path: Path, take: Take) -> tuple[list[str], pa.Table]:

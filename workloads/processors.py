@@ -34,11 +34,16 @@ OVERVIEW_TOKENS = 256 + 16 + 1
 
 @dataclass(frozen=True, slots=True)
 class _Images:
-    """Images with sides in whole pixels ``[images]``; ``alone``: whether each is the only one of its sample."""
+    """Images with sides in whole pixels ``[images]``; ``many``: how many their samples have ``[images]``."""
 
     widths: IntArray
     heights: IntArray
-    alone: BoolArray
+    many: IntArray
+
+    @property
+    def alone(self) -> BoolArray:
+        """Whether each is the only one of its sample."""
+        return np.equal(self.many, 1)
 
 
 # Tiles of each image, encoder tokens of each of its tiles, LLM tokens of the image: one number or ``[images]`` each.
@@ -52,7 +57,7 @@ def processed_images(counts: IntArray, widths: FloatArray, heights: FloatArray, 
     Face transformers 5 operation by operation: counts are equal for any quotient.
     """
     wide, high = _whole_pixels(widths, heights)
-    cut = _METHODS[type(rules)](rules, _Images(wide, high, np.repeat(counts == 1, counts)))
+    cut = _METHODS[type(rules)](rules, _Images(wide, high, np.repeat(counts, counts)))
     return tiled_items(counts, *(np.broadcast_to(part, wide.shape) for part in cut))
 
 
@@ -142,7 +147,11 @@ def _most_kept(
 
 
 def _nearest_grid(rules: NearestGrid, images: _Images) -> _Cut:
-    columns, rows = closest_grids(images.widths, images.heights, rules.pixels, rules.max_tiles)
+    columns, rows = np.ones((2, len(images.widths)), np.int64)
+    limits = np.maximum(1, rules.max_tiles // images.many) if rules.divided else np.full(len(columns), rules.max_tiles)
+    for most in np.unique(limits).tolist():
+        own = limits == most
+        columns[own], rows[own] = closest_grids(images.widths[own], images.heights[own], rules.pixels, most)
     # A grid of one tile is its own overview.
     tiles = columns * rows + (columns * rows > 1)
     return tiles, rules.encoder_tokens, tiles * rules.llm_tokens + rules.markers

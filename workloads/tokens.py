@@ -6,7 +6,7 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.specs.shapes import Items
-from entrain_bench.specs.tokens import AudioRules, TokenRules
+from entrain_bench.specs.tokens import QWEN_VL_UTILS, AudioRules, TokenRules, VideoRules
 
 from .budget import ask_items
 from .processors import frame_rules, processed_images, tiled_images
@@ -66,9 +66,12 @@ def video_items(
     """Videos as items, one for each group of ``temporal_patch_frames`` frames.
 
     As many whole groups are sampled as the video holds at ``video_frames_per_s``, at least one; a group costs as much
-    as one resized frame. There is no limit on a video's total. ``seconds`` ``[samples]`` are NaN for none, sides of
-    frames in pixels ``[videos]``. Models with ``frames`` or tiles have frames of one size, each an item.
+    as one resized frame. Without ``rules.video`` there is no limit on a video's total. ``seconds`` ``[samples]`` are
+    NaN for none, sides of frames in pixels ``[videos]``. Models with ``frames`` or tiles have frames of one size, each
+    an item.
     """
+    if rules.video is not None:
+        return _processed_videos(seconds, widths, heights, rules, rules.video)
     present = ~np.isnan(seconds)
     frames = np.round(np.nan_to_num(seconds) * rules.video_frames_per_s, _TOKEN_DECIMALS)
     one_size = rules.frames or (rules.tiles and frame_rules(rules.tiles))
@@ -81,6 +84,52 @@ def video_items(
         return Items(groups, np.full(total, one_size.encoder_tokens), np.full(total, one_size.llm_tokens))
     frame_grids = image_grids(widths, heights, rules, min_tokens, max_tokens)
     grids = np.repeat(frame_grids, groups[present], axis=0)
+    llm = grids.prod(axis=1)
+    return Items(groups, llm * rules.merge_patches**2, llm, grids * rules.merge_patches)
+
+
+def _processed_videos(
+    seconds: FloatArray, widths: FloatArray, heights: FloatArray, rules: TokenRules, video: VideoRules
+) -> Items:
+    """Videos as the processors of Qwen2.5-VL and Qwen3-VL (``shared``) count them, operation by operation.
+
+    A file is taken to have at least as many frames as are sampled.
+    """
+    present = ~np.isnan(seconds)
+    wanted = np.round(seconds[present] * rules.video_frames_per_s, _TOKEN_DECIMALS)
+    group = rules.temporal_patch_frames
+    if video.shared:
+        frames = np.clip(np.floor(wanted), video.min_frames, video.max_frames)
+    else:
+        frames = np.clip(wanted, video.min_frames, video.max_frames // group * group) // group * group
+    factor = rules.patch_pixels * rules.merge_patches
+    least: FloatArray = np.full(len(frames), float(video.min_pixels))
+    most: FloatArray = np.full(len(frames), float(video.max_pixels))
+    if video.rule == QWEN_VL_UTILS:
+        floor = int(video.min_pixels * 1.05)
+        budget = video.max_tokens * factor**2
+        if video.shared:
+            most = np.maximum(np.minimum(budget, most // frames), floor) * frames
+        else:
+            most = np.maximum(np.minimum(most, int(budget * 0.9) * group // frames), floor)
+    together = frames if video.shared else np.ones(len(frames))
+    counted = np.rint(frames / group) * group if video.shared else together
+    sides = np.stack((heights, widths)).astype(np.float64)
+    if video.shared:
+        small = sides.min(axis=0)
+        sides = np.where(small < factor, np.floor(sides * (factor / small)), sides)
+    nearest = np.rint(sides / factor) * factor
+    pixels = counted * nearest.prod(axis=0)
+    shrink = np.sqrt(together * sides.prod(axis=0) / most)
+    grow = np.sqrt(least / (together * sides.prod(axis=0)))
+    smaller = np.maximum(factor, np.floor(sides / shrink / factor) * factor)
+    larger = np.ceil(sides * grow / factor) * factor
+    resized = np.where(pixels > most, smaller, np.where(pixels < least, larger, nearest))
+    grids = (resized // factor).astype(np.int64).T
+    groups = np.zeros(len(seconds), np.int64)
+    groups[present] = -(-frames // group)
+    ask_items(groups)
+    grids = np.repeat(grids, groups[present], axis=0)
     llm = grids.prod(axis=1)
     return Items(groups, llm * rules.merge_patches**2, llm, grids * rules.merge_patches)
 
@@ -106,7 +155,8 @@ def audio_items(seconds: FloatArray, rules: TokenRules) -> Items:
 
 def _stepwise_audio(seconds: FloatArray, segment_s: float, rules: AudioRules) -> Items:
     """Audio of ``seconds`` ``[samples]`` (NaN: none) as segments whose tokens follow from spectrogram frames."""
-    length = np.round(np.nan_to_num(seconds), 6)
+    heard = np.minimum(seconds, rules.heard_s) if rules.heard_s else seconds
+    length = np.round(np.nan_to_num(heard), 6)
     counts = np.where(np.isnan(seconds), 0, np.maximum(1, np.ceil(np.round(length / segment_s, 6)))).astype(np.int64)
     ask_items(counts)
     present = counts > 0
@@ -131,6 +181,15 @@ def _stepped(lengths: IntArray, steps: Sequence[Sequence[int]]) -> IntArray:
     return lengths
 
 
-def text_tokens(chars: FloatArray, rules: TokenRules) -> IntArray:
-    """Text tokens of the given numbers of characters ``[samples]``, rounded up: none only for no character."""
+# Characters of Chinese, Japanese or Korean that a token holds: Qwen's documentation says 1.5 to 1.8 of Chinese (2025).
+CJK_PER_TOKEN = 1.65
+
+
+def text_tokens(chars: FloatArray, rules: TokenRules, cjk: FloatArray | None = None) -> IntArray:
+    """Text tokens of the given numbers of characters ``[samples]``, rounded up: none only for no character.
+
+    ``cjk`` of them are Chinese, Japanese or Korean.
+    """
+    if cjk is not None:
+        return np.ceil((chars - cjk) / rules.text_chars_per_token + cjk / CJK_PER_TOKEN).astype(np.int64)
     return np.ceil(chars / rules.text_chars_per_token).astype(np.int64)

@@ -39,11 +39,13 @@ def fitting(source: ListedShapes, context_tokens: int, on_overlong: OnOverlong) 
     if not np.any(longer):
         return source
     if on_overlong is OnOverlong.DROP:
-        kept = source.shapes.take(np.flatnonzero(~longer))
-        return replace(source, shapes=kept, num_dropped=int(longer.sum()))
+        rows = np.flatnonzero(~longer)
+        return replace(source, shapes=source.shapes.take(rows), num_dropped=int(longer.sum()), rows=rows)
     kept = truncated(source.shapes, context_tokens)
     num_dropped = len(source.shapes) - len(kept)
-    return replace(source, shapes=kept, num_truncated=int(longer.sum()) - num_dropped, num_dropped=num_dropped)
+    rows = np.flatnonzero(np.isin(source.shapes.sample_ids, kept.sample_ids)) if num_dropped else None
+    shortened = int(longer.sum()) - num_dropped
+    return replace(source, shapes=kept, num_truncated=shortened, num_dropped=num_dropped, rows=rows)
 
 
 def truncated(shapes: SampleShapes, context_tokens: int) -> SampleShapes:
@@ -77,6 +79,9 @@ def _is_frame_size(size: tuple[int, ...]) -> bool:
 
 PACKAGED_TRACES = Path(__file__).parent / "traces"
 _FRAME_SIZES = f"[width, height] in pixels, within a ratio of {MAX_ASPECT_RATIO:g}, such as [640,360]"
+MAX_IMAGE_TOKENS = 16384
+MIN_FRAME_TOKENS = 128
+MAX_FRAME_TOKENS = 768
 _Tokens = Annotated[int, between(1, MAX_TOKENS)]
 
 
@@ -90,9 +95,9 @@ class TraceWorkload:
 
     name: str = ""
     path: Name
-    max_image_tokens: _Tokens = 16384
-    min_video_frame_tokens: _Tokens = 128
-    max_video_frame_tokens: _Tokens = 768
+    max_image_tokens: _Tokens = MAX_IMAGE_TOKENS
+    min_video_frame_tokens: _Tokens = MIN_FRAME_TOKENS
+    max_video_frame_tokens: _Tokens = MAX_FRAME_TOKENS
     on_overlong: Annotated[str, OneOf([*OnOverlong])] = OnOverlong.ERROR
     take: Take = ALL
     frame_size: Annotated[tuple[int, ...], Allowed(_is_frame_size, _FRAME_SIZES)] | None = None
@@ -125,6 +130,13 @@ class TraceWorkload:
         allowed = f"at least model.tokens.min_image_tokens={rules.min_image_tokens}"
         valid = self.max_image_tokens >= rules.min_image_tokens
         require(valid, "workload.max_image_tokens", self.max_image_tokens, allowed)
+        free = self.max_image_tokens == MAX_IMAGE_TOKENS or not (rules.images or rules.tiles)
+        own = f"{MAX_IMAGE_TOKENS}: the model has its own rules (model.tokens.images or tiles, such as max_tiles)"
+        require(free, "workload.max_image_tokens", self.max_image_tokens, own)
+        frames = self.min_video_frame_tokens, self.max_video_frame_tokens
+        usual = frames == (MIN_FRAME_TOKENS, MAX_FRAME_TOKENS) or rules.video is None
+        own = f"{MIN_FRAME_TOKENS} and {MAX_FRAME_TOKENS}: the model has its own rules (model.tokens.video)"
+        require(usual, "workload.min_video_frame_tokens and max_video_frame_tokens", frames, own)
         listed = ListedShapes(self.name, self._shapes(self._columns(), rules))
         if rules.context_tokens is None:
             return listed
@@ -179,7 +191,9 @@ class TraceWorkload:
         if self.text is not None:
             uniform = stable_rng(f"text of {self.name}").random(len(columns.text))
             return drawn_sizes(parse_marginal(self.text, "workload.text"), uniform, 1, "workload.text")
-        return columns.text.astype(np.int64) if columns.text_in_tokens else text_tokens(columns.text, rules)
+        return (
+            columns.text.astype(np.int64) if columns.text_in_tokens else text_tokens(columns.text, rules, columns.cjk)
+        )
 
     def _file(self) -> Path:
         packaged = PACKAGED_TRACES / self.path

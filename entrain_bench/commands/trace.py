@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import MISSING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -20,7 +19,7 @@ from entrain_bench.config.comments import first_sentences
 from entrain_bench.config.grammar import Request, Verb, own
 from entrain_bench.config.overrides import is_inside, parse, top_of, with_value
 from entrain_bench.config.sources import add_config_dir, compose_values
-from entrain_bench.config.targets import TARGET, check_targets, class_of, instantiate
+from entrain_bench.config.targets import TARGET, check_targets, instantiate
 from entrain_bench.config.tree import config_tree
 
 CONFIG_NAME = "trace"
@@ -61,7 +60,7 @@ def compose_trace(keys: TraceKeys, overrides: Sequence[str], config_dir: str | N
     """The scan of keys and overrides; ``UserError`` for an invalid one."""
     add_config_dir(config_dir)
     mine = [text for text in overrides if top_of(parse(text)) in CHOSEN]
-    parsed = [parse(text) for text in (*mine, *_source_of(mine))]
+    parsed = [parse(text) for text in mine]
     inside = [override for override in parsed if is_inside(override)]
     values = compose_values([str(one.input_line) for one in parsed if one not in inside], config_dir, CONFIG_NAME)
     for override in inside:
@@ -75,17 +74,6 @@ def compose_trace(keys: TraceKeys, overrides: Sequence[str], config_dir: str | N
     source = instantiate(values["source"], "source", "shards")
     scanner = instantiate({**values["scan"], **options}, "scan", "run", source=source)
     return TraceCommand(scanner.run, output, values["source"], tuple(text for text in overrides if text not in mine))
-
-
-def _source_of(overrides: Sequence[str]) -> list[str]:
-    """The override of the source whose files end like the path, if the user chooses none."""
-    given = {override.key_or_group: override.value() for override in map(parse, overrides)}
-    path = str(given.get("source.path", ""))
-    for file in sorted((config_tree() / "source").glob("*.yaml")) if "source" not in given else ():
-        target = (yaml.safe_load(file.read_text()) or {}).get(TARGET)
-        if target and path.endswith(tuple(getattr(class_of(target), "ENDINGS", ()))):
-            return [f"source={file.stem}"]
-    return []
 
 
 VERB = Verb(
@@ -124,5 +112,5 @@ def main(request: Request[TraceKeys]) -> int:
     write_atomically(path, page.encode())
     make_console().print(page.rstrip(), markup=False, highlight=False, soft_wrap=True)
     say(f"written: {command.output}, {path}")
-    say(f"entrain-bench workload=trace workload.path={command.output} runs it")
+    say(f"entrain-bench recommend data={command.output} model=MODEL cluster=16xh100 ranks strategies on it")
     return 0

@@ -27,6 +27,9 @@ MEGAPIXEL = 1e6
 NUM_DRAWS = 59
 NUM_SAMPLES = 8192
 MAX_BATCH = 4096
+# Rows with most LLM tokens that are listed, and data-parallel ranks that a batch is spread over.
+NUM_HEAVIEST = 5
+RANKS = (8, 64)
 
 
 def page_of(output: Path, source: Mapping[str, Any], run: Sequence[str], scanned: Any, config_dir: str | None) -> str:
@@ -51,6 +54,27 @@ def _scan_lines(source: Mapping[str, Any], scanned: Any) -> Iterator[str]:
         yield from ("", *(f"- {many:,}: {reason}" for reason, many in reasons), "")
         yield from (f"The first {len(scanned.listed)}:" if bad > len(scanned.listed) else "Which:", "")
         yield from (f"- `{name}`: {what}" for name, what in scanned.listed)
+    yield from _uncounted_lines(scanned.uncounted, scanned.unread)
+
+
+def _uncounted_lines(uncounted: Any, unread: Mapping[str, int]) -> Iterator[str]:
+    """Yield what the scan found and does not count, with its share, and marks that differ from media."""
+    if uncounted.unmatched:
+        share = uncounted.unmatched / uncounted.rows
+        yield (
+            f"Warning: in {uncounted.unmatched:,} of {uncounted.rows:,} rows ({share:.1%}) marks such as <image> "
+            f"and media differ (first: {uncounted.example})."
+        )
+    text = uncounted.chars + sum(each.amount for each in uncounted.left_fields() if each.kind == "text")
+    lines = list[str]()
+    for each in uncounted.left_fields():
+        what = f"{each.amount:,} values of {each.kind}"
+        if each.kind == "text":
+            what = f"{each.amount:,} characters ({each.amount / text:.1%} of all text)"
+        lines.append(f"- `{each.name}`: {what}, in {each.rows:,} of {uncounted.rows:,} rows")
+    lines += [f"- {many:,} `{ending}` files next to those that were read" for ending, many in sorted(unread.items())]
+    if lines:
+        yield from ("", "Not counted:", "", *lines)
 
 
 def _model_lines(output: Path, run: Sequence[str], config_dir: str | None, rows: int) -> Iterator[str]:
@@ -86,7 +110,7 @@ def _summary_lines(profile: Profile, shapes: SampleShapes) -> Iterator[str]:
         if items.size:
             columns[modality] = shapes.sum_items(items, shapes.item_llm_tokens[items].astype(np.float64))
     yield from _quantile_table({**columns, "LLM, all": shapes.llm_tokens.astype(np.float64)})
-    yield ""
+    yield from ("", *_heaviest_lines(shapes), *_uneven_lines(shapes, profile.job.global_batch), "")
     if not any(shapes.items_of(module.config.modalities).size for module in model.encoders):
         return
     degrees = next(profile.job.degrees())
@@ -97,6 +121,29 @@ def _summary_lines(profile: Profile, shapes: SampleShapes) -> Iterator[str]:
     stable, agreed = stable_samples(profile, degrees, NUM_DRAWS, MAX_BATCH)
     least = f"{stable:,} samples" if agreed else f"more than {stable:,} samples"
     yield f"b_min, the batch whose allocation of GPUs is stable (arXiv:2605.27918, Algorithm 1): {least}."
+
+
+def _heaviest_lines(shapes: SampleShapes) -> Iterator[str]:
+    """Name the samples with most LLM tokens."""
+    first = np.argsort(-shapes.llm_tokens, kind="stable")[:NUM_HEAVIEST]
+    rows = (f"`{shapes.name_of(row)}` {shapes.llm_tokens[row]:,}" for row in first.tolist())
+    yield f"Most LLM tokens: {', '.join(rows)}."
+
+
+def _uneven_lines(shapes: SampleShapes, batch: int) -> Iterator[str]:
+    """State how uneven batches are if ranks take samples as they come: the largest rank over the mean, of tokens."""
+    encoder = shapes.sum_items(np.arange(shapes.num_items), shapes.item_encoder_tokens.astype(np.float64))
+    for ranks in RANKS:
+        many = len(shapes) // batch
+        if not many or batch % ranks:
+            continue
+        said = []
+        for what, tokens in (("LLM", shapes.llm_tokens.astype(np.float64)), ("encoder", encoder)):
+            of_ranks = tokens[: many * batch].reshape(many, ranks, batch // ranks).sum(axis=2)
+            means = of_ranks.mean(axis=1)
+            if means.min() > 0:
+                said.append(f"{(of_ranks.max(axis=1) / means).mean():.2f} ({what} tokens)")
+        yield f"Largest of {ranks} ranks over their mean, batches of {batch}: {', '.join(said)}."
 
 
 def _columns(path: Path) -> dict[str, FloatArray]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from entrain_bench.balancing.interface import Assigner
 from entrain_bench.balancing.planning import place_chain
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.config.compose import compose
 from entrain_bench.program.assignment import ModuleAssignment, check_assignment
@@ -85,6 +86,7 @@ class BatchPlan:
     setting: RunContext
     layout: Layout
     shapes: SampleShapes
+    rows: IntArray  # of the trace, which are the indices of the dataset [samples]
     counts: str
     num_microbatches: int
     name: str
@@ -128,11 +130,6 @@ def plan_batches(
     allowed = f"a multiple of world_size={world_size} x microbatch_size={job.microbatch_size}"
     require(job.global_batch % whole == 0, "global_batch", job.global_batch, allowed)
     assert isinstance(listed, ListedShapes)
-    if listed.num_dropped:
-        raise UserError(
-            f"shapes={shapes}: workload.on_overlong dropped {listed.num_dropped} rows, so row numbers no longer equal "
-            "indices of the dataset. Remove these rows from the trace and the dataset"
-        )
     job.model.check_shapes(listed.shapes)
     setting.strategy.check_generators(job.model)
     if not isinstance(layout, Layout):
@@ -143,7 +140,8 @@ def plan_batches(
     dp = layout.modules[job.model.llm_index].dp
     require(dp == world_size, "world_size", world_size, f"{dp}, the number of LLM replicas of the layout")
     name = sha256(f"{content}\n{layout_to_json(layout)}\n{counts}".encode()).hexdigest()
-    return BatchPlan(setting, layout, listed.shapes, counts, job.global_batch // whole, name)
+    rows = np.arange(len(listed.shapes)) if listed.rows is None else listed.rows
+    return BatchPlan(setting, layout, listed.shapes, rows, counts, job.global_batch // whole, name)
 
 
 def one_stage(job: Job, world_size: int) -> Layout:

@@ -130,6 +130,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
         """
         known = checked_plan(plan)
         job = known.job
+        # Listed shapes have no file, which could be treated in some way.
+        others = "workload" if isinstance(shapes, SampleShapes) else ("workload=", "workload.path=", "workload.name=")
         return cls(
             shapes,
             strategy=known.strategy,
@@ -139,7 +141,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
             microbatch_size=job.microbatch_size,
             seed=job.seed,
             layout=known.layout,
-            overrides=[text for text in (*known.options, *job.overrides) if not text.startswith("workload")],
+            overrides=[text for text in (*known.options, *job.overrides) if not text.startswith(others)],
             **options,
         )
 
@@ -188,7 +190,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
         epoch = self._epoch if epoch is None else epoch
         dealt = self._deal(epoch, iteration)
         samples = self._samples(epoch)[iteration]
-        return [samples[list(row)].tolist() for row in dealt[self.rank if rank is None else rank]]
+        rows = self._plan.rows
+        return [rows[samples[list(row)]].tolist() for row in dealt[self.rank if rank is None else rank]]
 
     def believed_s(self, iteration: int, epoch: int | None = None) -> FloatArray:
         """Return the estimated forward seconds of each rank's samples in an iteration, without packing ``[ranks]``.

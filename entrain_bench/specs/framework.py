@@ -101,12 +101,12 @@ class FrameworkOptions:
         allowed = f"one of {', '.join(available)} on {device.name}, or null"
         require(kernel is None or kernel in available, "attention_kernel", kernel, allowed)
 
-    def check_modules(self, names: Sequence[str]) -> None:
-        """Raise ``UserError`` if ``freeze`` names a module that the model lacks, or all modules."""
+    def check_modules(self, names: Sequence[str], learning: int) -> None:
+        """Raise ``UserError`` if ``freeze`` names an unknown module, or leaves no ``learning`` parameters."""
         for name in self.freeze:
             if name not in names:
                 raise unknown_choice("freeze", name, names)
-        require({*self.freeze} != {*names}, "freeze", [*self.freeze], "some modules, not all: one must be trained")
+        require(learning > 0, "freeze", [*self.freeze], "such that a module or a projector is trained")
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:

@@ -80,7 +80,8 @@ class Job:
         for name in self.request.recompute or ():
             if name not in names:
                 raise unknown_choice("layout.recompute", name, names)
-        self.framework.check_modules(names)
+        frozen = self.model.with_frozen([name for name in self.framework.freeze if name in names])
+        self.framework.check_modules(names, sum(module.learning_parameters for module in frozen.modules))
         asked = self.request.sharding
         if asked in (ZERO1, ZERO2):
             states = self.framework.distributed_optimizer

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from entrain_bench.base.errors import unknown_choice
-from entrain_bench.specs.parse import Allowed, between, check_mapping, parse
+from entrain_bench.specs.parse import Allowed, OneOf, between, check_mapping, parse
 
 MAX_TOKENS = 2**30  # tokens of a sequence or of an item, at most
 Size = Annotated[int, between(1, MAX_TOKENS, f"positive, at most {MAX_TOKENS}")]
@@ -57,6 +57,7 @@ class NearestGrid:
     encoder_tokens: Side  # of a tile
     llm_tokens: Side  # of a tile
     markers: SideOrNone = 2  # marker tokens of an image
+    divided: bool = False  # several images of a sample share max_tiles, as in InternVL's trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,27 @@ class FrameRules:
     max_frames: Size
 
 
+TRANSFORMERS = "transformers"
+QWEN_VL_UTILS = "qwen_vl_utils"
+
+
+@dataclass(frozen=True, slots=True)
+class VideoRules:
+    """Frames of a video as Qwen's video processors choose and resize them; pixels are those of a frame.
+
+    ``rule``: ``transformers`` is the default of its processors, ``qwen_vl_utils`` their ``cap_pixels_per_frame``, as in
+    the package of that name.
+    """
+
+    min_pixels: Size
+    max_pixels: Size
+    max_tokens: Size  # LLM tokens of which qwen_vl_utils allows 90% to a video; shared: all to a frame
+    shared: bool = False  # pixels are those of all frames together (Qwen3-VL)
+    min_frames: Size = 4
+    max_frames: Size = 768
+    rule: Annotated[str, OneOf([TRANSFORMERS, QWEN_VL_UTILS])] = TRANSFORMERS
+
+
 def are_steps(steps: tuple[tuple[int, ...], ...]) -> bool:
     """Whether these are kernel, stride and padding of convolutions over audio."""
     return all(len(step) == 3 and min(step[:2]) >= 1 and step[2] >= 0 and max(step) <= MAX_STEP for step in steps)
@@ -163,6 +185,7 @@ class AudioRules:
     window_s: Annotated[float, between(0, 1)] = 0.0  # that a frame sees; 0: padded, so that a started frame counts
     pads_encoder: bool = False  # the encoder works on full segments, however short the audio
     pads_llm: bool = False  # the LLM gets the tokens of full segments
+    heard_s: Annotated[float, between(0, MAX_TOKENS)] = 0.0  # longer audio is cut off; 0: none is
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,4 +206,5 @@ class TokenRules:
     max_image_tokens: Amount | None = None  # largest image, in LLM tokens; None: the workload decides
     images: ImageRules | None = None  # instead of patches of their own size or ``tiles``
     frames: FrameRules | None = None  # instead of groups of ``temporal_patch_frames``
+    video: VideoRules | None = None  # limits of a video's frames; None: the workload's for a frame, none for a video
     audio: AudioRules | None = None  # instead of ``audio_frames_per_s`` and ``audio_merge_frames``

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.cli import run_command
-from entrain_bench.commands.trace import TraceKeys, compose_trace
 from support.datasets import image_bytes, write_finevision, write_tar
 
 
@@ -32,7 +31,7 @@ def test_from_files_to_a_run(data: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "| image or frame (megapixels) |" in out
     assert "Encoder's forward time over the LLM's" in out
     assert "b_min, the batch whose allocation of GPUs is stable" in out
-    assert "entrain-bench workload=trace workload.path=mine.parquet runs it" in err
+    assert "entrain-bench recommend data=mine.parquet model=MODEL cluster=16xh100 ranks strategies on it" in err
     assert run_command([*command, "model=whisper_qwen25_7b"]) == 0
     out, _ = capsys.readouterr()
     assert "scanned before" in out
@@ -46,8 +45,8 @@ def test_from_files_to_a_run(data: Path, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        ("", "source.path: missing; ParquetSource needs it"),
-        ("source=tar", "source=tar: unknown; choices: hub, llava, manifest, parquet, webdataset"),
+        ("", "source.path: missing; FileSource needs it"),
+        ("source=tar", "source=tar: unknown; choices: files, hub, llava, manifest, parquet, webdataset"),
         ("source.path=data source.pth=x", "source.pth=x: unknown key (did you mean source.path=x?)"),
         ("source.path=data output=x.csv", "output=x.csv: must end with .parquet"),
         ("source.path=data engine=spark", "engine=spark: must be processes or ray"),
@@ -78,20 +77,6 @@ def test_a_tokenizer_that_is_a_file(data: Path) -> None:
     import pandas as pd
 
     assert pd.read_parquet("w.parquet")["text_tokens"].tolist() == [5, 1]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "reader"),
-    [
-        (["source.path=own.jsonl"], "RecordSource"),
-        (["source.path=data/*.tar"], "TarSource"),
-        (["source.path=data/*.parquet"], "ParquetSource"),
-        (["source.path=folder"], "ParquetSource"),
-        (["source.path=own.jsonl", "source=parquet"], "ParquetSource"),
-    ],
-)
-def test_the_ending_of_a_path_tells_its_format(overrides: list[str], reader: str) -> None:
-    assert compose_trace(TraceKeys(), overrides, None).source["_target_"].endswith(f".{reader}")
 
 
 def test_data_without_a_known_field_are_told_with_their_fields(

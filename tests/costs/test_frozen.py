@@ -15,6 +15,7 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import TRAINING_FLOPS
 from support.builders import chain_layout, samples, tiny_cluster, tiny_model, uniform_batch
@@ -38,6 +39,15 @@ def test_an_encoder_keeps_learning_in_its_projector_alone() -> None:
     # Nothing does before an LLM without encoders.
     alone = MODEL.with_frozen(["vision"]).llm.frozen(passes_gradients=False)
     assert not alone.has_backward
+
+
+def test_projectors_may_be_all_that_learns() -> None:
+    both = MODEL.with_frozen(["vision", "llm"])
+    assert sum(module.learning_parameters for module in both.modules) == MODEL.module("vision").layers[-1].parameters
+    # Gradients reach the projector through the LLM.
+    assert {(layer.learns, layer.backward_share) for layer in both.llm.layers} == {(False, 0.5)}
+    (cell,) = compose_cells([*SMALL, "strategy=megatron", "freeze=[vision,llm]"])
+    assert prepare(cell.config).job.framework.freeze == ("vision", "llm")
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -105,7 +115,8 @@ def test_every_strategy_trains_the_rest_in_less_time_and_memory(strategy: str, f
 
 
 def test_what_cannot_be_frozen_is_named() -> None:
-    for freeze, reason in (("[vison]", r"freeze=vison: unknown"), ("[vision,llm]", "one must be trained")):
-        (cell,) = compose_cells([*SMALL, f"freeze={freeze}"])
-        with pytest.raises(UserError, match=reason):
-            prepare(cell.config)
+    (cell,) = compose_cells([*SMALL, "freeze=[vison]"])
+    with pytest.raises(UserError, match=r"freeze=vison: unknown"):
+        prepare(cell.config)
+    with pytest.raises(UserError, match=r"freeze=\['llm'\]: must be such that a module or a projector is trained"):
+        FrameworkOptions(freeze=("llm",)).check_modules(["llm"], 0)

@@ -9,7 +9,7 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.workload import Moved
-from entrain_bench_workloads.dataset.formats import ParquetSource, RecordSource, TarSource
+from entrain_bench_workloads.dataset.formats import FileSource
 from entrain_bench_workloads.dataset.samples import TraceSamples
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import picture_bytes, scan_here, sound_bytes, write_finevision, write_jsonl, write_tar
@@ -18,7 +18,7 @@ from support.specs import load
 RULES: TokenRules = ModelSpec.from_config(load("model", "tiny_av")).tokens
 
 
-def finevision(folder: Path) -> ParquetSource:
+def finevision(folder: Path) -> FileSource:
     """Two files of several row groups: several images, one, none."""
     folder.mkdir(exist_ok=True)
     for file in range(2):
@@ -29,10 +29,10 @@ def finevision(folder: Path) -> ParquetSource:
             images = [picture_bytes(*size, seed=2 * seed + place) for place, size in enumerate(sizes)]
             rows.append((images, [f"text {seed}", "é" * number]))
         write_finevision(folder / f"train-{file}.parquet", rows, row_group=4)
-    return ParquetSource(path=str(folder), text=["texts"], images="images")
+    return FileSource(path=str(folder), text=["texts"], images="images")
 
 
-def webdataset(folder: Path) -> TarSource:
+def webdataset(folder: Path) -> FileSource:
     """Images and sounds with text; one sample is not good."""
     folder.mkdir(exist_ok=True)
     members = []
@@ -46,15 +46,16 @@ def webdataset(folder: Path) -> TarSource:
         else:
             members.append((f"{key}.png", picture_bytes(60 + number, 60, seed=number)))
     write_tar(folder / "shard.tar", members)
-    return TarSource(path=str(folder / "shard.tar"))
+    return FileSource(path=str(folder / "shard.tar"))
 
 
-def annotations(folder: Path, lines: bool) -> RecordSource:
+def annotations(folder: Path, lines: bool) -> FileSource:
     """LLaVA's JSON, or the same as lines, with a folder of images."""
     (folder / "images").mkdir(parents=True)
     records: list[dict[str, Any]] = []
     for number in range(7):
-        records.append({"conversations": [{"from": "human", "value": f"<image>\nq {number} [{{"}]})
+        mark = "" if number == 5 else "<image>\n"
+        records.append({"conversations": [{"from": "human", "value": f"{mark}q {number} [{{"}]})
         if number != 5:
             name = f"images/{number}.jpg"
             (folder / name).write_bytes(picture_bytes(60, 60 + number, seed=number, kind="JPEG", orientation=6))
@@ -65,7 +66,7 @@ def annotations(folder: Path, lines: bool) -> RecordSource:
         path.write_text(path.read_text().replace("\n", "\n\n", 2))
     else:
         path.write_text(json.dumps(records, indent=1))
-    return RecordSource(path=str(path), text=["conversations"], images="image")
+    return FileSource(path=str(path), text=["conversations"], images="image")
 
 
 SOURCES: dict[str, Callable[[Path], Any]] = {

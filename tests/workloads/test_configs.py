@@ -200,7 +200,8 @@ def test_documented_commands_make_traces(page: str, tmp_path: Path, monkeypatch:
 def test_records_that_state_sizes_make_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("samples.jsonl").write_text(JSONL.strip())
-    (options,) = re.findall(r"`(source=llava source.text=.*?)`", DOCUMENT)
+    options = "source.text=[prompt,answer]"
+    assert options in DOCUMENT
     assert (
         run_command(["trace", *options.split(), "source.path=samples.jsonl", "output=mine.parquet", "workers=1"]) == 0
     )

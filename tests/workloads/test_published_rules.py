@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch as patched
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from entrain_bench.specs.tokens import (
     Resampled,
     TileRules,
     TokenRules,
+    VideoRules,
 )
 from entrain_bench_workloads.processors import best_grids, grid_tokens, processed_images
 from entrain_bench_workloads.tokens import audio_items, image_items, video_items
@@ -93,6 +96,55 @@ def test_qwen25vl_frames() -> None:
     theirs = smart_resize_tokens(widths, heights, 128, 768)
     frames = np.maximum(1, np.round(seconds * 2, 3) // 2).astype(np.int64)
     np.testing.assert_array_equal(ours.llm_tokens, np.repeat(theirs, frames))
+
+
+@pytest.mark.parametrize("capped", [False, True])
+@pytest.mark.parametrize(
+    ("name", "patch", "video"),
+    [
+        ("Qwen2VLVideoProcessor", 14, VideoRules(100_352, 602_112, 128_000)),
+        ("Qwen3VLVideoProcessor", 16, VideoRules(4096, 25_165_824, 768, shared=True)),
+    ],
+)
+def test_qwen_videos(name: str, patch: int, video: VideoRules, capped: bool) -> None:
+    processor = getattr(transformers, name)(
+        size={"shortest_edge": video.min_pixels, "longest_edge": video.max_pixels}, fps=2
+    )
+    widths, heights = (sides[:60] for sides in sizes(64, 2000))
+    frames = np.random.default_rng(1).integers(60, 30 * 900, 60)
+    frames[:10] = np.arange(60, 130, 7)
+    rules = rules_with(patch_pixels=patch, video=replace(video, rule="qwen_vl_utils" if capped else "transformers"))
+    ours = video_items(frames / 30, widths, heights, rules, 128, 768)
+    offsets = np.cumsum(ours.counts)[:-1]
+    totals = [int(part.sum()) for part in np.split(ours.llm_tokens, offsets)]
+    theirs = []
+    for total, wide, high in zip(frames.tolist(), *(map(int, sides) for sides in (widths, heights)), strict=True):
+        metadata = transformers.video_utils.VideoMetadata(total_num_frames=total, fps=30.0, duration=total / 30)
+        sampled = len(processor.sample_frames(metadata, fps=2))
+        clip = SimpleNamespace(shape=(1, sampled, 3, high, wide))
+        size = transformers.image_utils.SizeDict(shortest_edge=video.min_pixels, longest_edge=video.max_pixels)
+        # The size that the processor asks its base class for.
+        with patched.object(type(processor).__mro__[1], "resize", lambda _, size, **__: size):
+            made = processor.resize(clip, size, None, 2 * patch, 2, cap_pixels_per_frame=capped)
+        theirs.append(-(-sampled // 2) * (made.height // (2 * patch)) * (made.width // (2 * patch)))
+    assert totals == theirs
+    assert len(set(theirs)) > 30
+
+
+def test_several_images_share_the_tiles_of_internvl_s_trainer() -> None:
+    images = NearestGrid(448, 12, 1025, 256, divided=True)
+    wide = np.full(7, 4000.0)
+    ours = image_items(np.array([6, 1]), wide, wide / 4, rules_with(images=images), MAX_IMAGE_TOKENS)
+    # Two tiles and an overview each; one image has four and an overview.
+    assert ours.counts.tolist() == [18, 5]
+    assert ours.llm_tokens[:18].sum() == 6 * (3 * 256 + 2) == 4620
+
+
+def test_qwen2_audio_is_cut_off() -> None:
+    seconds = np.array([10.0, 30.0, 60.0, 600.0, np.nan])
+    ours = audio_items(seconds, rules_with(audio=replace(QWEN2_AUDIO, heard_s=30.0)))
+    assert ours.llm_tokens.tolist() == [250, 750, 750, 750]
+    assert ours.counts.tolist() == [1, 1, 1, 1, 0]
 
 
 GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
@@ -168,10 +220,9 @@ def test_idefics3(edge: int) -> None:
 
 
 def test_idefics2() -> None:
-    from transformers.image_utils import SizeDict
     from transformers.models.idefics2.image_processing_pil_idefics2 import get_resize_output_image_size
 
-    limits = SizeDict(shortest_edge=378, longest_edge=980)
+    limits = transformers.image_utils.SizeDict(shortest_edge=378, longest_edge=980)
     widths, heights = sizes()
     sides = [get_resize_output_image_size(np.empty((0, high, wide)), limits) for high, wide in pairs(widths, heights)]
     ours = per_image(Resampled(14, 378, 980, 64), widths, heights)

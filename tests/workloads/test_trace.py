@@ -18,7 +18,7 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.workload import ListedShapes
 from entrain_bench_workloads.columns import num_taken, read_columns
-from entrain_bench_workloads.dataset.source import data_files
+from entrain_bench_workloads.dataset.formats import FileSource
 from entrain_bench_workloads.trace import PACKAGED_TRACES, TraceWorkload
 
 # Qwen2.5-VL with a Whisper-like audio encoder.
@@ -336,9 +336,9 @@ def test_files_are_taken_in_the_order_of_their_names(tmp_path: Path) -> None:
     for name in ("b/2.parquet", "a/1.parquet", "c.parquet", "a/x.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    found = data_files(str(tmp_path), (".parquet",), "first:2")
+    found = FileSource(path=str(tmp_path), take="first:2").files()
     assert [file.label for file in found] == ["a/1.parquet", "b/2.parquet"]
-    everything = data_files(str(tmp_path / "**" / "*.parquet"), (".parquet",), "all")
+    everything = FileSource(path=str(tmp_path / "**" / "*.parquet")).files()
     assert [file.label for file in everything] == ["a/1.parquet", "b/2.parquet", "c.parquet"]
-    with pytest.raises(UserError, match=r"source.path=.*has no .tar files"):
-        data_files(str(tmp_path), (".tar",), "all")
+    with pytest.raises(UserError, match=r"source.path=.*does not exist. Must be .parquet, "):
+        FileSource(path=str(tmp_path / "*.tar")).files()

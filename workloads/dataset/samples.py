@@ -18,14 +18,14 @@ from entrain_bench.specs.workload import Moved, Pixels, Sound
 
 from ..budget import BUDGET
 from ..columns import TraceColumns
-from .formats import FileSource, ParquetSource, RecordSource, TarSource
+from .errors import BadSampleError, Reason, one_line, over_budget
+from .fields import RawSample
+from .formats import FileSource
 from .media import STATED_WITHIN_S, VideoFrames, decoded_image, decoded_sound, image_tiles, resized
 from .scan import BYTES, measure, read_scan, token_ids, tokenizer_version, vocabulary_of
-from .source import BadSampleError, Limits, RawSample, Reason, Shard, one_line, over_budget
+from .source import Limits, Shard
 
 type ShapesOf = Callable[[TraceColumns], SampleShapes]
-# By the names that a trace uses; a trace can name no other code to run.
-SOURCES: Mapping[str, type[FileSource]] = {kind.__name__: kind for kind in (ParquetSource, RecordSource, TarSource)}
 
 
 class Kept:
@@ -195,15 +195,14 @@ def samples_of(
 
 def _source(where: str, values: dict[str, Any], moved: Moved) -> FileSource:
     kind = values.pop("kind")
-    if kind not in SOURCES:
+    # A trace can name no other code to run.
+    if kind != FileSource.__name__:
         raise UserError(
             f"{where}: was scanned from {kind}, whose records cannot be read one by one. "
-            "harness.data=files reads local Parquet, WebDataset, JSON and JSONL"
+            "harness.data=files reads local files"
         )
-    if moved.root is not None and "root" not in values:
-        raise UserError(f"harness.data_root={moved.root}: must be null, because {kind} data names no files")
     given = {"path": moved.path, "root": moved.root}
-    return SOURCES[kind](**values | {key: value for key, value in given.items() if value is not None})
+    return FileSource(**values | {key: value for key, value in given.items() if value is not None})
 
 
 def _files(source: FileSource, scanned: Mapping[str, str], moved: Moved) -> dict[str, Shard]:

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 from collections import Counter
@@ -27,11 +28,15 @@ from entrain_bench.base.files import remove_partial, stream_atomically, write_at
 from entrain_bench.run.parallel import Died, RayCluster, num_processes, run_parallel
 
 from ..budget import BUDGET
+from .errors import BadSampleError, Reason
+from .fields import KINDS, RawSample
+from .formats import FileSource
 from .media import audio_seconds, image_size, video_header
-from .source import BadSampleError, Limits, RawSample, Reason, Shard, Source, recognised
+from .source import Limits, Shard, Source
+from .uncounted import Uncounted
 
 # Part of every digest: raise it if the scan changes, so that earlier parts are not reused.
-FORMAT = 6
+FORMAT = 8
 PROCESSES = "processes"
 RAY = "ray"
 # A tokenizer: every UTF-8 byte is a token, as for byte-level models (ByT5, arXiv:2105.13626).
@@ -41,9 +46,12 @@ METADATA_KEY = b"entrain_bench.scan"
 # Left-out samples that are listed; all are counted.
 MAX_LISTED = 20
 ITEMS = ("texts", "images", "sounds", "videos")
+# Kana, ideographs of Chinese and Japanese, and Hangul; with their punctuation and full-width forms.
+_CJK = re.compile(r"[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uff00-\uffef]")
 _COLUMNS: Mapping[str, pa.DataType] = {
     "sample_id": pa.string(),
     "text_chars": pa.int32(),
+    "text_cjk": pa.int32(),
     "text_tokens": pa.int32(),
     "n_images": pa.int32(),
     "image_widths": pa.list_(pa.int32()),
@@ -71,6 +79,7 @@ def measure(sample: RawSample, limits: Limits) -> dict[str, Any]:
         raise BadSampleError(Reason.EMPTY)
     return {
         "text_chars": chars,
+        "text_cjk": sum(len(_CJK.findall(text)) for text in sample.texts if not text.isascii()),
         "n_images": len(sample.images),
         "image_widths": [width for width, _ in sizes],
         "image_heights": [height for _, height in sizes],
@@ -91,6 +100,9 @@ class ScanReport:
     shards: int = 0
     # Whether an earlier scan of the same data and settings was reused.
     again: bool = False
+    uncounted: Uncounted = field(default_factory=Uncounted)
+    # Endings of files next to those that are read, and how many.
+    unread: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: "ScanReport") -> "ScanReport":
         return ScanReport(
@@ -99,12 +111,14 @@ class ScanReport:
             dict(Counter(self.counts) + Counter(other.counts)),
             [*self.listed, *other.listed][:MAX_LISTED],
             self.shards + other.shards,
+            uncounted=self.uncounted + other.uncounted,
         )
 
     @classmethod
     def read(cls, path: Path) -> "ScanReport":
         """Read the report in a shard's part, or in a trace."""
-        return cls(**json.loads(pq.read_metadata(path).metadata[METADATA_KEY])["tally"])
+        values = json.loads(pq.read_metadata(path).metadata[METADATA_KEY])["tally"]
+        return cls(**values | {"uncounted": Uncounted(**values["uncounted"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +149,11 @@ class Scan:
         earlier = read_scan(output)
         if output.exists() and earlier is None:
             raise UserError(f"output={output}: exists, but is not a trace of a scan. Remove it or choose another name")
-        scan = replace(self, source=recognised(self.source))
-        source = {"kind": type(scan.source).__name__, **asdict(scan.source)}
-        shards = list(scan.source.shards())
+        source = {"kind": type(self.source).__name__, **asdict(self.source)}
+        where = f"source.path={source.get('path')}"
+        shards = list(self.source.shards())
         if not shards:
-            raise UserError(f"source: {source} has no files to scan. Check source.path")
+            raise UserError(f"{where}: has no files to scan")
         settings = {
             "source": source,
             "limits": asdict(self.limits),
@@ -153,12 +167,21 @@ class Scan:
         folder.mkdir(parents=True, exist_ok=True)
         remove_partial(folder)
         parts = [folder / f"{digest}.parquet" for digest in digests]
-        scan._scan([ShardTask(scan, *pair) for pair in zip(shards, parts, strict=True)], advance)
+        self._scan([ShardTask(self, *pair) for pair in zip(shards, parts, strict=True)], advance)
         tally = sum(map(ScanReport.read, parts), ScanReport())
-        if not tally.samples:
-            reasons = ", ".join(f"{many} {reason}" for reason, many in sorted(tally.counts.items()))
-            first = next((f". First: {name}: {what}" for name, what in tally.listed), "")
-            raise UserError(f"source: {source} has no valid sample ({reasons or 'it is empty'}){first}")
+        try:
+            if isinstance(self.source, Source):
+                items = dict(zip(KINDS, (tally.items[name] for name in ITEMS[1:]), strict=True))
+                tally.uncounted.refuse(where, self.source.chosen, items)
+            if not tally.samples:
+                reasons = ", ".join(f"{many} {reason}" for reason, many in sorted(tally.counts.items()))
+                first = next((f". First: {name}: {what}" for name, what in tally.listed), "")
+                raise UserError(f"{where}: has no valid sample ({reasons or 'it is empty'}){first}")
+        except UserError:
+            shutil.rmtree(folder)
+            raise
+        if isinstance(self.source, FileSource):
+            tally = replace(tally, unread=self.source.unread())
         made: dict[str, Any] = {
             "digest": whole,
             "entrain_bench": version("entrain-bench"),
@@ -223,8 +246,9 @@ def scan_shard(task: ShardTask) -> ScanReport | str:
     rows = list[dict[str, Any]]()
     counts = Counter[str]()
     listed = list[tuple[str, str]]()
+    uncounted = Uncounted()
     try:
-        for name, row in _read(task):
+        for name, row in _read(task, uncounted):
             if isinstance(row, BadSampleError):
                 counts[row.reason] += 1
                 if len(listed) < MAX_LISTED:
@@ -232,7 +256,7 @@ def scan_shard(task: ShardTask) -> ScanReport | str:
                 continue
             rows.append({"sample_id": name, **row})
         table = pa.Table.from_pylist(rows, task.scan.schema)
-        tally = ScanReport(len(table), _count_items(table), dict(counts), listed, 1)
+        tally = ScanReport(len(table), _count_items(table), dict(counts), listed, 1, uncounted=uncounted)
         content = io.BytesIO()
         metadata = {METADATA_KEY: json.dumps({"tally": asdict(tally)})}
         pq.write_table(table.replace_schema_metadata(metadata), content)
@@ -244,7 +268,7 @@ def scan_shard(task: ShardTask) -> ScanReport | str:
     return tally
 
 
-def _read(task: ShardTask) -> Iterator[tuple[str, dict[str, Any] | BadSampleError]]:
+def _read(task: ShardTask, uncounted: Uncounted) -> Iterator[tuple[str, dict[str, Any] | BadSampleError]]:
     """Yield names and rows; an error of a sample costs the sample, an error of the file the rest of the file.
 
     The alarm's signal ends this process if a sample takes too long, even within a library.
@@ -262,6 +286,7 @@ def _read(task: ShardTask) -> Iterator[tuple[str, dict[str, Any] | BadSampleErro
                 signal.setitimer(signal.ITIMER_REAL, scan.timeout_s)
                 try:
                     sample = scan.source.sample(row, folder)
+                    uncounted.add(name, row, sample)
                     sizes = measure(sample, scan.limits)
                     if scan.tokenizer:
                         sizes["text_tokens"] = len(token_ids(sample.texts, scan.tokenizer))

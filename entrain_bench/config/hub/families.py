@@ -188,7 +188,9 @@ def _internvl_chat(model: VisionModel) -> Built:
     most, least = (config.integer(f"{end}_dynamic_patch") if dynamic else 1 for end in ("max", "min"))
     has_overview = config.flag("use_thumbnail") or most == 1
     pixels = config.integer("force_image_size")
-    return _shuffled(model, ratio), token_rules.nearest_grid(most, least, pixels, model.vision, ratio, has_overview)
+    return _shuffled(model, ratio), token_rules.nearest_grid(
+        most, least, pixels, model.vision, ratio, has_overview, divided=True
+    )
 
 
 def _shuffled(model: VisionModel, ratio: float) -> dict[str, Any]:
@@ -202,7 +204,7 @@ def _qwen_vl(config: Fields, processor: Fields) -> Parts:
     # Older configurations have the language model's fields at the top.
     text = config if config.get("text_config") is None else config.part("text_config")
     text = replace(text, defaults=class_defaults(f"{kind}_text"))
-    tokens = token_rules.qwen_images(processor, vision)
+    tokens = token_rules.qwen_images(processor, vision) | token_rules.qwen_video(processor, kind)
     return Parts({"vision": qwen_vision(vision, kind)}, text, f"{kind}_text", tokens)
 
 
@@ -243,7 +245,7 @@ def _qwen2_audio(config: Fields, _: Fields) -> Parts:
     heard = whisper(config.part("audio_config", "qwen2_audio_encoder"), OPENAI_NAMES)
     text = config.part("text_config")
     heard = with_projector(heard, product(heard["hidden_size"], text.integer("hidden_size"), 0.5))
-    return Parts({"audio": heard}, text, str(text.needed("model_type")), token_rules.whisper_audio(2))
+    return Parts({"audio": heard}, text, str(text.needed("model_type")), token_rules.whisper_audio(2, heard_s=30.0))
 
 
 def _voxtral(config: Fields, _: Fields) -> Parts:

@@ -19,7 +19,8 @@ HUB = "hf:"
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 # Newer processors are in a file of their own, next to the older one.
 NEWER_PROCESSOR = "processor_config.json"
-FILES = (CONFIG, PROCESSOR, NEWER_PROCESSOR)
+VIDEO_PROCESSOR = "video_preprocessor_config.json"
+FILES = (CONFIG, PROCESSOR, NEWER_PROCESSOR, VIDEO_PROCESSOR)
 NESTED = ("image_processor", "feature_extractor", "audio_processor")
 MAX_BYTES = 2**24
 # Seconds until the hub counts as out of reach, name lookup included.
@@ -52,6 +53,8 @@ def _published(reference: str) -> tuple[Fields, Fields]:
     for name in NESTED:
         if isinstance(newer.get(name), Mapping):
             processor |= newer[name]
+    if VIDEO_PROCESSOR in files:
+        processor["video_processor"] = files[VIDEO_PROCESSOR]
     return Fields(_with_named_parts(files[CONFIG]), CONFIG), Fields(processor, PROCESSOR)
 
 

@@ -45,6 +45,24 @@ def qwen_images(processor: Fields, vision: Fields) -> dict[str, Any]:
     }
 
 
+def qwen_video(processor: Fields, kind: str) -> dict[str, Any]:
+    """Limits of frames of Qwen's video processors, whose own defaults files replace."""
+    if not kind.startswith(("qwen2", "qwen3")):
+        return {}
+    shared = not kind.startswith("qwen2")
+    given = processor.part("video_processor") if processor.get("video_processor") else Fields({}, "video_processor")
+    # Published files of Qwen3-VL (2025-10); defaults of transformers 5 otherwise.
+    limits = (4096, 25_165_824) if shared else (128 * 28**2, 768 * 28**2)
+    size = given.get("size") or {}
+    names = (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
+    stated = [next((v for v in (given.get(a), size.get(a), size.get(b)) if v is not None), None) for a, b in names]
+    own = {name: given.get(name) for name in ("min_frames", "max_frames") if given.get(name) is not None}
+    pixels = {
+        name: limit if value is None else value for (name, _), value, limit in zip(names, stated, limits, strict=True)
+    }
+    return {"video": {**pixels, **own, "shared": shared, "max_tokens": 768 if shared else 128_000}}
+
+
 def _pixels(processor: Fields, name: str, edge: str) -> int:
     """A limit of an image's area: ``size`` states it under either name, and a field of the whole file replaces it."""
     if processor.get(name) is not None or not processor.get("size"):
@@ -115,7 +133,7 @@ def _grids(fields: Fields, pixels: int) -> list[list[int]]:
 
 
 def nearest_grid(
-    max_tiles: int, min_tiles: int, pixels: int, vision: Fields, ratio: float, has_overview: bool
+    max_tiles: int, min_tiles: int, pixels: int, vision: Fields, ratio: float, has_overview: bool, divided: bool = False
 ) -> dict[str, Any]:
     """InternVL's dynamic tiling; ``ratio``: LLM tokens on a side of a tile relative to its patches."""
     require(min_tiles == 1, "min_patches", min_tiles, "1")
@@ -123,7 +141,7 @@ def nearest_grid(
     patch = vision.square("patch_size")
     side = pixels // patch
     tile = {"encoder_tokens": side**2 + 1, "llm_tokens": int(side * ratio) ** 2}
-    images = {"kind": "nearest_grid", "pixels": pixels, "max_tiles": max_tiles, **tile}
+    images = {"kind": "nearest_grid", "pixels": pixels, "max_tiles": max_tiles, "divided": divided, **tile}
     return {"images": images, "frames": {**tile, "max_frames": MAX_FRAMES}, "patch_pixels": patch}
 
 
@@ -171,7 +189,7 @@ def conformer_audio(rate: int) -> dict[str, Any]:
     return {"audio": rules, "audio_segment_s": 5.0 * rate, "audio_frames_per_s": 100.0 / rate}
 
 
-def whisper_audio(pooling: int, pads_llm: bool = False) -> dict[str, Any]:
+def whisper_audio(pooling: int, pads_llm: bool = False, heard_s: float = 0.0) -> dict[str, Any]:
     """Segments of 30 seconds, padded before Whisper's encoder; the LLM gets a token of ``pooling`` of its own."""
     rules = {
         "frames_per_s": 100.0,
@@ -179,5 +197,6 @@ def whisper_audio(pooling: int, pads_llm: bool = False) -> dict[str, Any]:
         "llm_steps": [[pooling, pooling, 0]],
         "pads_encoder": True,
         "pads_llm": pads_llm,
+        "heard_s": heard_s,
     }
     return {"audio": rules, "audio_segment_s": 30.0}

@@ -37,7 +37,7 @@ from entrain_bench.train.running.data import (
 )
 from entrain_bench.train.running.runtime import Runtime
 from entrain_bench.train.running.stages import TrainedStage
-from entrain_bench_workloads.dataset.formats import ParquetSource, TarSource
+from entrain_bench_workloads.dataset.formats import FileSource
 from support.builders import random_samples
 from support.datasets import picture_bytes, scan_here, sound_bytes, write_finevision, write_tar
 from support.processes import eventually
@@ -205,7 +205,7 @@ def scan_images(folder: Path) -> Path:
         images = [picture_bytes(*size, seed=4 * number + place) for place, size in enumerate(sizes)]
         rows.append((images, ["what is it?", f"number {number} of {len(sizes)} images"]))
     write_finevision(folder / "train.parquet", rows, row_group=5)
-    source = ParquetSource(path=str(folder / "train.parquet"), text=["texts"], images="images")
+    source = FileSource(path=str(folder / "train.parquet"), text=["texts"], images="images")
     return scan_here(source, folder / "trace.parquet")
 
 
@@ -220,7 +220,7 @@ def scan_sounds(folder: Path) -> Path:
         if number % 2:
             members.append((f"s{number}.png", picture_bytes(*SIZES[number % 4], seed=number)))
     write_tar(folder / "shard.tar", members)
-    return scan_here(TarSource(path=str(folder / "shard.tar")), folder / "trace.parquet")
+    return scan_here(FileSource(path=str(folder / "shard.tar")), folder / "trace.parquet")
 
 
 def run_of(trace: Path, *overrides: str) -> str:
@@ -325,7 +325,7 @@ def test_a_bad_image_ends_training_with_its_name(tmp_path: Path) -> None:
     folder.mkdir()
     whole = picture_bytes(120, 84, seed=1, kind="JPEG")
     write_finevision(folder / "train.parquet", [([whole[:-300]], ["a text"])])
-    source = ParquetSource(path=str(folder / "train.parquet"), text=["texts"], images="images")
+    source = FileSource(path=str(folder / "train.parquet"), text=["texts"], images="images")
     trace = scan_here(source, folder / "trace.parquet")
     with pytest.raises(RankError, match=r"UserError: sample train.parquet:0: it cannot be decoded: .*truncated"):
         run_ranks(train_reference, 1, run_of(trace, "global_batch=8"), tmp_path / "reference.npz", stay=False)

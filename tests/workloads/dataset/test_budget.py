@@ -18,9 +18,10 @@ import pytest
 from entrain_bench.base.errors import UserError
 from entrain_bench_workloads.budget import Budget
 from entrain_bench_workloads.dataset import formats
-from entrain_bench_workloads.dataset.formats import RecordSource, TarSource
+from entrain_bench_workloads.dataset.errors import BadSampleError, Reason
+from entrain_bench_workloads.dataset.formats import FileSource
 from entrain_bench_workloads.dataset.media import VideoFrames, decoded_image, decoded_sound
-from entrain_bench_workloads.dataset.source import BadSampleError, Limits, Reason
+from entrain_bench_workloads.dataset.source import Limits
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import png_of, samples_of, video_bytes, wav_bytes, write_tar
 from support.scanned import RULES
@@ -139,7 +140,7 @@ def test_an_image_bomb_is_not_decoded() -> None:
     assert decoded_image(png(3000, 2000), Limits()).size == (3000, 2000)
 
 
-def gzipped(path: Path, members: Iterator[tuple[str, int]]) -> TarSource:
+def gzipped(path: Path, members: Iterator[tuple[str, int]]) -> FileSource:
     """A compressed archive of members of zeros, none of which is ever whole in memory."""
     with gzip.open(path, "wb", compresslevel=9) as file:
         for name, size in members:
@@ -149,10 +150,10 @@ def gzipped(path: Path, members: Iterator[tuple[str, int]]) -> TarSource:
             for _ in range(0, size, 2**24):
                 file.write(bytes(2**24))
         file.write(bytes(1024))
-    return TarSource(path=str(path))
+    return FileSource(path=str(path))
 
 
-def bad(source: TarSource, **limits: int) -> BadSampleError:
+def bad(source: FileSource, **limits: int) -> BadSampleError:
     records = list(samples_of(source, source.shards()[0], Limits(**limits)))
     (found,) = [sample for sample in records if isinstance(sample, BadSampleError)]
     return found
@@ -173,7 +174,7 @@ def test_members_that_fit_are_refused_together(tmp_path: Path, monkeypatch: pyte
 def test_empty_members_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "BUDGET", Budget(2**20))
     write_tar(tmp_path / "a.tar", [(f"a.x{number}", b"") for number in range(2000)])
-    assert "its members would take" in str(bad(TarSource(path=str(tmp_path / "a.tar"))))
+    assert "its members would take" in str(bad(FileSource(path=str(tmp_path / "a.tar"))))
 
 
 @pytest.mark.parametrize("start", [b"[", b""])
@@ -182,7 +183,7 @@ def test_a_record_that_is_too_long_is_not_read(start: bytes, tmp_path: Path, mon
     monkeypatch.setattr(formats, "MAX_RECORD_BYTES", 2**16)
     (tmp_path / "a.json").write_bytes(start + b'{"text": "' + b"x" * 2**23 + b'"}\n')
     with pytest.raises(UserError, match=r"a.json: "):
-        RecordSource(path=str(tmp_path / "a.json"), text=["text"]).shards()
+        FileSource(path=str(tmp_path / "a.json"), text=["text"]).shards()
 
 
 def test_parts_of_sounds_and_videos_are_decoded_within_the_budget() -> None:

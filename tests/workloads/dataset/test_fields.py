@@ -1,7 +1,6 @@
 """Fields are found by the names that they commonly have; media that nothing would read are an error."""
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,15 @@ import pytest
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.commands.trace import TraceKeys, compose_trace
-from entrain_bench_workloads.dataset.formats import HubSource, ParquetSource, RecordSource
+from entrain_bench_workloads.dataset.errors import BadSampleError, Reason
+from entrain_bench_workloads.dataset.fields import KINDS, Chosen, Known, inside, sample_of, table_of
+from entrain_bench_workloads.dataset.formats import FileSource
 from entrain_bench_workloads.dataset.scan import ScanReport
-from entrain_bench_workloads.dataset.source import (
-    AUTO,
-    MEDIA,
-    SECONDS,
-    TEXTS,
-    BadSampleError,
-    Reason,
-    inside,
-    recognised,
-)
-from support.datasets import image_bytes, scan_report, video_bytes, wav_bytes, write_finevision, write_jsonl
+from support.datasets import image_bytes, scan_report, video_bytes, wav_bytes, write_jsonl
 
-DOCUMENT = (Path(__file__).parents[3] / "docs/workloads.md").read_text()
 ENDINGS = {"images": ".png", "audio": ".wav", "video": ".mp4"}
 COUNTED = {"images": "images", "audio": "sounds", "video": "videos"}
+TABLE = table_of(None)
 
 
 def manifest(folder: Path, records: list[dict[str, Any]], source: str = "manifest", **options: str | None) -> Any:
@@ -42,14 +33,15 @@ def report(source: Any, folder: Path) -> ScanReport:
     return scan_report(source, folder / "out.parquet")
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in MEDIA.items() for name in names])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in KINDS for name in (*TABLE.media[kind], *TABLE.paths)]
+)
 def test_every_known_name_is_found(kind: str, name: str, tmp_path: Path) -> None:
-    for source in ("manifest", "llava"):
-        found = recognised(manifest(tmp_path, [{name: f"x{ENDINGS[kind]}", "text": "a"}] * 3, source))
-        chosen = {media: getattr(found, media) for media in MEDIA}
-        assert chosen == {media: name if media == kind else names[0] for media, names in MEDIA.items()}
-        assert list(found.text) == ["text"]
+    (tmp_path / f"x{ENDINGS[kind]}").write_bytes(b"x")
+    sample = sample_of({name: f"x{ENDINGS[kind]}", "text": "a"}, Chosen(), str(tmp_path))
+    found = {"images": [*sample.images], "audio": [sample.audio], "video": [sample.video]}
+    assert found == {"images": [], "audio": [None], "video": [None]} | {kind: [tmp_path / f"x{ENDINGS[kind]}"]}
+    assert (sample.texts, sample.left) == (["a"], {})
 
 
 def test_a_manifest_gives_its_sounds_and_videos(tmp_path: Path) -> None:
@@ -61,21 +53,17 @@ def test_a_manifest_gives_its_sounds_and_videos(tmp_path: Path) -> None:
     assert report(manifest(tmp_path, videos), tmp_path).items == {"texts": 1, "images": 0, "sounds": 0, "videos": 1}
 
 
-def test_the_content_of_a_path_is_told_by_its_endings(tmp_path: Path) -> None:
-    for kind, ending in ENDINGS.items():
-        found = recognised(manifest(tmp_path, [{"file_name": f"x{ending.upper()}", "caption": "a"}]))
-        assert getattr(found, kind) == "file_name"
-    # With another ending and a length next to it, a sound's.
-    assert recognised(manifest(tmp_path, [{"path": "x.sph", "duration": 4}])).audio == "path"
+def test_a_path_with_another_ending_and_a_length_next_to_it_is_a_sound() -> None:
+    sample = sample_of({"path": "x.sph", "duration": 4}, Chosen(), "")
+    assert (sample.audio, sample.seconds) == (Known(seconds=4.0), 4.0)
+    assert sample_of({"path": "x.sph", "text": "a"}, Chosen(), "").left == {("text", "path"): 5}
 
 
 def test_texts_that_belong_together_are_read_together(tmp_path: Path) -> None:
-    records = [{"question": "ab", "answer": "c", "source": "x", "image": {"width": 30, "height": 20}}]
+    records = [{"question": "ab", "answer": "c", "image": {"width": 30, "height": 20}}]
     found = report(manifest(tmp_path, records, "llava"), tmp_path)
     assert found.items == {"texts": 1, "images": 1, "sounds": 0, "videos": 0}
     assert pq.read_table(tmp_path / "out.parquet").column("text_chars").to_pylist() == [3]
-    for group in TEXTS[:-1]:
-        assert list(recognised(manifest(tmp_path, [{group[0]: "a", "answer": "b"}])).text) == [*group]
 
 
 def test_later_records_may_have_media_that_the_first_lack(tmp_path: Path) -> None:
@@ -83,7 +71,7 @@ def test_later_records_may_have_media_that_the_first_lack(tmp_path: Path) -> Non
     assert report(manifest(tmp_path, records, "llava"), tmp_path).items["images"] == 1
 
 
-@pytest.mark.parametrize("kind", MEDIA)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("as_value", [str, lambda name: [name], lambda name: {"path": name, "bytes": None}])
 def test_media_that_nothing_would_read_are_an_error(kind: str, as_value: Any, tmp_path: Path) -> None:
     records = [{"text": "a"}, {"text": "see x.png and y.wav", "recorded": as_value(f"clips/1{ENDINGS[kind]}")}]
@@ -104,40 +92,25 @@ def test_data_without_a_known_name_is_an_error(tmp_path: Path) -> None:
 def test_columns_are_found_likewise(tmp_path: Path) -> None:
     images = [{"bytes": image_bytes(30, 20), "path": None}, None]
     pq.write_table(pa.table({"image": images, "caption": ["one", "two"], "n": [[0.0], [1.0]]}), tmp_path / "a.parquet")
-    source = ParquetSource(path=str(tmp_path / "a.parquet"), text=AUTO, images=AUTO, audio=AUTO, video=AUTO)
+    source = FileSource(path=str(tmp_path / "a.parquet"))
     assert report(source, tmp_path).items == {"texts": 2, "images": 1, "sounds": 0, "videos": 0}
+    (tmp_path / "out.parquet").unlink()
     pq.write_table(pa.table({"text": ["a"], "shot": ["x/1.jpg"]}), tmp_path / "b.parquet")
     with pytest.raises(UserError, match=r"^source.images=auto: finds no images, but the field shot names some"):
-        recognised(ParquetSource(path=str(tmp_path / "b.parquet"), text=AUTO, images=AUTO))
-
-
-def test_the_columns_of_finevision(tmp_path: Path) -> None:
-    write_finevision(tmp_path / "a.parquet", [([image_bytes(30, 20)], ["ab"])])
-    everything = dict.fromkeys([*MEDIA, "text", "seconds"], AUTO)
-    named = ParquetSource(path=str(tmp_path), text=["texts"], images="images")
-    assert recognised(ParquetSource(path=str(tmp_path), **everything)) == named
-    assert recognised(named) == named
-    pytest.importorskip("datasets")
-    hub = recognised(HubSource(path=str(tmp_path), **everything))
-    assert (hub.text, hub.images, hub.audio, hub.seconds) == (["texts"], "images", None, None)
-
-
-def test_the_documented_names_are_those_that_are_known() -> None:
-    (table,) = re.findall(r"<!-- names -->\n(.*?)<!-- end -->", DOCUMENT, re.DOTALL)
-    rows = [line.split("|")[1:-1] for line in table.splitlines()[2:]]
-    found = {row[0].strip().strip("`"): re.findall(r"`(\w+)`", row[1]) for row in rows}
-    assert found == {
-        "source.text": [name for group in TEXTS for name in group],
-        **{f"source.{kind}": [*names] for kind, names in MEDIA.items()},
-        "source.seconds": [*SECONDS],
-    }
+        report(FileSource(path=str(tmp_path / "b.parquet")), tmp_path)
+    pq.write_table(pa.table({"text": ["a"], "shot": [image_bytes(30, 20)]}), tmp_path / "c.parquet")
+    with pytest.raises(
+        UserError, match=r"^source.images=auto: finds no images, but the field shot holds bytes \(1 of 1"
+    ):
+        report(FileSource(path=str(tmp_path / "c.parquet")), tmp_path)
+    assert report(FileSource(path=str(tmp_path / "c.parquet"), images="shot"), tmp_path).items["images"] == 1
 
 
 def test_sizes_and_lengths_may_stand_in_records(tmp_path: Path) -> None:
     records = [{"text": "a", "v": "x", "s": 4}, {"text": "a", "v": "x", "s": 5, "width": 640, "height": 360}]
     records.append({"text": "a", "images": [{"width": 1024, "height": 768}]})
     write_jsonl(tmp_path / "m.jsonl", records)
-    source = RecordSource(path=str(tmp_path / "m.jsonl"), text=["text"], images="images", video="v", seconds="s")
+    source = FileSource(path=str(tmp_path / "m.jsonl"), text=["text"], images="images", video="v", seconds="s")
     found = report(source, tmp_path)
     rows = pq.read_table(tmp_path / "out.parquet").to_pydict()
     assert (rows["image_widths"], rows["image_heights"]) == ([[0], [640], [1024]], [[0], [360], [768]])

@@ -19,7 +19,9 @@ from scipy.signal import resample_poly
 from entrain_bench.specs.tokens import TileRules
 from entrain_bench.specs.workload import Moved
 from entrain_bench_workloads.dataset import media as media_module
-from entrain_bench_workloads.dataset.formats import ParquetSource, RecordSource
+from entrain_bench_workloads.dataset.errors import BadSampleError, Reason
+from entrain_bench_workloads.dataset.fields import Known
+from entrain_bench_workloads.dataset.formats import FileSource
 from entrain_bench_workloads.dataset.media import (
     VideoFrames,
     audio_seconds,
@@ -29,7 +31,7 @@ from entrain_bench_workloads.dataset.media import (
     image_tiles,
     video_header,
 )
-from entrain_bench_workloads.dataset.source import BadSampleError, Known, Limits, Reason
+from entrain_bench_workloads.dataset.source import Limits
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import (
     image_bytes,
@@ -225,7 +227,7 @@ def opened(source: Any, folder: Path, name: str) -> Any:
 def test_items_are_the_tiles_of_their_images(name: str, tmp_path: Path) -> None:
     sizes = [[(500, 333)], [(500, 333), (90, 700)], []]
     write_finevision(tmp_path / "d.parquet", [([picture_bytes(*size) for size in row], ["text"]) for row in sizes])
-    source = ParquetSource(path=str(tmp_path / "d.parquet"), text=["texts"], images="images")
+    source = FileSource(path=str(tmp_path / "d.parquet"), text=["texts"], images="images")
     side = TILES[name].patch_pixels * tile_rules(name).encoder_side
     samples, shapes = opened(source, tmp_path, name)
     for sample, row in enumerate(sizes):
@@ -239,7 +241,7 @@ def test_items_are_the_tiles_of_their_images(name: str, tmp_path: Path) -> None:
 def test_frames_of_a_video_are_tiles(tmp_path: Path) -> None:
     (tmp_path / "v.mp4").write_bytes(video_bytes(64, 48, 40, shades=True))
     write_jsonl(tmp_path / "d.jsonl", [{"text": "a", "video": "v.mp4"}])
-    source = RecordSource(path=str(tmp_path / "d.jsonl"), text=["text"], video="video")
+    source = FileSource(path=str(tmp_path / "d.jsonl"), text=["text"], video="video")
     samples, shapes = opened(source, tmp_path, "llavaov")
     found = [samples.picture(shapes, item) for item in range(shapes.num_items)]
     assert {frames.shape for frames in found} == {(1, 378, 378, 3)}

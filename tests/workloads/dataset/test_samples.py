@@ -15,8 +15,10 @@ from PIL import Image
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.workload import Moved
 from entrain_bench_workloads.dataset import media as media_module
-from entrain_bench_workloads.dataset.formats import FileSource, RecordSource, TarSource
-from entrain_bench_workloads.dataset.source import BadSampleError, Limits, RawSample, Shard
+from entrain_bench_workloads.dataset.errors import BadSampleError
+from entrain_bench_workloads.dataset.fields import RawSample
+from entrain_bench_workloads.dataset.formats import FileSource
+from entrain_bench_workloads.dataset.source import Limits, Shard
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import (
     picture,
@@ -27,7 +29,7 @@ from support.datasets import (
     write_jsonl,
     write_tar,
 )
-from support.scanned import RULES, SOURCES, annotations, finevision, opened, scanned, webdataset
+from support.scanned import RULES, SOURCES, annotations, finevision, opened, scanned
 
 LIMITS = Limits()
 
@@ -77,7 +79,7 @@ def test_what_a_trace_lists_is_read(tmp_path: Path) -> None:
 
 def test_sounds_are_one_channel_at_16_khz_in_segments(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [("a.wav", sound_bytes(70.0, 440.0, 8000)), ("a.txt", b"x")])
-    samples, shapes = opened(scanned(TarSource(path=str(tmp_path / "a.tar")), tmp_path / "t.parquet"))
+    samples, shapes = opened(scanned(FileSource(path=str(tmp_path / "a.tar")), tmp_path / "t.parquet"))
     lengths = [len(samples.sound(shapes, item)) for item in range(shapes.num_items)]
     assert lengths == [480_000, 480_000, 160_000]
     for item in range(3):
@@ -90,7 +92,7 @@ def test_sounds_are_one_channel_at_16_khz_in_segments(tmp_path: Path) -> None:
 def test_frames_of_a_video_are_those_of_their_groups(tmp_path: Path) -> None:
     (tmp_path / "v.mp4").write_bytes(video_bytes(64, 48, 40, shades=True))
     write_jsonl(tmp_path / "d.jsonl", [{"text": "a", "video": "v.mp4"}])
-    source = RecordSource(path=str(tmp_path / "d.jsonl"), text=["text"], video="video")
+    source = FileSource(path=str(tmp_path / "d.jsonl"), text=["text"], video="video")
     samples, shapes = opened(scanned(source, tmp_path / "t.parquet"))
     # 4 s at 2 frames a second, two of them a group.
     assert shapes.num_items == 4
@@ -166,7 +168,7 @@ def test_stated_lengths_may_be_rounded(tmp_path: Path) -> None:
     for number, seconds in enumerate((1.04, 1.3)):
         (tmp_path / f"{number}.wav").write_bytes(sound_bytes(seconds))
     write_jsonl(tmp_path / "d.jsonl", [{"path": f"{n}.wav", "duration": 1.0, "text": "a"} for n in range(2)])
-    source = RecordSource(path=str(tmp_path / "d.jsonl"), text=["text"], audio="path", seconds="duration")
+    source = FileSource(path=str(tmp_path / "d.jsonl"), text=["text"], audio="path", seconds="duration")
     samples, shapes = opened(scanned(source, tmp_path / "t.parquet"))
     assert len(samples.sound(shapes, 0)) == round(1.04 * 16000)
     with pytest.raises(UserError, match=r"^sample d.jsonl:1: .*its sound takes 1.3 s, the data states 1$"):
@@ -177,7 +179,7 @@ def test_a_shortened_video_is_decoded_as_far_as_it_goes(tmp_path: Path, monkeypa
     """Its groups are those that the whole video has."""
     (tmp_path / "v.mp4").write_bytes(video_bytes(64, 48, 40, shades=True))
     write_jsonl(tmp_path / "d.jsonl", [{"text": "a", "video": "v.mp4"}])
-    source = RecordSource(path=str(tmp_path / "d.jsonl"), text=["text"], video="video")
+    source = FileSource(path=str(tmp_path / "d.jsonl"), text=["text"], video="video")
     workload = scanned(source, tmp_path / "t.parquet")
     whole, all_shapes = opened(workload)
     rules = replace(RULES, context_tokens=int(all_shapes.item_llm_tokens[0]) + 1)
@@ -198,7 +200,7 @@ def test_a_shortened_video_is_decoded_as_far_as_it_goes(tmp_path: Path, monkeypa
 
 def test_compressed_archives_are_refused(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar.gz", [("a.txt", b"x")], "w:gz")
-    samples, shapes = opened(scanned(TarSource(path=str(tmp_path / "a.tar.gz")), tmp_path / "t.parquet"))
+    samples, shapes = opened(scanned(FileSource(path=str(tmp_path / "a.tar.gz")), tmp_path / "t.parquet"))
     with pytest.raises(UserError, match=r"^sample a.tar.gz:0: .*a.tar.gz is compressed"):
         samples.tokens(shapes, 0)
 
@@ -230,9 +232,6 @@ def test_media_that_records_name_may_move(tmp_path: Path) -> None:
         samples.picture(shapes, 0)
     samples, shapes = opened(workload, root=str(tmp_path / "media"))
     assert len(samples.picture(shapes, 0)) == 1
-    tar = scanned(webdataset(tmp_path / "tar"), tmp_path / "tar.parquet")
-    with pytest.raises(UserError, match=r"^harness.data_root=x: must be null, because TarSource data names no files$"):
-        opened(tar, root="x")
 
 
 def test_a_file_that_was_replaced_is_refused(tmp_path: Path) -> None:
@@ -257,7 +256,7 @@ def tokenizer_file(path: Path, words: int = 10) -> Path:
 
 def test_tokens_are_those_of_the_scan_s_tokenizer(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "d.jsonl", [{"text": ["w3 w1", "other w9"]}])
-    source = RecordSource(path=str(tmp_path / "d.jsonl"), text=["text"])
+    source = FileSource(path=str(tmp_path / "d.jsonl"), text=["text"])
     file = tokenizer_file(tmp_path / "tokenizer.json")
     workload = scanned(source, tmp_path / "t.parquet", tokenizer=str(file))
     samples, shapes = opened(workload, 10)

@@ -18,9 +18,11 @@ import pytest
 from entrain_bench.base.errors import ExecutionError, UserError
 from entrain_bench_workloads.columns import read_columns
 from entrain_bench_workloads.dataset import scan as scan_module
-from entrain_bench_workloads.dataset.formats import ParquetSource
+from entrain_bench_workloads.dataset.errors import Reason
+from entrain_bench_workloads.dataset.fields import Known, RawSample, Row
+from entrain_bench_workloads.dataset.formats import FileSource
 from entrain_bench_workloads.dataset.scan import Scan, ScanReport, read_scan
-from entrain_bench_workloads.dataset.source import Known, Limits, RawSample, Reason, Row, Shard
+from entrain_bench_workloads.dataset.source import Limits, Shard
 from support.datasets import image_bytes, write_finevision
 from support.processes import descendants_of, eventually, runs
 
@@ -151,7 +153,7 @@ def test_bad_files_beside_good_ones(tmp_path: Path) -> None:
     write_finevision(data / "good.parquet", rows)
     (data / "bad.parquet").write_bytes(b"PAR1 it is not")
     (data / "cut.parquet").write_bytes((data / "good.parquet").read_bytes()[:-40])
-    report = run(ParquetSource(path=str(data), text="texts", images="images"), tmp_path / "t.parquet")
+    report = run(FileSource(path=str(data), text="texts", images="images"), tmp_path / "t.parquet")
     assert report.samples == 1
     assert dict(report.counts) == {Reason.FILE: 2, Reason.FORMAT: 1, Reason.EMPTY: 1}
     assert {name.partition(" ")[0] for name, _ in report.listed} == {
@@ -160,14 +162,14 @@ def test_bad_files_beside_good_ones(tmp_path: Path) -> None:
     found = read_scan(tmp_path / "t.parquet")
     assert found is not None
     assert found["tally"]["counts"] == dict(report.counts)
-    assert found["source"]["kind"] == "ParquetSource"
+    assert found["source"]["kind"] == "FileSource"
 
 
 @pytest.mark.wide
 def test_data_without_a_good_sample_is_one_line(tmp_path: Path) -> None:
     write_finevision(tmp_path / "a.parquet", [([b"x"], ["t"])] * 2)
     with pytest.raises(UserError, match="no valid sample \\(2 no known format\\)"):
-        run(ParquetSource(path=str(tmp_path), text="texts", images="images"), tmp_path / "t" / "t.parquet")
+        run(FileSource(path=str(tmp_path), text="texts", images="images"), tmp_path / "t" / "t.parquet")
 
 
 def test_another_s_file_is_not_overwritten(tmp_path: Path) -> None:
@@ -180,7 +182,7 @@ def test_another_s_file_is_not_overwritten(tmp_path: Path) -> None:
 @pytest.mark.wide
 def test_many_bad_samples_are_counted_and_the_first_listed(tmp_path: Path) -> None:
     write_finevision(tmp_path / "a.parquet", [([b"x\x1b[31m"], ["t"])] * 50 + [([], ["good"])])
-    report = run(ParquetSource(path=str(tmp_path), text="texts", images="images"), tmp_path / "t" / "t.parquet")
+    report = run(FileSource(path=str(tmp_path), text="texts", images="images"), tmp_path / "t" / "t.parquet")
     assert sum(report.counts.values()) == 50
     assert [name for name, _ in report.listed] == [f"a.parquet:{row}" for row in range(20)]
 
@@ -191,7 +193,7 @@ NUM, ROWS = 24, 800
 
 
 @dataclass(frozen=True)
-class Meeting(ParquetSource):
+class Meeting(FileSource):
     """Files whose first two readers wait for each other, and leave their process's number.
 
     Attributes:
@@ -259,7 +261,7 @@ def blank(file: Path) -> None:
 def test_an_interrupted_scan_goes_on_where_it_was(tmp_path: Path, how: signal.Signals) -> None:
     data, output, whole = tmp_path / "data", tmp_path / "t" / "t.parquet", tmp_path / "whole" / "t.parquet"
     write_shards(data, NUM, ROWS)
-    scan = Scan(source=ParquetSource(path=str(data), text="texts", images="images"), workers=2, tokenizer="bytes")
+    scan = Scan(source=FileSource(path=str(data), text="texts", images="images"), workers=2, tokenizer="bytes")
     scan.run(whole)
     process, parts = start(data, output), output.with_name("t.parquet.parts")
     assert eventually(lambda: len([*parts.glob("*.parquet")]) > 2)

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from entrain_bench.base.errors import UserError
 from entrain_bench_workloads.dataset import formats
-from entrain_bench_workloads.dataset.formats import HubSource, ParquetSource, RecordSource, TarSource
+from entrain_bench_workloads.dataset.errors import BadSampleError
+from entrain_bench_workloads.dataset.fields import RawSample, Section
+from entrain_bench_workloads.dataset.formats import FileSource, HubSource
 from entrain_bench_workloads.dataset.scan import measure
-from entrain_bench_workloads.dataset.source import BadSampleError, Limits, RawSample, Section, Source, recognised
+from entrain_bench_workloads.dataset.source import Limits, Source
 from support.datasets import image_bytes, samples_of, video_bytes, wav_bytes, write_finevision, write_tar
 
 LIMITS = Limits()
@@ -48,7 +50,7 @@ def bad(source: Source) -> dict[str, str]:
 def test_shards_of_row_groups_have_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "_SHARD_ROWS", 1)
     write_finevision(tmp_path / "a.parquet", [([], [str(row)]) for row in range(25)], row_group=10)
-    source = ParquetSource(path=str(tmp_path / "*.parquet"), text="texts")
+    source = FileSource(path=str(tmp_path / "*.parquet"), text="texts")
     assert [(shard.first, shard.part) for shard in source.shards()] == [(0, (0, 1)), (10, (1, 2)), (20, (2, 3))]
     names, found = zip(*records(source), strict=True)
     assert names == tuple(f"a.parquet:{row}" for row in range(25))
@@ -62,17 +64,17 @@ def test_other_columns(tmp_path: Path) -> None:
         "caption": ["four", None],
     }
     pq.write_table(pa.table(rows), tmp_path / "a.parquet")
-    (_, first), (_, second) = measured(ParquetSource(path=str(tmp_path), text="caption", images="image", audio="audio"))
+    (_, first), (_, second) = measured(FileSource(path=str(tmp_path), text="caption", images="image", audio="audio"))
     assert (first["image_widths"], first["audio_seconds"]) == ([10], None)
     assert (second["image_widths"], second["audio_seconds"]) == ([], 2.0)
 
 
 def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
     write_finevision(tmp_path / "a.parquet", [([], ["x"])])
-    with pytest.raises(UserError, match="has no field photos; fields: images, texts"):
-        recognised(ParquetSource(path=str(tmp_path), images="photos"))
+    with pytest.raises(BadSampleError, match="has no field photos; fields: images, texts"):
+        records(FileSource(path=str(tmp_path), images="photos"))
     with pytest.raises(UserError, match="must be at least one of text"):
-        ParquetSource(path=str(tmp_path))
+        FileSource(path=str(tmp_path), text=None, images=None, audio=None, video=None)
 
 
 def test_webdataset_samples_are_those_of_its_package(tmp_path: Path) -> None:
@@ -89,13 +91,10 @@ def test_webdataset_samples_are_those_of_its_package(tmp_path: Path) -> None:
     ]
     write_tar(tmp_path / "a.tar", members)
     theirs = webdataset.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False)
-    found = records(TarSource(path=str(tmp_path)))
+    found = records(FileSource(path=str(tmp_path)))
     assert len(found) == len([*theirs])
     texts = [sample.texts for _, sample in found if isinstance(sample, RawSample)]
-    assert texts == [["one"], [], ["three"], ["again"]]
-    with_json = records(TarSource(path=str(tmp_path), json_fields=["caption"]))[1][1]
-    assert isinstance(with_json, RawSample)
-    assert with_json.texts == ["two"]
+    assert texts == [["one"], ["two"], ["three"], ["again"]]
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
@@ -103,7 +102,7 @@ def test_compressed_shards_say_the_same(tmp_path: Path, mode: str) -> None:
     members = [(f"{n}.{kind}", content) for n in range(3) for kind, content in pair(n)]
     suffix = mode.replace("w", "").replace(":", ".")
     write_tar(tmp_path / f"a.tar{suffix}", members, mode)
-    assert [(size["image_widths"], chars(sample)) for sample, size in measured(TarSource(path=str(tmp_path)))] == [
+    assert [(size["image_widths"], chars(sample)) for sample, size in measured(FileSource(path=str(tmp_path)))] == [
         ([10], 0),
         ([20], 1),
         ([30], 2),
@@ -115,9 +114,9 @@ def test_media_of_plain_archives_are_places_that_only_readers_of_whole_files_lim
     members = [("a.webp", image), ("a.wav", wav_bytes(2.0)), ("a.mp4", video_bytes(64, 48, 5))]
     write_tar(tmp_path / "a.tar", members)
     write_tar(tmp_path / "a.tgz", members, "w:gz")
-    ((sample, sizes),) = measured(TarSource(path=str(tmp_path / "a.tar")))
+    ((sample, sizes),) = measured(FileSource(path=str(tmp_path / "a.tar")))
     assert sample.images == [Section(tmp_path / "a.tar", 512, len(image))]
-    assert [sizes] == [size for _, size in measured(TarSource(path=str(tmp_path / "a.tgz")))]
+    assert [sizes] == [size for _, size in measured(FileSource(path=str(tmp_path / "a.tgz")))]
     assert measure(sample, Limits(file_bytes=len(image))) == sizes
     with pytest.raises(BadSampleError, match=f"beyond a limit: {len(image)} bytes, limits.file_bytes=100"):
         measure(sample, Limits(file_bytes=100))
@@ -130,7 +129,7 @@ def pair(number: int) -> Sequence[tuple[str, bytes]]:
 def test_members_that_leave_the_root_or_come_twice_are_bad(tmp_path: Path) -> None:
     good = ("ok.txt", b"fine")
     write_tar(tmp_path / "a.tar", [("../evil.jpg", b"x"), ("/abs.txt", b"x"), good, ("ok.txt", b"twice")])
-    found = bad(TarSource(path=str(tmp_path)))
+    found = bad(FileSource(path=str(tmp_path)))
     assert list(found) == ["a.tar:0", "a.tar:1", "a.tar:2"]
     assert "leaves the data's root: ../evil.jpg" in found["a.tar:0"]
     assert "two members of one name" in found["a.tar:2"]
@@ -149,7 +148,7 @@ def test_an_archive_is_read_as_far_as_it_goes(tmp_path: Path, damage: Any, good:
     path = tmp_path / "a.tar"
     write_tar(path, [(f"{number}.txt", b"text") for number in range(5)])
     path.write_bytes(damage(path.read_bytes()))
-    source = TarSource(path=str(tmp_path))
+    source = FileSource(path=str(tmp_path))
     with pytest.raises(BadSampleError, match=what):
         list(samples_of(source, source.shards()[0], LIMITS))
     iterator = iter(samples_of(source, source.shards()[0], LIMITS))
@@ -205,20 +204,19 @@ def test_arrays_and_lines_are_split_as_json_reads_them(
         lines = "\n\n".join(json.dumps(row, ensure_ascii=ascii_only) for row in rows)
         for text in (json.dumps(rows, indent=indent, ensure_ascii=ascii_only), lines):
             path.write_text("\ufeff" + text, "utf-8")
-            source = RecordSource(path=str(path), text="x")
+            source = FileSource(path=str(path), text="x")
             found = [row for shard in source.shards() for row in source.rows(shard, LIMITS)]
             assert found == rows
 
 
-def llava(folder: Path, text: str) -> RecordSource:
+def llava(folder: Path, text: str) -> FileSource:
     (folder / "d.json").write_text(text)
-    return RecordSource(path=str(folder / "d.json"), text=["conversations"], images="image", video="video")
+    return FileSource(path=str(folder / "d.json"), text=["conversations"], images="image", video="video")
 
 
 @pytest.mark.parametrize(
     ("text", "good", "what"),
     [
-        ('[{"conversations": 5}]', 0, "int is no text"),
         ('[{"conversations": "a", "image": 5}]', 0, "image: int is no content"),
         ('[{"conversations": "a", "image": "../d.json"}]', 0, "leaves the data's root"),
         ('{"conversations": "a"}\n{broken\n\n{"conversations": "b"}', 2, "no JSON"),
