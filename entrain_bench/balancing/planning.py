@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from entrain_bench.balancing.experts import with_experts
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.shardings import sharded_as
@@ -166,10 +167,11 @@ def replica_ranks(dp: int, pp: int, width: int) -> IntArray:
 
 
 def checked_layout(job: Job, modules: Sequence[ModuleLayout], num_microbatches: int, **assumed: Any) -> Layout:
-    """Return the layout of the modules, sharded as the job asks; ``UserError`` if model or cluster cannot take it."""
+    """Return the layout of the modules, with sharding and EP as the job asks; ``UserError`` if it cannot be."""
     kind = job.request.sharding or ZERO1
     sharded = (sharded_as(placed, kind, job.cluster.gpus_per_node) for placed in modules)
-    layout = Layout(tuple(sharded), num_microbatches, **assumed)
+    placed = (with_experts(job, one, module) for one, module in zip(sharded, job.model.modules, strict=True))
+    layout = Layout(tuple(placed), num_microbatches, **assumed)
     check_layout(layout, job.model, job.cluster)
     return layout
 

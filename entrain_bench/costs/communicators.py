@@ -10,9 +10,9 @@ from entrain_bench.specs.model import ModelSpec
 def count_communicators(model: ModelSpec, layout: Layout) -> IntArray:
     """Communicators that a rank of each lane belongs to ``[lanes]``.
 
-    They are those of TP and CP at every width, of gradients (DP x CP), of a tied embedding's two ends, and one of all
-    ranks for transfers between stages and modules. Modules and stages with the same ranks share one, as in Megatron-LM;
-    a group of one rank has none.
+    They are those of TP and CP at every width, of EP and its gradients, of all gradients (DP x CP), of a tied
+    embedding's two ends, and one of all ranks for transfers between stages and modules. Modules and stages with the
+    same ranks share one, as in Megatron-LM; a group of one rank has none.
     """
     members = dict[tuple[object, ...], BoolArray]()
 
@@ -28,6 +28,10 @@ def count_communicators(model: ModelSpec, layout: Layout) -> IntArray:
             lanes = blocks.of_stage(stage)
             for group in split:
                 join(group, lanes)
+            if placed.ep > 1:
+                join(("experts", placed.tp, placed.ep, placed.plane[stage].tobytes()), lanes)
+                if placed.dp * placed.cp > placed.ep:
+                    join(("gradients of experts", placed.tp, placed.ep, placed.plane[stage].tobytes()), lanes)
             if placed.dp * placed.cp > 1:
                 join(("gradients", placed.tp, placed.plane[stage].tobytes()), lanes)
             if stage in ends:
