@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from entrain_bench.program import Program, Slots, build_program
+from entrain_bench.program import Pass, Program, Slots, build_program
 from entrain_bench.program.assignment import ModuleAssignment, group_chunks
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.framework import P2P, FrameworkOptions
@@ -178,7 +178,8 @@ def _some_widths(rng: np.random.Generator, tp: int, ranks: int) -> tuple[tuple[i
 def random_extension(rng: np.random.Generator, program: Program) -> np.ndarray:
     """Position of every action in a random order in which nothing precedes what it waits for.
 
-    Passes that begin together because their weights are sharded have one place: replicas have them in one order.
+    Passes that begin together because their weights are sharded, or their experts meet, have one place: replicas have
+    them in one order.
     """
     place_of = [_place(program, action) for action in range(program.num_actions)]
     needs: dict[tuple[int, ...], set[tuple[int, ...]]] = {place: set() for place in place_of}
@@ -198,8 +199,11 @@ def random_extension(rng: np.random.Generator, program: Program) -> np.ndarray:
 
 def _place(program: Program, action: int) -> tuple[int, ...]:
     index, view = int(program.module[action]), program.view(action)
-    if view.members and program.layout.modules[index].sharded:
+    place = program.layout.modules[index]
+    if view.members and place.sharded:
         return index, view.kind, view.microbatch, view.part
+    if view.members and place.expert_span > 1 and view.kind is not Pass.WEIGHT:
+        return index, view.kind, view.stage, view.replica // place.expert_span, view.microbatch, view.part
     return (action,)
 
 

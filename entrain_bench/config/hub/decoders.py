@@ -162,7 +162,9 @@ def language_model(fields: Fields, model_type: str, tied: bool) -> dict[str, Any
 
 def experts(fields: Fields, names: ExpertFields, layers: int) -> dict[str, Any]:
     """The experts of a decoder, as a module's YAML has them."""
-    count, *visual_counts = _by_modality(fields, names.count)
+    # transformers 5 writes another of these names than published files have.
+    stated = next((name for name in COUNTS if name in fields.values), names.count)
+    count, *visual_counts = _by_modality(fields, stated)
     width, *visual_widths = _by_modality(fields, names.width)
     visual: dict[str, Any] = {}
     if visual_widths:
