@@ -151,7 +151,7 @@ def place_chain(
     All encoders share stages, and all generators: beside the LLM's if ``leading``, otherwise its first and last ones.
     ``degrees.pp`` rank groups hold ``virtual_stages`` each (``place_ranks``); ``layers`` are those of each stage.
     """
-    ranks = replica_ranks(degrees.dp, degrees.pp, degrees.tp * degrees.cp)
+    ranks = chain_ranks(job, degrees)
     modules = []
     rank_of_place = place_ranks(degrees.pp, virtual_stages, virtual_order)
     firsts = chain_starts(job.model, len(rank_of_place), layers, leading)
@@ -164,6 +164,18 @@ def place_chain(
 def replica_ranks(dp: int, pp: int, width: int) -> IntArray:
     """Return consecutive ranks of replicas with equally wide stages ``[dp, pp, width]``."""
     return np.arange(dp * pp * width).reshape(dp, pp, width)
+
+
+def chain_ranks(job: Job, degrees: Degrees) -> IntArray:
+    """Return the ranks of homogeneous replicas ``[dp, pp, width]``: consecutive in a replica, or in a stage.
+
+    Replicas of a model with experts have consecutive ranks in a stage, because they exchange tokens in every layer:
+    the order of Megatron-LM.
+    """
+    width = degrees.tp * degrees.cp
+    if job.model.llm.config.experts is None:
+        return replica_ranks(degrees.dp, degrees.pp, width)
+    return np.ascontiguousarray(replica_ranks(degrees.pp, degrees.dp, width).swapaxes(0, 1))
 
 
 def checked_layout(job: Job, modules: Sequence[ModuleLayout], num_microbatches: int, **assumed: Any) -> Layout:
@@ -186,7 +198,7 @@ def place_ranks(num_ranks: int, virtual_stages: int, virtual_order: str = "loop"
 def place_cuts(job: Job, degrees: Degrees, layers: Sequence[int], recompute: Sequence[bool]) -> Layout:
     """Place homogeneous replicas whose stages, in turn on PP ranks, cut one chain of the layers of all modules."""
     bounds = np.cumsum([0, *layers])
-    ranks = replica_ranks(degrees.dp, degrees.pp, degrees.tp * degrees.cp)
+    ranks = chain_ranks(job, degrees)
     modules = []
     first = 0
     for module, again in zip(job.model.modules, recompute, strict=True):

@@ -27,7 +27,7 @@ from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.framework import BF16
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import FULL, ModelSpec
-from entrain_bench.specs.module_layers import EAGER, FUSED
+from entrain_bench.specs.module_layers import EAGER, FUSED, Experts
 
 NAME = "Megatron-LM"
 FRAMEWORKS = ("megatron",)
@@ -55,7 +55,11 @@ def flags(job: Job, layout: Layout, microbatch_size: int) -> list[str]:
         f"--pipeline-model-parallel-size {pp}",
         f"--context-parallel-size {llm.cp}",
     ]
-    if pp > 1 and llm.dp > 1:
+    if llm.ep > 1:
+        # Experts have the TP of attention, as by default; tokens are exchanged by an all-to-all.
+        flags.append(f"--expert-model-parallel-size {llm.ep}")
+    flags += [*_expert_flags(job.model.llm.config.experts)]
+    if pp > 1 and llm.dp > 1 and np.array_equal(llm.ranks, _ranks(llm, pp)):
         flags.append("--use-tp-pp-dp-mapping")
     flags += [*_stage_flags(blocks_of_stages(llm), pp)]
     flags += [f"--micro-batch-size {microbatch_size}", f"--global-batch-size {job.global_batch}"]
@@ -117,10 +121,10 @@ def layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
     if alone and not llm.recompute:
         yield f"{alone[0]} recomputes alone; its flags recompute the LLM, too"
     pp = _num_ranks(llm) // llm.ranks_per_block
-    places = llm.dp * pp * llm.ranks_per_block
-    usual = np.arange(places).reshape(llm.dp, pp, -1)
-    if not np.array_equal(llm.ranks, np.concatenate([usual] * (llm.pp // pp), axis=1)):
+    if not any(np.array_equal(llm.ranks, _ranks(llm, pp, by_stage=order)) for order in (False, True)):
         yield "replicas are not on consecutive ranks, their stages in order"
+    if llm.ep > llm.cp and pp > 1 and np.array_equal(llm.ranks, _ranks(llm, pp)):
+        yield "its expert-parallel groups are of consecutive ranks, which --use-tp-pp-dp-mapping gives to stages"
     blocks = blocks_of_stages(llm)
     if min(blocks) < 1 or len({*blocks[1:-1]}) > 1 or (llm.pp > pp and len({*blocks}) > 1):
         yield f"stages of {'/'.join(map(str, blocks))} layers; all but the first and the last must have as many"
@@ -132,6 +136,9 @@ def layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
         yield f"1F1B waits for its transfers (p2p={job.framework.p2p})"
     if job.framework.cross_entropy == EAGER:
         yield f"its loss is computed on shards of the vocabulary (cross_entropy={EAGER})"
+    experts = model.llm.config.experts
+    if experts is not None and experts.visual_count:
+        yield "experts of a modality of their own are no flag"
     if job.framework.tp_overlap:
         yield f"tp_overlap={job.framework.tp_overlap:g} is no flag"
 
@@ -175,6 +182,25 @@ def _stage_flags(blocks: tuple[int, ...], pp: int) -> Iterator[str]:
     elif len({*blocks}) > 1:
         yield f"--decoder-first-pipeline-num-layers {blocks[0]}"
         yield f"--decoder-last-pipeline-num-layers {blocks[-1]}"
+
+
+def _ranks(llm: ModuleLayout, pp: int, *, by_stage: bool = False) -> IntArray:
+    """Consecutive ranks of replicas, or of stages, in which every rank holds as many stages as in the layout."""
+    shape = (pp, llm.dp) if by_stage else (llm.dp, pp)
+    ranks = np.arange(llm.dp * pp * llm.ranks_per_block).reshape(*shape, -1)
+    return np.concatenate([ranks.swapaxes(0, 1) if by_stage else ranks] * (llm.pp // pp), axis=1)
+
+
+def _expert_flags(experts: Experts | None) -> Iterator[str]:
+    if experts is None:
+        return
+    yield f"--num-experts {experts.count}"
+    yield f"--moe-router-topk {experts.top_k}"
+    yield f"--moe-ffn-hidden-size {experts.ffn_hidden_size}"
+    if experts.shared_ffn_hidden_size:
+        yield f"--moe-shared-expert-intermediate-size {experts.shared_ffn_hidden_size}"
+    yield "--moe-grouped-gemm"
+    yield "--moe-token-dispatcher-type alltoall"
 
 
 def _labels(program: Program, module: int) -> ModuleAssignment:

@@ -176,3 +176,24 @@ def test_programs_that_it_does_not_run() -> None:
         "split": "its backwards are split",
         "phases": "its order is not 1F1B",
     }
+
+
+def test_flags_of_experts_and_the_order_of_ranks_that_they_need() -> None:
+    experts = {"count": 8, "top_k": 2, "ffn_hidden_size": 32, "shared_ffn_hidden_size": 16}
+    model = tiny_model(encoder=3, llm=8, experts=experts)
+    job = replace(job_of(), model=model)
+    layout = layout_of()
+    by_stage = np.arange(DP * PP * TP).reshape(PP, DP, TP).swapaxes(0, 1)
+
+    def spread(ranks: np.ndarray) -> Layout:
+        vision, llm = layout.modules
+        return replace(layout, modules=(replace(vision, ranks=ranks[:, :1]), replace(llm, ranks=ranks, ep=2)))
+
+    found = flags(job, spread(by_stage), SIZE)
+    assert "--expert-model-parallel-size 2" in found
+    assert {"--num-experts 8", "--moe-router-topk 2", "--moe-ffn-hidden-size 32"} <= {*found}
+    assert "--moe-shared-expert-intermediate-size 16" in found
+    # Replicas of a stage are neighbours, as in Megatron-LM's usual order.
+    assert "--use-tp-pp-dp-mapping" not in found
+    assert next(layout_reasons(job, spread(by_stage)), "") == ""
+    assert next(layout_reasons(job, spread(FIRST))).startswith("its expert-parallel groups are of consecutive ranks")
