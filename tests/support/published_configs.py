@@ -52,21 +52,35 @@ class Case:
         return CONFIG_MAPPING[self.model_type](**self.config)
 
     def parameters(self) -> dict[str, int]:
+        """Parameters of each part of the model that the class makes."""
+        found, _ = self._counted()
+        return found
+
+    def expert_parameters(self) -> int:
+        """Parameters of routed experts."""
+        return self._counted()[1]
+
+    def _counted(self) -> tuple[dict[str, int], int]:
         import torch
         import transformers
 
         with torch.device("meta"):
             model = getattr(transformers, self.model)(self.configuration())
         found: dict[str, int] = {}
+        experts = 0
         for name, parameter in model.named_parameters():
             part = self._part(name)
             found[part] = found.get(part, 0) + parameter.numel()
-        return found
+            routed = ".experts." in name or ("block_sparse_moe" in name and "router" not in name)
+            experts += parameter.numel() * routed
+        return found, experts
 
     def _part(self, name: str) -> str:
         encoder = "vision" if "vision" in self.parts else "audio"
         words = {"audio": "audio", "visual": "vision", "vision": "vision", "image": "vision", "connector": "vision"}
-        words["multi_modal_projector"] = encoder
+        words |= dict.fromkeys(("multi_modal_projector", "mm_projector", "resampler_model"), encoder)
+        if "language_model" in name:
+            return "llm"
         return next((part for word, part in words.items() if word in name), "llm")
 
 
@@ -118,7 +132,11 @@ MIXTURES: Mapping[str, Case] = {
     "qwen3_5_35b_a3b": Case(
         "qwen3_5_moe", {"vision_config": {"out_hidden_size": 2048}}, "Qwen3_5MoeForConditionalGeneration"
     ),
-    "glm_4_5v": Case("glm4v_moe", {"vision_config": {"intermediate_size": 10944}}, "Glm4vMoeForConditionalGeneration"),
+    "glm_4_5v": Case(
+        "glm4v_moe",
+        {"vision_config": {"intermediate_size": 10944}, "text_config": {"head_dim": 128}},
+        "Glm4vMoeForConditionalGeneration",
+    ),
     "kimi_k25": Case(
         "kimi_k25",
         {
@@ -139,7 +157,7 @@ MIXTURES: Mapping[str, Case] = {
     "mixtral_8x7b": Case("mixtral", {}, "MixtralForCausalLM"),
     "deepseek_v3": Case("deepseek_v3", {}, "DeepseekV3ForCausalLM"),
     "deepseek_v2_lite": Case("deepseek_v2", DEEPSEEK_LITE, "DeepseekV2ForCausalLM"),
-    "glm_4_5_air": Case("glm4_moe", {}, "Glm4MoeForCausalLM"),
+    "glm_4_5_air": Case("glm4_moe", {"head_dim": 128}, "Glm4MoeForCausalLM"),
     "llama4_scout": Case("llama4_text", {}, "Llama4ForCausalLM"),
     "gpt_oss_120b": Case("gpt_oss", {}, "GptOssForCausalLM"),
     "olmoe_7b": Case("olmoe", {}, "OlmoeForCausalLM"),

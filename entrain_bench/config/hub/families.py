@@ -28,6 +28,8 @@ from entrain_bench.config.hub.modules import (
 CONFIG = "config.json"
 PROCESSOR = "preprocessor_config.json"
 CLIP = "clip_vision_model"
+# Types whose embeddings are tied as the whole configuration says, whatever their language model's part does.
+WHOLE_TIES = ("ernie4_5_vl_moe", "glm4v", "glm4v_moe", "kimi_k25", "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,9 @@ def model_values(config: Fields, processor: Fields) -> dict[str, Any]:
         parts = Parts({}, config, kind, {})
     else:
         raise unknown_choice("model_type", kind, sorted({*VISION_FAMILIES, *FAMILIES, *DECODERS}))
-    # The language model's own part decides; otherwise the whole configuration, otherwise the defaults of either.
-    said = [part for part in (parts.llm, config) if part.values.get("tie_word_embeddings") is not None]
+    # The language model's own part decides, in newer classes the whole configuration; then the defaults of either.
+    order = (config, parts.llm) if kind in WHOLE_TIES else (parts.llm, config)
+    said = [part for part in order if part.values.get("tie_word_embeddings") is not None]
     said += [part for part in (config, parts.llm) if part.defaults.get("tie_word_embeddings") is not None]
     tied = bool(said) and said[0].flag("tie_word_embeddings")
     modules = {**parts.encoders, "llm": language_model(parts.llm, parts.llm_type, tied)}
