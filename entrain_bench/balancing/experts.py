@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 
 from entrain_bench.balancing.variants import Variant
-from entrain_bench.base.arrays import IntArray
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Job, divisors
 from entrain_bench.specs.model import ModuleSpec
@@ -28,16 +27,13 @@ def expert_degrees(job: Job, placed: ModuleLayout, module: ModuleSpec) -> list[i
 def usual_degree(job: Job, placed: ModuleLayout, module: ModuleSpec) -> int:
     """Return the widest degree whose groups lie inside a node each; 1 if there is none."""
     node = job.cluster.gpus_per_node
-    return max(
-        ep
-        for ep in expert_degrees(job, placed, module)
-        if ep == 1 or _is_inside(replace(placed, ep=ep).expert_groups // node)  # type: ignore[operator]
-    )
+    return max(ep for ep in expert_degrees(job, placed, module) if _is_inside(replace(placed, ep=ep), node))
 
 
-def _is_inside(nodes: IntArray) -> bool:
-    """Whether all ranks of each group are in one node, for their nodes ``[groups, ep]``."""
-    return bool(np.all(nodes == nodes[:, :1]))
+def _is_inside(placed: ModuleLayout, ranks_of_node: int) -> bool:
+    """Whether the ranks of every expert-parallel group are in one node."""
+    groups = placed.expert_groups
+    return groups is None or not np.any(groups // ranks_of_node != groups[:, :1] // ranks_of_node)
 
 
 def with_experts(job: Job, placed: ModuleLayout, module: ModuleSpec) -> ModuleLayout:

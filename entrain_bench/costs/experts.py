@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.arrays import IntArray
 from entrain_bench.costs.layer_times import PassTimes
 from entrain_bench.costs.loads import Loads
 from entrain_bench.program import Program
@@ -40,13 +40,12 @@ def in_step(times: PassTimes, meeting: IntArray | None) -> PassTimes:
     """
     if meeting is None:
         return times
-
-    def longest(column: FloatArray) -> FloatArray:
-        most = np.zeros((int(meeting.max()) + 1, column.shape[1]))
-        np.maximum.at(most, meeting, column)
-        return np.asarray(most[meeting])
-
-    return PassTimes(*map(longest, times.columns[:4]), weight_s=times.weight_s)
+    columns = []
+    for column in times.columns[:4]:
+        longest = np.zeros((int(meeting.max()) + 1, column.shape[1]))
+        np.maximum.at(longest, meeting, column)
+        columns.append(longest[meeting])
+    return PassTimes(*columns, weight_s=times.weight_s)
 
 
 def meeting_passes(program: Program) -> IntArray:

@@ -129,7 +129,7 @@ class Layer:
         The mean load of a rank's experts varies by ``expert_load_std`` over the root of their number.
         """
         std = self.expert_load_std * (ep / max(self.num_experts, 1)) ** 0.5
-        return 1.0 + std * GREATEST_OF_NORMALS[max(0, ep - 1).bit_length()]
+        return 1.0 + std * GREATEST_OF_NORMALS[min((ep - 1).bit_length(), len(GREATEST_OF_NORMALS) - 1)]
 
     def learning_as(self, other: Layer) -> Layer:
         """The layer, frozen if another one is."""

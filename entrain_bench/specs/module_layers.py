@@ -206,8 +206,9 @@ def mlp_of_block(config: ModuleConfig, block: Layer) -> Layer:
 
 def _block(config: ModuleConfig, kind: str, window_tokens: int, linear: bool, experts: bool) -> Layer:
     h = config.hidden_size
+    attention: Attention | None = None
     if linear:
-        part, attention = _linear_attention(config), None
+        part = _linear_attention(config)
     elif config.latent is not None:
         part, attention = _latent_attention(config, config.latent, window_tokens)
     else:
