@@ -28,6 +28,7 @@ class LayoutRequest:
     cp: Degree = None
     pp: Degree = None  # all stages of a replica
     dp: Degree = None
+    ep: Degree = None  # of the LLM's experts, over ranks of DP and CP
     recompute: tuple[str, ...] | None = None  # modules whose activations are recomputed; the others keep theirs
     sharding: Annotated[str, OneOf(SHARDINGS)] | None = None  # state that ranks with the same weights partition
 
@@ -81,6 +82,8 @@ class Job:
             if name not in names:
                 raise unknown_choice("layout.recompute", name, names)
         self.framework.check_modules(names)
+        if self.request.ep not in (None, 1) and self.model.llm.config.experts is None:
+            raise UserError(f"layout.ep={self.request.ep}: must be 1 or null: model={self.model.name} has no experts")
         asked = self.request.sharding
         if asked in (ZERO1, ZERO2):
             states = self.framework.distributed_optimizer
