@@ -3,7 +3,7 @@
 The action that can begin first is placed next. A lane chooses among those whose inputs are there, by priority, forwards
 and backwards in turn. Chunks that depend on each other form a group; a forward is let in where all that the groups up
 to its own hold and will hold fits together on each of its lanes. So no order can deadlock, and nothing exceeds the room
-if every group fits by itself.
+if every group fits separately.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class ListedActions(NamedTuple):
     lane_offsets: IntArray  # of the lanes of each action, CSR
     lanes: IntArray
     is_backward: IntArray  # 0 or 1 ``[actions]``
-    duration_s: FloatArray  # believed seconds ``[actions]``
-    size_bytes: IntArray  # what a forward adds and its backward frees, integers ``[actions]``
+    duration_s: FloatArray  # estimated seconds ``[actions]``
+    size_bytes: IntArray  # bytes that a forward adds and its backward frees, integers ``[actions]``
     num_waits: IntArray  # actions that it waits for ``[actions]``
     user_offsets: IntArray  # of actions that wait for it, CSR
     user_actions: IntArray

@@ -372,7 +372,7 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
 
 
 def why_nothing_fits(trials: Trials, sets: Sequence[Candidates], problems: Sequence[UserError]) -> UserError:
-    """Return the reason of the layout that was tried last; if none was offered, that of the job as it was given.
+    """Return the reason of the layout that was tried last; if none was offered, that of the unchanged job.
 
     The job is asked about with the least microbatch size and most recomputation. ``problems``, with degrees that the
     tuner chose, come last.

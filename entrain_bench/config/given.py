@@ -37,7 +37,7 @@ MEMORY_GB = {"a100": 80, "a800": 80, "a40": 48, "h100": 80, "h20": 96, "h200": 1
     "rtx6000": 48,
     "mi300x": 192,
 }
-NODES = ("x8", "x72")  # of what a device's YAML of one node is called
+NODES = ("x8", "x72")  # of the names of YAMLs of one node
 
 PLAN = "plan"
 # Keys that a layout was planned for: another value would not change the layout.

@@ -1,4 +1,4 @@
-"""Expert parallelism in programs: which chunks meet in every layer, and what meeting makes of their times.
+"""Expert parallelism in programs: which chunks meet in every layer, and how long they then last.
 
 Ranks of an expert-parallel group exchange tokens in every layer with experts, so they go through it together: they wait
 for the slowest attention, and share the experts' work evenly. If a group spans replicas, chunks of the same microbatch

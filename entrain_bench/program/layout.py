@@ -166,8 +166,8 @@ class ModuleLayout:
     # than ``tp`` computes with slices of them. Assignments number groups as replicas: those of the first width by
     # position, then those of the next (``copies``).
     widths: tuple[tuple[int, int], ...] = ()
-    # Expert parallelism: ranks with the same TP rank of a stage, in the order of replicas and of CP inside them, hold
-    # different experts, in groups of so many (Megatron-LM, whose expert-tensor-parallel size is TP by default).
+    # Expert parallelism: groups of ``ep`` ranks divide the experts. A group's ranks have one stage and one TP rank, and
+    # follow each other by replica, then by CP (Megatron-LM, whose expert-tensor-parallel size is TP by default).
     ep: Count = 1
 
     @property

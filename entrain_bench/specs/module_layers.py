@@ -162,8 +162,8 @@ class _Part:
 
     gemms: tuple[Gemm, ...]
     parameters: int
-    moved: float  # elementwise, beside hidden states
-    kept: float  # for the backward, beside hidden states
+    moved: float  # elementwise, without hidden states
+    kept: float  # for the backward, without hidden states
     num_kernels: int = 0
     fp32_bytes: int = 0  # kept
     transient: float = 0
@@ -215,9 +215,9 @@ def _block(config: ModuleConfig, kind: str, window_tokens: int, linear: bool, ex
         part, attention = _attention(config, window_tokens)
     mlp = _mlp(config, experts)
     norms = 2 * h * (2 if config.norm_bias else 1)
-    # Two norms and two residual additions over the hidden state; what the attention and the MLP move themselves.
+    # Two norms and two residual additions over the hidden state; without bytes that attention and MLP move.
     hidden = 2 * (2 + 3) * h
-    # Kept for backward: both norms' inputs and outputs, and what the parts keep; every rank holds all that is whole.
+    # Kept for backward: inputs and outputs of both norms, and tensors of the parts, some of them whole on every rank.
     whole = BF16_BYTES * (part.whole_kept + mlp.whole_kept)
     fp32 = part.fp32_bytes + mlp.fp32_bytes
     routed = config.experts if experts else None
@@ -298,8 +298,8 @@ def _latent_attention(config: ModuleConfig, latent: LatentAttention, window_toke
 def _linear_attention(config: ModuleConfig) -> _Part:
     """Gated DeltaNet in chunks (arXiv:2412.06464, section 3.3): products inside chunks and with the state of each head.
 
-    Of a token and head these are three with the state, and with the chunk's tokens three as wide as a key and two as
-    wide as a value; the product that stands for them has no parameters.
+    A token of a head has three products with the state, and with the chunk's tokens three as wide as a key and two as
+    wide as a value. One product without parameters represents them.
     """
     linear = config.linear_attention
     assert linear is not None

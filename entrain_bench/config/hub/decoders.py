@@ -40,7 +40,7 @@ class Family:
 
     qkv_bias: bool | None = None  # of queries, keys and values; None: ``attention_bias`` says so
     biased: bool = False  # norms and all products may have a bias, as ``use_bias`` says; the MLP is then not gated
-    # Layers that attend in a window: ``all``, ``alternate`` ones, all but each sixth (``sixth``), those from
+    # Layers that attend in a window: ``all``, ``alternate`` ones, all except each sixth (``sixth``), those from
     # ``max_window_layers`` on if ``use_sliding_window`` is true (``late``), or none (empty).
     sliding: str = ""
     experts: ExpertFields | None = None
@@ -229,7 +229,7 @@ def _from_to(fields: Fields, layers: int) -> list[int]:
     return [index for index in range(layers) if not first <= index < end]
 
 
-# Layers without experts: the first ones, all but each n-th, all but listed ones, those outside of a range.
+# Layers without experts: the first ones, all except each n-th, all except listed ones, those outside a range.
 DENSE: Mapping[str, Callable[[Fields, int], list[int]]] = {
     "first": _first,
     "step": _step,

@@ -28,7 +28,7 @@ from entrain_bench.config.hub.modules import (
 CONFIG = "config.json"
 PROCESSOR = "preprocessor_config.json"
 CLIP = "clip_vision_model"
-# Types whose embeddings are tied as the whole configuration says, whatever their language model's part does.
+# Types whose whole configuration says if embeddings are tied, not the part of the language model.
 WHOLE_TIES = ("ernie4_5_vl_moe", "glm4v", "glm4v_moe", "kimi_k25", "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe")
 
 
@@ -216,7 +216,7 @@ def _qwen_vl(config: Fields, processor: Fields) -> Parts:
 
 
 def _qwen_omni(config: Fields, processor: Fields) -> Parts:
-    """The part that understands (the "thinker"); what speaks is not trained with it and is left out."""
+    """The part that understands (the "thinker"); the speech model is not trained with it and left out."""
     held = config.get("thinker_config")
     thinker = config if held is None else config.part("thinker_config")
     vision = thinker.part_as("vision_config", "qwen3_omni_moe_vision_encoder")

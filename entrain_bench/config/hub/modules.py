@@ -11,7 +11,7 @@ AUDIO = ["audio"]
 IDEFICS = ("idefics2", "idefics2_vision", "idefics3", "idefics3_vision", "smolvlm_vision")
 PLAIN = ("clip_vision_model", "siglip_vision_model", *IDEFICS, "phi4_multimodal_vision")
 # Their field for a bias of queries, keys and values.
-# Qwen-VL models that add what several layers of the encoder see to as many layers of the language model.
+# Qwen-VL models that add outputs of several encoder layers to as many layers of the language model.
 DEEPSTACK = ("qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe")
 INTERNVIT = {"internvl_vision": "attention_bias", "intern_vit_6b": "qkv_bias"}
 

@@ -24,8 +24,8 @@ USUAL: Mapping[str, Any] = {
 MAX_FRAMES = 32
 
 
-# What preprocessor_config.json says of published models of a type, for folders without that file: limits of an image's
-# area in pixels as their model cards and files had them in 2026-11, and the most patches of MoonViT.
+# Values of the published preprocessor_config.json of a type, for folders without that file: limits of an image's area
+# in pixels (model cards and files of 2026-11), and the most patches of MoonViT.
 QWEN3 = {"patch_size": 16, "merge_size": 2, "min_pixels": 65_536, "max_pixels": 16_777_216}
 GLM = {"patch_size": 14, "merge_size": 2, "min_pixels": 12_544, "max_pixels": 9_633_792}
 ERNIE = {"patch_size": 14, "merge_size": 2, "min_pixels": 3_136, "max_pixels": 4_816_896}
@@ -66,7 +66,7 @@ def qwen_images(processor: Fields, vision: Fields, frames: int = 0) -> dict[str,
 
 
 def moon_images(processor: Fields, vision: Fields) -> dict[str, Any]:
-    """Patches of an image's own size, up to so many (MoonViT)."""
+    """Patches of an image's own size, up to a limit (MoonViT)."""
     patch = vision.square("patch_size")
     stated = processor.square("patch_size")
     require(stated == patch, "patch_size", stated, f"{patch}, as config.json has it")

@@ -221,7 +221,7 @@ def test_limits_of_images_under_all_their_names(limits: Mapping[str, Any], token
 def test_parts_that_are_called_like_the_whole(tmp_path: Path) -> None:
     config = {
         "model_type": "idefics2",
-        "text_config": {**LLAMA, "model_type": "mistral", "num_key_value_heads": 2},
+        "text_config": {**LLAMA, "model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 4096},
         "vision_config": {"model_type": "idefics2", "hidden_size": 64, "num_attention_heads": 4, "patch_size": 14}
         | {"num_hidden_layers": 12, "intermediate_size": 128},
         "perceiver_config": {"model_type": "idefics2", "resampler_depth": 2, "resampler_n_latents": 64}
