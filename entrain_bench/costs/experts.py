@@ -45,7 +45,8 @@ def in_step(times: PassTimes, meeting: IntArray | None) -> PassTimes:
         longest = np.zeros((int(meeting.max()) + 1, column.shape[1]))
         np.maximum.at(longest, meeting, column)
         columns.append(longest[meeting])
-    return PassTimes(*columns, weight_s=times.weight_s)
+    forward, comm, backward, backward_comm = columns
+    return PassTimes(forward, comm, backward, backward_comm, times.weight_s)
 
 
 def meeting_passes(program: Program) -> IntArray:

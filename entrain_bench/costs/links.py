@@ -44,7 +44,8 @@ def peers_by_tier(groups: IntArray, cluster: ClusterSpec) -> list[list[int]]:
         others = np.arange(groups.shape[1]) != member
         for index in range(len(cluster.tiers)):
             peers[..., index] += (tier == index) & others
-    return np.unique(peers.reshape(-1, len(cluster.tiers)), axis=0).tolist()
+    found: list[list[int]] = np.unique(peers.reshape(-1, len(cluster.tiers)), axis=0).tolist()
+    return found
 
 
 def all_to_all_s(num_bytes: ArrayLike, peers: Sequence[int], tiers: Sequence[LinkTier]) -> FloatArray:

@@ -187,7 +187,7 @@ class Roofline:
             tier = self.cluster.group_tier(np.arange(tp))
             more = all_gather_s(layer.expert_copies * states, tp, tier) - all_gather_s(states, tp, tier)
             seconds = seconds + 2.0 * more
-        return seconds
+        return np.asarray(seconds)
 
     def _passes_s(
         self, layer: Layer, loads: Loads, gemms: Sequence[FloatArray], tp: int, cp: int, split: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,7 @@ class Layer:
 
         The mean load of a rank's experts varies by ``expert_load_std`` over the root of their number.
         """
-        std = self.expert_load_std * (ep / max(self.num_experts, 1)) ** 0.5
+        std = self.expert_load_std * sqrt(ep / max(self.num_experts, 1))
         return 1.0 + std * GREATEST_OF_NORMALS[min((ep - 1).bit_length(), len(GREATEST_OF_NORMALS) - 1)]
 
     def learning_as(self, other: Layer) -> Layer:

@@ -108,6 +108,21 @@ def test_states_of_experts_are_shared_out_among_the_ranks_that_hold_them() -> No
         assert memory.stage_state_bytes(LLM, replace(own, ep=ep))[0] == pytest.approx(expected)
 
 
+def test_states_of_a_published_model_are_those_that_users_see() -> None:
+    # Qwen3-VL-30B-A3B: 30.53e9 parameters of the LLM and 0.54e9 of the encoder; users read 62 GB on each of 8 ranks.
+    sizes = {"num_layers": 48, "hidden_size": 2048, "num_heads": 32, "num_kv_heads": 4, "head_dim": 128}
+    experts = {"count": 128, "top_k": 8, "ffn_hidden_size": 768}
+    config = llm_config(48, **sizes, vocab_size=151936, experts=experts)
+    model = ModelSpec.from_config({"name": "m", "modules": {"llm": config}, "tokens": TOKENS})
+    assert model.llm.parameters == pytest.approx(30.53e9, rel=1e-3)
+    assert model.llm.active_parameters == pytest.approx(3.35e9, rel=1e-3)
+    own = placed(model.llm, RANKS)
+    sharded = Memory(model).stage_state_bytes(model.llm, replace(own, sharding="zero3"))[0]
+    assert sharded + 0.54e9 * 16 / 8 == pytest.approx(62e9, rel=0.01)
+    # With experts on 8 ranks and ZeRO-1 the states of one exceed an H100's 80 GB.
+    assert Memory(model).stage_state_bytes(model.llm, replace(own, ep=8))[0] == pytest.approx(77.3e9, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("ep", "changes", "line"),
     [
