@@ -23,6 +23,7 @@ from entrain_bench.balancing.listing import Wish, list_schedule
 from entrain_bench.balancing.lpt import arrival_places, place_in_group
 from entrain_bench.balancing.options import Memory, TrialOptions
 from entrain_bench.balancing.planning import (
+    checked_layout,
     mean_length,
     partition_layers,
     recompute_choices,
@@ -39,7 +40,7 @@ from entrain_bench.base.compiled import in_threads, njit
 from entrain_bench.base.errors import DeadlockError, IncompatibleError
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, Chunks, ModuleAssignment
-from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.parse import Count, OneOf, between
@@ -234,9 +235,7 @@ def colocate(job: Job, degrees: Degrees, layers: Sequence[tuple[int, ...]], reco
         first = 0 if module.is_encoder else max(0, degrees.pp - len(split))
         held = ranks[:, (first + np.arange(len(split))) % degrees.pp]
         modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, split, held, again))
-    layout = Layout(tuple(modules), job.num_microbatches(degrees.dp))
-    check_layout(layout, job.model, job.cluster)
-    return layout
+    return checked_layout(job, modules, job.num_microbatches(degrees.dp))
 
 
 def chunk_s(

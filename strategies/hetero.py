@@ -20,6 +20,7 @@ from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.lpt import arrival_places, place_in_group
 from entrain_bench.balancing.options import TrialOptions
 from entrain_bench.balancing.planning import (
+    checked_layout,
     mean_length,
     named_degrees,
     partition_layers,
@@ -46,7 +47,6 @@ from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.layout import (
     Layout,
     ModuleLayout,
-    check_layout,
     find_ratio,
     is_colocated,
     is_disjoint,
@@ -141,9 +141,7 @@ def place_pair(
     for module, split, again in zip(job.model.modules, layers, recompute, strict=True):
         degrees, ranks = (pair.encoder, encoder) if module.is_encoder else (pair.llm, llm)
         modules.append(ModuleLayout(module.name, degrees.tp, degrees.cp, split, ranks, again))
-    layout = Layout(tuple(modules), job.num_microbatches(pair.llm.dp))
-    check_layout(layout, job.model, job.cluster)
-    return layout
+    return checked_layout(job, modules, job.num_microbatches(pair.llm.dp))
 
 
 def _llm_degrees(job: Job, ranks: int) -> Iterator[Degrees]:

@@ -9,6 +9,7 @@ from itertools import compress, islice, product
 import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate
+from entrain_bench.balancing.experts import expert_jobs
 from entrain_bench.balancing.planning import average_layer_s, recompute_choices, replica_ranks, widest_tp
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
@@ -100,7 +101,7 @@ def fixed_jobs(profile: Profile, samples: SampleShapes, fits: Callable[[Job], bo
         return profile.job.each_microbatch_size()
     near = decisive(np.array(ratings_s)) <= decisive(FAR * min(ratings_s))
     turns = by_turns(np.array(ratings_s), knobs, lambda index: bool(near[index]))
-    best = [jobs[index] for index in islice(turns, MAX_CHECKED)]
+    best = [job for index in islice(turns, MAX_CHECKED) for job in expert_jobs(jobs[index])]
     return [*islice(filter(fits, best), MAX_JOBS)] or best[:MAX_JOBS]
 
 

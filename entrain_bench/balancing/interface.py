@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Protocol, runtime_checkable
 
+from entrain_bench.balancing.experts import expert_variants
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.shardings import check_sharding, job_for, job_sharded_as, sharding_variants
 from entrain_bench.balancing.variants import VARYING, Option, Variant, with_options
@@ -100,7 +101,7 @@ class MakeProgram:
     def variants(self) -> list[Variant]:
         """Variants of a plan that the tuner considers in addition to its layout."""
         shardings = sharding_variants(self._profile.job, self._strategy.planner) if self._strategy.free_sharding else ()
-        return [*shardings] + [
+        return [*shardings, *expert_variants(self._profile.job)] + [
             Variant(option.key, value, partial(self._with_option, option, value))
             for option in self._strategy.options
             for value in option.values

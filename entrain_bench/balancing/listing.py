@@ -27,7 +27,7 @@ class ListedActions(NamedTuple):
     lanes: IntArray
     is_backward: IntArray  # 0 or 1 ``[actions]``
     duration_s: FloatArray  # estimated seconds ``[actions]``
-    size_bytes: IntArray  # that a forward adds and its backward frees, integers ``[actions]``
+    size_bytes: IntArray  # bytes that a forward adds and its backward frees, integers ``[actions]``
     num_waits: IntArray  # actions that it waits for ``[actions]``
     user_offsets: IntArray  # of actions that wait for it, CSR
     user_actions: IntArray

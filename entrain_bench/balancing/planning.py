@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from entrain_bench.balancing.experts import with_experts
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.shardings import sharded_as
@@ -150,7 +151,7 @@ def place_chain(
     All encoders share stages, and all generators: stages of their own if ``leading``, else the LLM's first and last.
     ``degrees.pp`` rank groups hold ``virtual_stages`` each (``place_ranks``); ``layers`` are those of each stage.
     """
-    ranks = replica_ranks(degrees.dp, degrees.pp, degrees.tp * degrees.cp)
+    ranks = chain_ranks(job, degrees)
     modules = []
     rank_of_place = place_ranks(degrees.pp, virtual_stages, virtual_order)
     firsts = chain_starts(job.model, len(rank_of_place), layers, leading)
@@ -165,11 +166,24 @@ def replica_ranks(dp: int, pp: int, width: int) -> IntArray:
     return np.arange(dp * pp * width).reshape(dp, pp, width)
 
 
+def chain_ranks(job: Job, degrees: Degrees) -> IntArray:
+    """Return the ranks of homogeneous replicas ``[dp, pp, width]``: consecutive in a replica, or in a stage.
+
+    Replicas of a model with experts have consecutive ranks in a stage, because they exchange tokens in every layer:
+    the order of Megatron-LM.
+    """
+    width = degrees.tp * degrees.cp
+    if job.model.llm.config.experts is None:
+        return replica_ranks(degrees.dp, degrees.pp, width)
+    return np.ascontiguousarray(replica_ranks(degrees.pp, degrees.dp, width).swapaxes(0, 1))
+
+
 def checked_layout(job: Job, modules: Sequence[ModuleLayout], num_microbatches: int, **assumed: Any) -> Layout:
-    """Return the layout of the modules, sharded as the job asks; ``UserError`` if model or cluster cannot take it."""
+    """Return the layout of the modules, with sharding and EP as the job asks; ``UserError`` if it cannot be."""
     kind = job.request.sharding or ZERO1
     sharded = (sharded_as(placed, kind, job.cluster.gpus_per_node) for placed in modules)
-    layout = Layout(tuple(sharded), num_microbatches, **assumed)
+    placed = (with_experts(job, one, module) for one, module in zip(sharded, job.model.modules, strict=True))
+    layout = Layout(tuple(placed), num_microbatches, **assumed)
     check_layout(layout, job.model, job.cluster)
     return layout
 
@@ -184,7 +198,7 @@ def place_ranks(num_ranks: int, virtual_stages: int, virtual_order: str = "loop"
 def place_cuts(job: Job, degrees: Degrees, layers: Sequence[int], recompute: Sequence[bool]) -> Layout:
     """Place homogeneous replicas whose stages, in turn on PP ranks, cut one chain of the layers of all modules."""
     bounds = np.cumsum([0, *layers])
-    ranks = replica_ranks(degrees.dp, degrees.pp, degrees.tp * degrees.cp)
+    ranks = chain_ranks(job, degrees)
     modules = []
     first = 0
     for module, again in zip(job.model.modules, recompute, strict=True):

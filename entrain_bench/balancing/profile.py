@@ -9,6 +9,7 @@ import numpy as np
 from entrain_bench.balancing.estimates import BatchCache, Corrector, LayerProfile, ProfiledSamples, UnitEstimates
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.edges import held_s
+from entrain_bench.costs.experts import meeting_passes
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.sharding import collective_passes, exposed_s, remade_layers, sharded_modules
 from entrain_bench.costs.steps import ExposedStep, delayed_s, trailing_s
@@ -81,7 +82,8 @@ class ProgramTimes:
             share = back / np.maximum(back.sum(axis=1, keepdims=True), 1e-12)
             layers_s[index] = ahead, duration_s[program.backward_actions(index)] * share
         if not layers_s:
-            return added_s, None
+            meets = any(placed.expert_span > 1 for placed in program.layout.modules)
+            return added_s, meeting_passes(program) if meets else None
         return added_s + exposed_s(program, layers_s, cluster, self._job.framework), collective_passes(program)
 
     def step_s(self, layout: Layout) -> float:

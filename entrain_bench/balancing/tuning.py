@@ -276,7 +276,8 @@ def list_knobs(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
     recompute = tuple(module.recompute for module in layout.modules)
     widths = tuple((module.tp, module.cp) for module in others)
     stages = tuple(module.pp for module in others)
-    return llm.tp, llm.cp, llm.pp, llm.dp, llm.dp * layout.num_microbatches, recompute, widths, stages, kind
+    replicas = llm.dp if llm.ep == 1 else (llm.dp, llm.ep)
+    return llm.tp, llm.cp, llm.pp, replicas, llm.dp * layout.num_microbatches, recompute, widths, stages, kind
 
 
 def asked(

@@ -20,13 +20,24 @@ CLUSTER = "cluster"
 DATA = "data"
 TRACE = "trace"
 # 16xh100 or 8xa100-80g, and the same as the choices of a cluster are called: h100x16.
-COUNTED = re.compile(r"(?P<count>\d+)x(?P<device>[a-z]+\d+)(?P<words>(?:-\w+)*)")
-NAMED = re.compile(r"(?P<device>[a-z]+\d+)(?P<words>(?:-\w+)*)x(?P<count>\d+)")
+COUNTED = re.compile(r"(?P<count>\d+)x(?P<device>[a-z0-9][\w-]*)")
+NAMED = re.compile(r"(?P<device>[a-z][\w-]*?)x(?P<count>\d+)")
+# Makers before a device's name, and other names of devices.
+MAKERS = frozenset({"nvidia", "amd", "geforce", "tesla", "instinct"})
+ALIASES = {"4090": "rtx4090", "mi300": "mi300x"}
 # Words behind a device's name, of which its memory must be right.
-WORDS = frozenset({"sxm", "sxm4", "sxm5"})
+WORDS = frozenset({"sxm", "sxm4", "sxm5", "hbm2e", "hbm3", "hbm3e", "ada", "nvl72"})
 MEMORY = re.compile(r"(\d+)gb?")
-MEMORY_GB = {"a100": 80, "a40": 48, "h100": 80, "h20": 96, "h200": 141, "h800": 80}
-NODE = "x8"
+MEMORY_GB = {"a100": 80, "a800": 80, "a40": 48, "h100": 80, "h20": 96, "h200": 141, "h800": 80} | {
+    "b200": 180,
+    "b300": 288,
+    "gb200": 186,
+    "l40s": 48,
+    "rtx4090": 24,
+    "rtx6000": 48,
+    "mi300x": 192,
+}
+NODES = ("x8", "x72")  # of the names of YAMLs of one node
 
 PLAN = "plan"
 # Keys that a layout was planned for: another value would not change the layout.
@@ -43,15 +54,16 @@ PLAIN_NAME = re.compile(r"[^\W_]\w*")
 
 def cluster_values(name: str, tree: Path) -> dict[str, Any] | None:
     """The YAML of ``16xh100``; None if there is one, or no such device; ``UserError`` for a wrong number or variant."""
-    match = COUNTED.fullmatch(name) or NAMED.fullmatch(name)
+    match = COUNTED.fullmatch(name.lower()) or NAMED.fullmatch(name.lower())
     if not match or (tree / CLUSTER / f"{name}.yaml").is_file():
         return None
-    device = match["device"]
+    device, words = device_of(match["device"])
     count = int(match["count"])
-    same, node = (tree / CLUSTER / f"{device}{size}.yaml" for size in (f"x{count}", NODE))
+    same, *nodes = (tree / CLUSTER / f"{device}{size}.yaml" for size in (f"x{count}", *NODES))
+    node = next((file for file in nodes if file.is_file()), nodes[0])
     if not same.is_file() and not node.is_file():
         return None
-    for word in filter(None, match["words"].split("-")):
+    for word in words:
         memory = MEMORY.fullmatch(word)
         if not (int(memory[1]) == MEMORY_GB.get(device) if memory else word in WORDS):
             where = f"{CLUSTER}={name}: {device} has no variant {word}"
@@ -59,6 +71,14 @@ def cluster_values(name: str, tree: Path) -> dict[str, Any] | None:
     if same.is_file():
         return {"defaults": [same.stem]}
     return {"defaults": [node.stem, "_self_"], **resized(_node_values(node), count)}
+
+
+def device_of(name: str) -> tuple[str, list[str]]:
+    """A device as its YAML is called, and further words of its name: ``nvidia-h100_80gb_hbm3``, ``rtx-4090``."""
+    first, *words = [word for word in re.split(r"[-_ ]", name.lower()) if word and word not in MAKERS] or [""]
+    if first == "rtx" and words:
+        first += words.pop(0)
+    return ALIASES.get(first, first), words
 
 
 def resized(cluster: Mapping[str, Any], num_gpus: int) -> dict[str, Any]:

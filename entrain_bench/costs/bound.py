@@ -186,6 +186,9 @@ def _busiest_replica_s(
     while count * placed.dp < len(longest):
         packs.append(longest[count * placed.dp - count : count * placed.dp + 1])
         count *= 2
+    if placed.expert_span > 1:
+        # Replicas share the work of experts, so no units weigh on one of them alone.
+        packs = packs[:1]
     offsets = offsets_from_counts(np.array([len(pack) for pack in packs]))
     loads = truth.layer_times.loads(module, np.concatenate(packs), offsets)
     total_s = truth.layer_times.work_s(module, loads, stages)

@@ -10,8 +10,9 @@ from entrain_bench.specs.model import ModelSpec
 def count_communicators(model: ModelSpec, layout: Layout) -> IntArray:
     """Communicators that a rank of each lane belongs to ``[lanes]``.
 
-    TP and CP at every width, gradients (DP x CP) and a tied embedding's two ends have one each, and all ranks one for
-    transfers. Modules and stages with the same ranks share one, as in Megatron-LM; a group of one rank has none.
+    TP and CP at every width, EP, gradients of experts, all gradients (DP x CP) and a tied embedding's two ends have one
+    each, and all ranks one for transfers. Modules and stages with the same ranks share one, as in Megatron-LM; a group
+    of one rank has none.
     """
     members = dict[tuple[object, ...], BoolArray]()
 
@@ -27,6 +28,10 @@ def count_communicators(model: ModelSpec, layout: Layout) -> IntArray:
             lanes = blocks.of_stage(stage)
             for group in split:
                 join(group, lanes)
+            if placed.ep > 1:
+                join(("experts", placed.tp, placed.ep, placed.plane[stage].tobytes()), lanes)
+                if placed.dp * placed.cp > placed.ep:
+                    join(("gradients of experts", placed.tp, placed.ep, placed.plane[stage].tobytes()), lanes)
             if placed.dp * placed.cp > 1:
                 join(("gradients", placed.tp, placed.plane[stage].tobytes()), lanes)
             if stage in ends:

@@ -68,6 +68,7 @@ class Stages(NamedTuple):
     tp: int = 1
     cp: int = 1
     recompute: bool | FloatArray = False  # of all layers that can be; or how many [chunks, stages, kinds]
+    groups: IntArray | None = None  # ranks of expert-parallel groups [groups, ep]; None: every rank has all experts
 
     def remade(self, module: ModuleSpec) -> FloatArray:
         """Layers of each kind that a backward runs forward once more ``[..., stages, kinds]``."""
@@ -80,7 +81,8 @@ def placed_stages(module: ModuleSpec, placed: ModuleLayout, remade: IntArray | N
     """The stages of a module; ``remade`` layers of each are recomputed unless the layout recomputes all."""
     split = placed.layers_per_stage
     chosen = None if remade is None or placed.recompute else remade_kinds(module, split, remade)
-    return Stages(module.kind_counts(split), placed.tp, placed.cp, placed.recompute if chosen is None else chosen)
+    recompute = placed.recompute if chosen is None else chosen
+    return Stages(module.kind_counts(split), placed.tp, placed.cp, recompute, placed.expert_groups)
 
 
 # Layout of some chunks at their group width, their loads, and their indices.

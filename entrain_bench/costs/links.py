@@ -1,10 +1,12 @@
 """Communication times: latency-bandwidth formulas of ring collectives and point-to-point transfers."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike
 
-from entrain_bench.base.arrays import FloatArray
-from entrain_bench.specs.cluster import LinkTier
+from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.specs.cluster import ClusterSpec, LinkTier
 
 
 def all_gather_s(num_bytes: ArrayLike, num_ranks: int, tier: LinkTier) -> FloatArray:
@@ -32,6 +34,33 @@ def broadcast_s(num_bytes: ArrayLike, num_ranks: int, tier: LinkTier) -> FloatAr
     latency_s = (num_ranks - 1) * tier.latency_s + tier.collective_start_s
     seconds = latency_s + np.asarray(num_bytes, np.float64) / collective_bytes_per_s(tier)
     return seconds if num_ranks > 1 else np.zeros_like(seconds)
+
+
+def peers_by_tier(groups: IntArray, cluster: ClusterSpec) -> list[list[int]]:
+    """Peers of a rank behind the links of each tier, every combination once, of groups of ranks ``[groups, ranks]``."""
+    peers = np.zeros((*groups.shape, len(cluster.tiers)), np.int64)
+    for member in range(groups.shape[1]):
+        tier = cluster.tier_of(groups, groups[:, member, None])
+        others = np.arange(groups.shape[1]) != member
+        for index in range(len(cluster.tiers)):
+            peers[..., index] += (tier == index) & others
+    found: list[list[int]] = np.unique(peers.reshape(-1, len(cluster.tiers)), axis=0).tolist()
+    return found
+
+
+def all_to_all_s(num_bytes: ArrayLike, peers: Sequence[int], tiers: Sequence[LinkTier]) -> FloatArray:
+    """All-to-all of ``num_bytes`` on each rank, an even share for itself and each of its ``peers`` behind each tier.
+
+    Links of all tiers work at the same time, so the slowest decides; messages start one after the other.
+    """
+    size = np.asarray(num_bytes, np.float64)
+    if not sum(peers):
+        return np.zeros_like(size)
+    start = max(tier.collective_start_s for count, tier in zip(peers, tiers, strict=True) if count)
+    latency_s = sum(count * tier.latency_s for count, tier in zip(peers, tiers, strict=True)) + start
+    share = 1.0 + sum(peers)
+    slowest = max(count / share / collective_bytes_per_s(tier) for count, tier in zip(peers, tiers, strict=True))
+    return np.asarray(latency_s + size * slowest)
 
 
 def send_s(num_bytes: ArrayLike, num_links: int, tier: LinkTier) -> FloatArray:

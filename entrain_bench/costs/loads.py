@@ -101,11 +101,13 @@ class Loads:
     areas: Mapping[str, FloatArray]  # score-matrix elements by kind, padded for the roofline [chunks]
     segments: Mapping[str, FloatArray] = field(default_factory=dict)  # sequences, or windows, of each kind [chunks]
     packs: Packs | None = None  # the sequences, where it matters to context parallelism how it cuts them
+    routed: FloatArray | None = None  # tokens of the experts' even share, if that is not ``tokens`` [chunks]
 
     def take(self, rows: IntArray) -> "Loads":
         """Return the chunks with the given indices."""
         packs = None if self.packs is None else self.packs.take(rows)
-        return replace(self._changed(lambda values: values[rows]), packs=packs)
+        routed = None if self.routed is None else self.routed[rows]
+        return replace(self._changed(lambda values: values[rows]), packs=packs, routed=routed)
 
     def packed_by(self, offsets: IntArray | None) -> "Loads":
         """Sum loads of sequences to loads of chunks; without offsets, return them unchanged."""
@@ -122,6 +124,8 @@ class Loads:
         columns: list[IntArray | FloatArray] = [self.tokens, *self.areas.values()]
         if self.packs is not None:
             columns += [self.packs.lengths, self.packs.offsets]
+        if self.routed is not None:
+            columns.append(self.routed)
         return *self.areas, *((column.dtype.char, column.tobytes()) for column in columns)
 
 

@@ -88,6 +88,20 @@ class Memory:
         kinds = module.padded(placed.tp).kinds
         return _per_stage(module, placed, [layer.parameters * layer.learns for layer in kinds])
 
+    def expert_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
+        """Those of the experts, before TP and EP: all, and those that learn ``[stages]``."""
+        kinds = module.padded(placed.tp).kinds
+        counts = module.kind_counts(placed.layers_per_stage)
+        every, learning = (
+            matmul(counts, [float(layer.expert_parameters * (layer.learns or not only)) for layer in kinds])
+            for only in (False, True)
+        )
+        return every, learning
+
+    def expert_sharing(self, module: ModuleSpec, placed: ModuleLayout) -> int:
+        """Ranks that share out the optimizer states of the same experts: those of expert data parallelism."""
+        return module.weight_copies(placed.tp, placed.dp * placed.cp) // placed.ep
+
     def stage_state_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Weights, gradients and optimizer states on a rank of each stage ``[stages]``; of frozen layers weights."""
         shards = module.weight_shards(placed.tp)
@@ -99,6 +113,12 @@ class Memory:
             kept = (learning + frozen) * (self.element_bytes * placed.keeps_weights)
             return np.asarray(held / (shards * sharing) + kept / shards)
         each = self.parameter_bytes(sharing, placed.scatters)
+        if placed.ep > 1:
+            experts, teaching = self.expert_parameters(module, placed)
+            every = self.parameter_bytes(self.expert_sharing(module, placed)) * teaching
+            own = (every + (experts - teaching) * self.element_bytes) / placed.ep
+            rest = (learning - teaching) * each + (frozen - (experts - teaching)) * self.element_bytes
+            return np.asarray((own + rest) / shards)
         return np.asarray(learning / shards * each + frozen / shards * self.element_bytes)
 
     def optimizer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
@@ -106,7 +126,12 @@ class Memory:
         casts = self.gradient_bytes < FP32_BYTES and not placed.sharded
         shared = self.sharing(module, placed) if self.framework.distributed_optimizer or placed.scatters else 1
         learning = self.learning_parameters(module, placed) / module.weight_shards(placed.tp)
-        return np.asarray(learning * (FP32_BYTES * casts * self.reserved / shared))
+        each = FP32_BYTES * casts * self.reserved
+        if placed.ep > 1:
+            own = self.expert_parameters(module, placed)[1] / module.weight_shards(placed.tp)
+            copies = self.expert_sharing(module, placed) if self.framework.distributed_optimizer else 1
+            return np.asarray((learning - own) * (each / shared) + own * (each / (placed.ep * copies)))
+        return np.asarray(learning * (each / shared))
 
     def token_bytes(
         self, module: ModuleSpec, placed: ModuleLayout, remade: IntArray | None = None

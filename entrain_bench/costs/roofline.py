@@ -13,7 +13,7 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze, sum_in_order
 from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.layer_times import PassTimes, Stages
-from entrain_bench.costs.links import all_gather_s, all_reduce_s
+from entrain_bench.costs.links import all_gather_s, all_reduce_s, all_to_all_s, peers_by_tier
 from entrain_bench.costs.loads import Loads, busiest_area, compute_loads, padded, score_area
 from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, HEAD_DIM, UNFUSED, ClusterSpec
 from entrain_bench.specs.framework import FrameworkOptions
@@ -65,9 +65,11 @@ class Roofline:
         return device.memory_bandwidth_bytes_per_s * device.memory_efficiency * device.elementwise_efficiency
 
     def gemm_s(self, gemm: Gemm, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
-        """Forward time of a sharded matrix product."""
+        """Forward time of a sharded matrix product; one kernel works on all groups of a grouped one."""
         device = self.cluster.device
         rows = np.ceil(tokens * (gemm.rows_per_token / cp))
+        if gemm.groups > 1:
+            return self._grouped_s(gemm, rows, tp)
         k = gemm.k / tp if gemm.row_parallel else gemm.k
         n = gemm.n if gemm.row_parallel else gemm.n / tp
         narrow = 1.0 + device.gemm_half_width * (1.0 / k + 1.0 / n) / 2.0
@@ -77,6 +79,24 @@ class Roofline:
             device.peak_bf16_flops * device.gemm_efficiency
         )
         traffic = (BF16_BYTES * (rows * (k / gemm.taps + n) + k * n)) / (
+            device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+        )
+        return np.maximum(np.maximum(arithmetic, traffic), device.kernel_launch_s)
+
+    def _grouped_s(self, gemm: Gemm, rows: FloatArray, tp: int) -> FloatArray:
+        """The same of a grouped product: rows of each group fill tiles of their own, and all its weights are read."""
+        device = self.cluster.device
+        k = gemm.k / tp if gemm.row_parallel else gemm.k
+        n = gemm.n if gemm.row_parallel else gemm.n / tp
+        # Fewer rows than groups leave some without any.
+        groups = np.minimum(gemm.groups, np.maximum(rows, 1.0))
+        narrow = 1.0 + device.gemm_half_width * (1.0 / k + 1.0 / n) / 2.0
+        padded_rows = groups * padded(rows / groups, GEMM_TILE)
+        flops = 2.0 * k * float(padded(n, GEMM_TILE)) * padded_rows * narrow
+        arithmetic = (flops / device.sustained_fraction + device.gemm_half_flops) / (
+            device.peak_bf16_flops * device.gemm_efficiency
+        )
+        traffic = (BF16_BYTES * (rows * (k + n) + groups * (k * n))) / (
             device.memory_bandwidth_bytes_per_s * device.memory_efficiency
         )
         return np.maximum(np.maximum(arithmetic, traffic), device.kernel_launch_s)
@@ -117,13 +137,63 @@ class Roofline:
             passes.append(np.maximum(arithmetic_s + traffic_s, 3 * products * device.kernel_launch_s))
         return passes[0], passes[1]
 
-    def layer_s(self, layer: Layer, loads: Loads, tp: int, cp: int, split: bool = False) -> PassTimes:
-        """Times of a layer for each chunk ``[chunks]``; a weight pass has the FLOPs of the forward's products."""
+    def layer_s(
+        self, layer: Layer, loads: Loads, tp: int, cp: int, split: bool = False, groups: IntArray | None = None
+    ) -> PassTimes:
+        """Times of a layer for each chunk ``[chunks]``; a weight pass has the FLOPs of the forward's products.
+
+        ``groups`` are the ranks of expert-parallel groups, if any.
+        """
         tokens = loads.tokens
+        if layer.num_experts:
+            return self._with_experts_s(layer, loads, tp, cp, split, groups)
         if not layer.tensor_parallel:
             # Whole sequences on every rank: rows are shared as under context parallelism, and nothing is gathered.
             tp, cp = 1, tp * cp
         gemms = [self.gemm_s(product, tokens, tp, cp) for product in layer.gemms]
+        return self._passes_s(layer, loads, gemms, tp, cp, split)
+
+    def _with_experts_s(
+        self, layer: Layer, loads: Loads, tp: int, cp: int, split: bool, groups: IntArray | None
+    ) -> PassTimes:
+        """Times of a layer with experts, whose rows all ranks of a group share; a rank's busiest experts decide."""
+        ep = 1 if groups is None else groups.shape[1]
+        tokens = loads.tokens
+        routed = (tokens if loads.routed is None else loads.routed) * layer.busiest_experts(ep)
+        gemms = [
+            self.gemm_s(product, tokens, tp, cp)
+            if product.groups == 1
+            else self.gemm_s(replace(product, groups=product.groups // ep), routed, tp, cp)
+            for product in layer.gemms
+        ]
+        times = self._passes_s(layer, loads, gemms, tp, cp, split)
+        if groups is None or ep == 1:
+            return times
+        sent = self._exchange_s(layer, np.maximum(tokens, routed), tp, cp, groups)
+        back = sent * (layer.backward_share > 0)
+        return replace(times, forward_comm_s=times.forward_comm_s + sent, backward_comm_s=times.backward_comm_s + back)
+
+    def _exchange_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int, groups: IntArray) -> FloatArray:
+        """Dispatch and combine of a pass: each rank's tokens to the ranks of their experts, and back.
+
+        Tensor-parallel ranks, which share experts as in Megatron-LM, then gather and scatter every copy of a token,
+        and not once each token as in the layer's own gathers.
+        """
+        num_bytes = (BF16_BYTES * layer.expert_copies * layer.hidden_size / (tp * cp)) * tokens
+        ways = [all_to_all_s(num_bytes, peers, self.cluster.tiers) for peers in peers_by_tier(groups, self.cluster)]
+        seconds = 2.0 * np.maximum.reduce(ways)
+        if tp > 1:
+            states = (BF16_BYTES * layer.hidden_size / cp) * tokens
+            tier = self.cluster.group_tier(np.arange(tp))
+            more = all_gather_s(layer.expert_copies * states, tp, tier) - all_gather_s(states, tp, tier)
+            seconds = seconds + 2.0 * more
+        return np.asarray(seconds)
+
+    def _passes_s(
+        self, layer: Layer, loads: Loads, gemms: Sequence[FloatArray], tp: int, cp: int, split: bool
+    ) -> PassTimes:
+        """Times of a layer whose products take ``gemms`` forward."""
+        tokens = loads.tokens
         gemm = sum_in_order(gemms, tokens)
         elementwise, elementwise_back = self._elementwise_s(layer, tokens, tp, cp)
         forward = gemm + elementwise
@@ -191,23 +261,32 @@ class Roofline:
             comm_backward = comm_backward + 2 * gather
         return comm, comm_backward if layer.backward_share else np.zeros_like(tokens)
 
-    def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
+    def layers_s(
+        self,
+        module: ModuleSpec,
+        loads: Loads,
+        tp: int,
+        cp: int,
+        split: bool = False,
+        groups: IntArray | None = None,
+    ) -> list[PassTimes]:
         """Times of one layer of each of the module's kinds for each chunk, each ``[chunks]``; read-only."""
         parts = self.framework.sequence_parts(module, cp)
 
         def made() -> tuple[ModuleSpec, list[PassTimes]]:
             # With the module, so that no other gets its identity.
             kinds = module.padded(tp).kinds
-            return module, [self.of(module)._kind_s(layer, loads, tp, parts, split) for layer in kinds]
+            return module, [self.of(module)._kind_s(layer, loads, tp, parts, split, groups) for layer in kinds]
 
         if len(loads.tokens) > MAX_KNOWN_CHUNKS:
             return made()[1]
-        return remembered(self._known, (id(module), tp, parts, split, loads.content), made, MAX_KNOWN)[1]
+        exchange = None if groups is None else (groups.shape, groups.tobytes())
+        return remembered(self._known, (id(module), tp, parts, split, exchange, loads.content), made, MAX_KNOWN)[1]
 
-    def _kind_s(self, layer: Layer, loads: Loads, tp: int, cp: int, split: bool) -> PassTimes:
-        times = self.layer_s(layer, loads, tp, cp, split)
+    def _kind_s(self, layer: Layer, loads: Loads, tp: int, cp: int, split: bool, groups: IntArray | None) -> PassTimes:
+        times = self.layer_s(layer, loads, tp, cp, split, groups)
         if layer.remade is not None:
-            again = self.layer_s(layer.remade, loads, tp, cp)
+            again = self.layer_s(layer.remade, loads, tp, cp, groups=groups)
             times = replace(times, remade_s=again.forward_s, remade_comm_s=again.forward_comm_s)
         freeze(*times.columns, *times.again)
         return times
@@ -223,14 +302,16 @@ class Roofline:
         shared = layer.split_parts(tp)
         launches = layer.num_elementwise_kernels * device.kernel_launch_s
 
-        def seconds(moved: float, hidden: float) -> FloatArray:
-            a_rank = (moved - hidden) / shared + hidden / (tp if self.framework.sequence_parallel else 1)
+        def seconds(moved: float, hidden: float, whole: float) -> FloatArray:
+            a_rank = (moved - hidden) / shared + hidden / (tp if self.framework.sequence_parallel else 1) + whole
             return np.maximum((a_rank / (cp * bandwidth)) * tokens, launches)
 
-        forward = seconds(layer.elementwise_bytes_per_token, replicated)
+        whole = layer.whole_elementwise_bytes_per_token
+        forward = seconds(layer.elementwise_bytes_per_token, replicated, whole)
         if layer.backward_elementwise_bytes_per_token is None:
             return forward, ELEMENTWISE_BACKWARD * forward
-        return forward, seconds(layer.backward_elementwise_bytes_per_token, ELEMENTWISE_BACKWARD * replicated)
+        hidden_bytes, whole_bytes = ELEMENTWISE_BACKWARD * replicated, ELEMENTWISE_BACKWARD * whole
+        return forward, seconds(layer.backward_elementwise_bytes_per_token, hidden_bytes, whole_bytes)
 
     def _tensor_parallel_s(
         self, layer: Layer, tokens: FloatArray, tp: int, cp: int, columns: Sequence[FloatArray], split: bool
@@ -265,7 +346,7 @@ class Roofline:
         """Times of each chunk on each stage ``[chunks, stages]``; ``split``: weights have a pass of their own."""
         totals = np.zeros((4 + split, len(loads.tokens), len(stages.counts)))
         again = stages.remade(module)
-        layers_s = self.layers_s(module, loads, stages.tp, stages.cp, split)
+        layers_s = self.layers_s(module, loads, stages.tp, stages.cp, split, stages.groups)
         for index, (layer, times) in enumerate(zip(module.kinds, layers_s, strict=True)):
             for total, column in zip(totals, times.columns, strict=True):
                 total += column[:, None] * stages.counts[:, index]

@@ -178,7 +178,7 @@ def price_layers(program: Program, index: int, layer_times: LayerTimes, loads: L
     split = program.splits_backward(index)
 
     def priced(group: ModuleLayout, part: Loads, _: object) -> list[PassTimes]:
-        return layer_times.layers_s(module, part, group.tp, group.cp, split)
+        return layer_times.layers_s(module, part, group.tp, group.cp, split, group.expert_groups)
 
     kinds = priced_by_width(program.layout.modules[index], program.chunks[index].replica, loads, priced)
     columns = [(kind.ahead_s, kind.back_s if kind.weight_s is None else kind.weight_s, kind.again_s) for kind in kinds]

@@ -91,6 +91,11 @@ class StepCosts:
         """Optimizer step of each stage ``[stages]``; a distributed optimizer steps a shard on every rank."""
         sharded = self.memory.framework.distributed_optimizer or placed.scatters
         shard = self.memory.sharing(module, placed) if sharded else 1
+        if placed.ep > 1:
+            experts = self._expert_parameters(module, placed)
+            copies = self.memory.expert_sharing(module, placed) if sharded else 1
+            others = self._parameters(module, placed) - experts
+            return self.layer_times.optimizer_s(others / shard + experts / (placed.ep * copies))
         return self.layer_times.optimizer_s(self._parameters(module, placed) / shard)
 
     def sync_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
@@ -153,7 +158,7 @@ class StepCosts:
             traffic = self._traffic(module, placed)
             return module, traffic, self._exposed(module, placed, traffic)
 
-        sharding = placed.sharding, placed.nodes
+        sharding = placed.sharding, placed.nodes, placed.ep
         key = id(module), placed.tp, placed.cp, placed.layers_per_stage, placed.digest_of_ranks, *sharding
         return remembered(self._known, key, made, MAX_KNOWN)
 
@@ -183,6 +188,8 @@ class StepCosts:
             rings = rings[:, :sharing]
         tp = placed.tp
         learning = layer_parameters(module, tp, learning=True, closed=placed.is_closed) / module.weight_shards(tp)
+        if placed.ep > 1:
+            return self._traffic_of_experts(module, placed, learning, (sharing, copies))
         bounds = np.cumsum(placed.layers_per_stage[:-1])
         held = self._parameters(module, placed).tolist()
         stages = zip(np.split(learning, bounds), held, self._ring_tiers(rings), across, strict=True)
@@ -206,6 +213,42 @@ class StepCosts:
             freeze(*traffic)
             stages_traffic.append(Traffic(*traffic))
         return stages_traffic
+
+    def _traffic_of_experts(
+        self, module: ModuleSpec, placed: ModuleLayout, learning: FloatArray, degrees: tuple[int, int]
+    ) -> list[Traffic]:
+        """The traffic of stages with expert parallelism: every bucket holds the stage's mean share of experts.
+
+        Gradients of experts are reduced over the ranks that hold them, which are ``ep`` places apart.
+        """
+        framework = self.memory.framework
+        sharing, copies = degrees
+        same = self.memory.expert_sharing(module, placed)
+        size = self.memory.gradient_bytes
+        held = placed.ranks[:, :, :: module.weight_shards(placed.tp)].swapaxes(0, 1).reshape(placed.pp, -1)
+        rings = self._ring_tiers(held[:, :sharing])
+        of_experts = self._ring_tiers(held[:, :: placed.ep])
+        whole = np.array([layer.expert_parameters * layer.learns for layer in module.layers], np.float64)
+        whole = whole / module.weight_shards(placed.tp)
+        bounds = np.cumsum(placed.layers_per_stage[:-1])
+        stages = zip(np.split(learning, bounds), np.split(whole, bounds), rings, of_experts, strict=True)
+        traffic = list[Traffic]()
+        for layers, experts, ring, expert_ring in stages:
+            held_layers = layers - experts + experts / placed.ep
+            total = float(held_layers.sum())
+            parameters = bucket_parameters(total, copies, framework.overlap_grad_reduce and not traffic)
+            own = float(experts.sum()) / placed.ep / max(total, 1.0)
+            parts = ((1.0 - own) * parameters, sharing, ring), (own * parameters, same, expert_ring)
+            reduce_s = all_gather_s if framework.distributed_optimizer else all_reduce_s
+            sync_s = sum((reduce_s(size * part, ranks, tier) for part, ranks, tier in parts), np.zeros(len(parameters)))
+            gather_s = np.zeros(len(parameters))
+            if framework.distributed_optimizer:
+                for part, ranks, tier in parts:
+                    gather_s = gather_s + all_gather_s(BF16_BYTES * part, ranks, tier)
+            columns = held_layers, parameters, sync_s, gather_s
+            freeze(*columns)
+            traffic.append(Traffic(*columns))
+        return traffic
 
     def _ring_tiers(self, rings: IntArray) -> list[LinkTier]:
         return remembered(self._rings, digest_of(rings), lambda: self.cluster.ring_tiers(rings), MAX_KNOWN)
@@ -278,6 +321,9 @@ class StepCosts:
 
     def _parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         return self.memory.learning_parameters(module, placed) / module.weight_shards(placed.tp)
+
+    def _expert_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
+        return self.memory.expert_parameters(module, placed)[1] / module.weight_shards(placed.tp)
 
 
 def last_of_stages(program: Program, index: int) -> list[IntArray]:

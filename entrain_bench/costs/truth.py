@@ -18,6 +18,7 @@ from entrain_bench.costs.edges import (
     relay_between_modules,
     transfers_between_blocks,
 )
+from entrain_bench.costs.experts import in_step, meeting_chunks, meeting_passes, shared_out
 from entrain_bench.costs.layer_times import (
     PassTimes,
     least_times,
@@ -143,6 +144,9 @@ class CostTruth:
     def unit_times(self, module: ModuleSpec, placed: ModuleLayout, lengths: IntArray, split: bool = False) -> PassTimes:
         """Return the times of sequences that each form one chunk ``[sequences, stages]``, the least over widths."""
         loads = self.layer_times.loads(module, lengths)
+        if placed.expert_span > 1:
+            # Even alone, it has the experts of all ranks of its group.
+            loads = replace(loads, routed=loads.tokens / placed.expert_span)
         placements = [placed_stages(module, placed.at(degree)) for degree in range(len(placed.degrees))]
         return least_times([self.layer_times.stages_s(module, loads, stages, split) for stages in placements])
 
@@ -157,7 +161,9 @@ class CostTruth:
     ) -> PassTimes:
         """Return the times of packed chunks ``[chunks, stages]``, of which ``remade`` layers of each are recomputed."""
         loads = self.layer_times.loads(module, module.lengths(shapes, chunks.members), chunks.offsets)
-        return self._times(module, placed, chunks.replica, loads, remade, split)
+        meeting = meeting_chunks(placed, chunks)
+        loads = shared_out(loads, placed, meeting)
+        return in_step(self._times(module, placed, chunks.replica, loads, remade, split), meeting)
 
     def _times(
         self,
@@ -194,8 +200,9 @@ class CostTruth:
             split = program.splits_backward(index)
             chunks = program.chunks[index]
             lengths = module.lengths(program.shapes, chunks.members)
-            loads.append(self.layer_times.loads(module, lengths, chunks.offsets))
-            times = self._times(module, placed, chunks.replica, loads[index], remade, split)
+            meeting = meeting_chunks(placed, chunks)
+            loads.append(shared_out(self.layer_times.loads(module, lengths, chunks.offsets), placed, meeting))
+            times = in_step(self._times(module, placed, chunks.replica, loads[index], remade, split), meeting)
             forward, backward, weight = program.spans(index)
             comm[forward] = times.forward_comm_s.ravel()
             comm[backward] = times.backward_comm_s.ravel()
@@ -209,6 +216,8 @@ class CostTruth:
         if sharded := sharded_modules(program):
             comm += exposed_s(program, {index: layers_s[index] for index in sharded}, self.cluster, self.framework)
             together = collective_passes(program)
+        elif any(placed.expert_span > 1 for placed in layout.modules):
+            together = meeting_passes(program)
         hold, delay, transfers = self._transfers(program)
         costs = self.step_costs
         ends = [costs.ends(program, index, module_s) for index, module_s in enumerate(layers_s)]

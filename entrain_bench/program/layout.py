@@ -166,6 +166,9 @@ class ModuleLayout:
     # than ``tp`` computes with slices of them. Assignments number groups as replicas: those of the first width by
     # position, then those of the next (``copies``).
     widths: tuple[tuple[int, int], ...] = ()
+    # Expert parallelism: groups of ``ep`` ranks divide the experts. A group's ranks have one stage and one TP rank, and
+    # follow each other by replica, then by CP (Megatron-LM, whose expert-tensor-parallel size is TP by default).
+    ep: Count = 1
 
     @property
     def sharded(self) -> bool:
@@ -244,6 +247,19 @@ class ModuleLayout:
         """Ranks of each stage, ascending ``[pp, dp * tp * cp]``."""
         return stage_planes(self.ranks)
 
+    @cached_property
+    def expert_groups(self) -> IntArray | None:
+        """Ranks of all expert-parallel groups ``[groups, ep]``; None without expert parallelism."""
+        if self.ep == 1:
+            return None
+        first = self.ranks[:, :, :: self.tp].swapaxes(0, 1)
+        return np.ascontiguousarray(first.reshape(-1, self.ep))
+
+    @property
+    def expert_span(self) -> int:
+        """Replicas whose tokens the experts of a group share."""
+        return max(1, self.ep // self.cp)
+
     @property
     def as_replicas(self) -> "ModuleLayout":
         """The layout without widths if its groups have one width, which makes them replicas; otherwise unchanged."""
@@ -287,7 +303,7 @@ class Layout:
     @property
     def content(self) -> tuple[object, ...]:
         """The parts in which layouts of one model differ, without the planner's assumptions."""
-        names = ("tp", "cp", "layers_per_stage", "recompute", "recompute_whole", "offload", "sharding", "widths")
+        names = ("tp", "cp", "layers_per_stage", "recompute", "recompute_whole", "offload", "sharding", "widths", "ep")
         return self.single_rank_boundary, *(
             (*(getattr(m, name) for name in names), m.ranks.shape, m.ranks.tobytes()) for m in self.modules
         )
@@ -327,6 +343,7 @@ class Layout:
             + (" whole" if m.recompute_whole else "")
             + (" offload" if m.offload else "")
             + {ZERO1: "", ZERO3: " sharded"}.get(m.sharding, f" {m.sharding}")
+            + (f" ep{m.ep}" if m.ep > 1 else "")
             + (f" widths {' '.join(f'{tp}x{cp}' for tp, cp in m.widths)}" if m.widths else "")
             for m in self.modules
         }
@@ -357,6 +374,7 @@ def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None
         require(total == len(module.layers), f"{where}.layers_per_stage", total, f"{len(module.layers)} layers in all")
         require(min(placed.layers_per_stage) >= 1, f"{where}.layers_per_stage", placed.layers_per_stage, "positive")
         _check_widths(placed, module, cluster)
+        check_experts(placed, module)
         if placed.recompute_whole:
             fits = placed.recompute and placed.pp == 1 and module.is_encoder
             require(fits, f"{where}.recompute_whole", True, "false but for recomputed encoders in one stage")
@@ -378,6 +396,28 @@ def check_layout(layout: Layout, model: ModelSpec, cluster: ClusterSpec) -> None
         high = int(placed.ranks.max())
         within = low >= 0 and high < cluster.num_ranks
         require(within, f"{where}.ranks", f"{low}..{high}", f"within the {cluster.num_ranks} ranks of {cluster.name}")
+
+
+def check_experts(placed: ModuleLayout, module: ModuleSpec) -> None:
+    """Raise ``UserError`` for an expert parallelism that a module's experts or ranks cannot have."""
+    if placed.ep == 1:
+        return
+    key = "layout.ep"
+    experts = module.config.experts
+    if experts is None:
+        raise UserError(f"{key}={placed.ep}: must be 1: module {module.name} has no experts")
+    copies = placed.dp * placed.cp
+    for count in (experts.count, experts.visual_count):
+        require(count % placed.ep == 0, key, placed.ep, f"a divisor of the {count} experts")
+    require(copies % placed.ep == 0, key, placed.ep, f"a divisor of dp x cp={copies}")
+    whole = placed.ep % placed.cp == 0 or placed.cp % placed.ep == 0
+    require(whole, key, placed.ep, f"a multiple or a divisor of layout.cp={placed.cp}")
+    for what, clashes in (
+        ("layout.sharding=zero1", placed.scatters),
+        ("one width of groups", bool(placed.widths)),
+        ("no offload", placed.offload),
+    ):
+        require(not clashes, key, placed.ep, f"1 without {what} of module {module.name}")
 
 
 def _check_widths(placed: ModuleLayout, module: ModuleSpec, cluster: ClusterSpec) -> None:

@@ -81,6 +81,7 @@ class FrameworkOptions:
 
     def check_executable(self, module: ModuleSpec, cp: int, harness: str) -> None:
         """Raise ``IncompatibleError`` for settings that are priced, but that ranks cannot run for this module."""
+        check_dense(module, f"harness={harness}")
         whole_encoder = self.sequence_parts(module, cp) < cp
         uneven = self.cp_split == PACK and cp > 1 and harness == "emulate"
         for key, value, trained in (
@@ -113,6 +114,14 @@ class FrameworkOptions:
         """Build the settings from the top-level keys of a run."""
         given = {name: values[name] for name in cls.__dataclass_fields__}
         return cls(**given | {"freeze": tuple(str(name) for name in given["freeze"])})
+
+
+def check_dense(module: ModuleSpec, what: str) -> None:
+    """Raise ``IncompatibleError`` for parts of a module that are priced, but that ranks cannot run."""
+    for name in ("experts", "latent", "linear_attention", "gated_attention"):
+        if getattr(module.config, name):
+            where = f"model.modules.{module.name}.{name}"
+            raise IncompatibleError(f"{where}: is not supported with {what}. Use harness=simulate, or another model")
 
 
 def with_options(model: ModelSpec, framework: FrameworkOptions) -> ModelSpec:

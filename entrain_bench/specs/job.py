@@ -28,6 +28,7 @@ class LayoutRequest:
     cp: Degree = None
     pp: Degree = None  # all stages of a replica
     dp: Degree = None
+    ep: Degree = None  # of the LLM's experts, over ranks of DP and CP
     recompute: tuple[str, ...] | None = None  # modules whose activations are recomputed; the others keep theirs
     sharding: Annotated[str, OneOf(SHARDINGS)] | None = None  # state that ranks with the same weights partition
 
@@ -82,6 +83,8 @@ class Job:
                 raise unknown_choice("layout.recompute", name, names)
         frozen = self.model.with_frozen([name for name in self.framework.freeze if name in names])
         self.framework.check_modules(names, sum(module.learning_parameters for module in frozen.modules))
+        if self.request.ep not in (None, 1) and self.model.llm.config.experts is None:
+            raise UserError(f"layout.ep={self.request.ep}: must be 1 or null: model={self.model.name} has no experts")
         asked = self.request.sharding
         if asked in (ZERO1, ZERO2):
             states = self.framework.distributed_optimizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,24 @@ BF16_BYTES = 2
 FP32_BYTES = 4
 
 
+# Expected greatest of 1, 2, 4, ... standard normal numbers (H. L. Harter, Biometrika 48, 1961, table 1; those beyond 64
+# by numerical integration).
+GREATEST_OF_NORMALS = (0.0, 0.5642, 1.0294, 1.4236, 1.7660, 2.0697, 2.3437, 2.5946, 2.8269, 3.0439, 3.2484)
+
+
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """A product ``[tokens * rows_per_token, k] @ [k, n]``; a convolution uses each input value ``taps`` times."""
+    """A product ``[tokens * rows_per_token, k] @ [k, n]``; a convolution uses each input value ``taps`` times.
+
+    A grouped product has ``groups`` weight matrices, those of experts, among which its rows are divided.
+    """
 
     k: int
     n: int
     row_parallel: bool = False
     rows_per_token: float = 1.0
     taps: float = 1.0
+    groups: int = 1
 
     def flops(self, tokens: FloatArray) -> FloatArray:
         """FLOPs of the forward product (one multiply-add is two)."""
@@ -61,6 +71,7 @@ class Layer:
     elementwise_bytes_per_token: float = 0.0  # moved outside products and attention in forward
     num_elementwise_kernels: int = 0
     backward_elementwise_bytes_per_token: float | None = None  # None: twice as many
+    whole_elementwise_bytes_per_token: float = 0.0  # more of them, which every rank of a group moves
     num_gathers: int = 0  # column-parallel products, the first ones, that need the hidden states of all tokens
     num_scatters: int = 0  # results of hidden size that tensor parallelism sums over its ranks
     # Values of a token that tensor-parallel ranks gather from its products. Each rank then holds and moves all fp32,
@@ -68,6 +79,11 @@ class Layer:
     gathered_width: int = 0
     hidden_size: int = 0  # width that the next layer is handed; in a U-Net with pending skip connections
     parameters: int = 0
+    expert_parameters: int = 0  # of the parameters, those that expert parallelism divides
+    idle_parameters: float = 0.0  # of the experts' parameters, those that a token does not use
+    expert_copies: int = 0  # experts that each token is sent to; 0 for a layer without experts
+    num_experts: int = 0
+    expert_load_std: float = 0.0  # standard deviation of an expert's tokens, relative to their mean
     activation_bytes_per_token: float = 0.0  # kept by forward for backward
     input_bytes_per_token: float = 0.0  # the layer's input, kept when activations are recomputed
     tensor_parallel: bool = True  # false: the ranks of a group hold all of it, and share out its sequences
@@ -107,6 +123,14 @@ class Layer:
             return replace(self, remade=remade, learns=False, backward_share=0.5)
         nothing: dict[str, Any] = dict.fromkeys(KEPT_BYTES, 0.0)
         return replace(self, remade=None, learns=False, backward_share=0.0, **nothing)
+
+    def busiest_experts(self, ep: int) -> float:
+        """Tokens of the busiest of ``ep`` ranks relative to the mean, for independent normal loads of experts.
+
+        The mean load of a rank's experts varies by ``expert_load_std`` over the root of their number.
+        """
+        std = self.expert_load_std * sqrt(ep / max(self.num_experts, 1))
+        return 1.0 + std * GREATEST_OF_NORMALS[min((ep - 1).bit_length(), len(GREATEST_OF_NORMALS) - 1)]
 
     def learning_as(self, other: Layer) -> Layer:
         """Return the layer, frozen if the other layer is frozen."""

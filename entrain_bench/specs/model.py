@@ -18,6 +18,7 @@ from entrain_bench.specs.module_layers import (
     alternate_splits,
     build_layers,
     check_numerics,
+    has_dense_layers,
     language_head,
     mlp_of_block,
     token_embedding,
@@ -76,7 +77,12 @@ class ModuleSpec:
         if config.unet is not None:
             return {}
         sizes = {"heads": config.num_heads, "key-value heads": config.num_kv_heads}
-        sizes["feed-forward width"] = config.ffn_hidden_size
+        if has_dense_layers(config):
+            sizes["feed-forward width"] = config.ffn_hidden_size
+        if config.experts is not None:
+            sizes["feed-forward width of experts"] = config.experts.ffn_hidden_size
+            sizes["feed-forward width of experts for images"] = config.experts.visual_ffn_hidden_size
+            sizes["feed-forward width of shared experts"] = config.experts.shared_ffn_hidden_size
         if self.role is Role.LLM:
             return sizes
         # Row-parallel products split the channels of the rows that were folded into k.
@@ -124,6 +130,11 @@ class ModuleSpec:
         return sum(layer.parameters for layer in self.layers) - int(tied)
 
     @property
+    def active_parameters(self) -> float:
+        """Number of parameters that a token meets: all of them but those of experts that it is not sent to."""
+        return self.parameters - sum(layer.idle_parameters for layer in self.layers)
+
+    @property
     def learning_parameters(self) -> int:
         """Number of parameters that learn."""
         if all(layer.learns for layer in self.layers):
@@ -157,10 +168,10 @@ class ModuleSpec:
         """Return the module with blocks that recompute only the MLP and its norm; a U-Net has no such blocks."""
         if self.config.unet is not None:
             return replace(self, layers=tuple(replace(layer, recomputed=False) for layer in self.layers))
-        part = mlp_of_block(self.config)
         layers = []
         for layer in self.layers:
             if layer.recomputed and layer.backward_share > 0:
+                part = mlp_of_block(self.config, layer)
                 layer = replace(layer, remade=part if layer.learns else part.frozen(passes_gradients=True))
             layers.append(layer)
         return replace(self, layers=tuple(layers))
@@ -331,10 +342,19 @@ def _build_module(name: str, config: ModuleConfig) -> ModuleSpec:
         return ModuleSpec(name, Role.GENERATOR, config, layers)
     _require_size(config, "num_layers", where, MAX_LAYERS)
     for key in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size"):
-        _require_size(config, key, where, MAX_SIZE)
-    full = [*config.full_attention_layers]
-    inside = all(0 <= layer < config.num_layers for layer in full)
-    require(inside, f"{where}.full_attention_layers", full, f"layers in 0..{config.num_layers - 1}")
+        if key != "ffn_hidden_size" or has_dense_layers(config):
+            _require_size(config, key, where, MAX_SIZE)
+    dense = () if config.experts is None else config.experts.dense_layers
+    for key, listed in (
+        ("full_attention_layers", config.full_attention_layers),
+        ("linear_attention.layers", config.linear_attention.layers if config.linear_attention else ()),
+        ("experts.dense_layers", dense),
+    ):
+        inside = all(0 <= layer < config.num_layers for layer in listed)
+        require(inside, f"{where}.{key}", [*listed], f"layers in 0..{config.num_layers - 1}")
+    if config.experts is not None:
+        most = config.experts.count
+        require(config.experts.top_k <= most, f"{where}.experts.top_k", config.experts.top_k, f"at most count={most}")
     divides = config.num_heads % config.num_kv_heads == 0
     require(divides, f"{where}.num_kv_heads", config.num_kv_heads, f"a divisor of num_heads={config.num_heads}")
     check_numerics(config, where)

@@ -40,6 +40,15 @@ def sizes(name: str) -> tuple[int, int, list[int]]:
         ("8xa40", (2, 4, [2, 4, 8])),
         ("2xa40", (1, 2, [2, 2])),
         ("3xa40", (1, 3, [2, 3, 3])),
+        ("4x4090", (1, 4, [4, 4])),
+        ("8xRTX-4090", (1, 8, [8, 8])),
+        ("8xh100_80gb_hbm3", (1, 8, [8, 8])),
+        ("16xmi300x", (2, 8, [8, 16])),
+        ("mi300xx16", (2, 8, [8, 16])),
+        ("144xgb200", (2, 72, [72, 144])),
+        ("16xgb200-nvl72", (1, 16, [16, 16])),
+        ("8xrtx6000-ada", (1, 8, [8, 8])),
+        ("2xl40s-48gb", (1, 2, [2, 2])),
     ],
 )
 def test_counted_clusters(name: str, expected: tuple[int, int, list[int]]) -> None:
@@ -60,7 +69,8 @@ def test_a_counted_cluster_is_the_choice_of_that_size() -> None:
         ("0xh100", "cluster=0xh100: must be"),
         ("8xa100-40g", "cluster=8xa100-40g: a100 has no variant 40g"),
         ("8xh100-pcie", "cluster=8xh100-pcie: h100 has no variant pcie"),
-        ("8xb200", "cluster=8xb200: unknown. If it is yours, add --config-dir"),
+        ("8xb100", "cluster=8xb100: unknown. If it is yours, add --config-dir"),
+        ("8xb200-192gb", "cluster=8xb200-192gb: b200 has no variant 192gb"),
         ("999999999xh100", "cluster.num_nodes|cluster=999999999xh100"),
     ],
 )

@@ -20,7 +20,7 @@ from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
 from entrain_bench.specs.sharding import SHARDINGS
 from support.agreement import AGREE, FRAMEWORKS, GENERATING, GROUPS, SMALL, Case, decided, disagreement, random_case
-from support.builders import placed, tiny_cluster
+from support.builders import llm_config, placed, tiny_cluster
 from support.independent import simulate
 from support.programs import random_program
 from support.wide import each_strategy
@@ -118,6 +118,28 @@ def test_both_agree_on_every_kind_of_sharding(number: int) -> None:
             continue
         seen.update(f"{placed.sharding} {placed.nodes}" for placed in layout.modules)
     assert seen.keys() >= {*(f"{kind} 1" for kind in SHARDINGS), "hybrid 2", "hybrid 3"}
+
+
+EXPERTS = {"count": 8, "top_k": 2, "ffn_hidden_size": 32, "shared_ffn_hidden_size": 16, "dense_layers": [0]}
+MIXTURE = {**GENERATING, "modules": {**GENERATING["modules"], "llm": llm_config(4, experts=EXPERTS)}}
+
+
+def test_both_agree_on_expert_parallelism() -> None:
+    rng, names = np.random.default_rng(1), list(FRAMEWORKS)
+    seen = set()
+    for number in range(120):
+        framework = replace(FRAMEWORKS[names[number % len(names)]], sequence_parallel=True)
+        case = random_case(rng, (), MIXTURE, experts=True)
+        placed = case.program.layout.module("llm")
+        try:
+            assert disagreement(case, framework) < AGREE, number
+            seen.add((placed.ep > 1, placed.ep > placed.cp, placed.tp > 1, placed.pp > 1))
+        except DeadlockError:
+            with pytest.raises(AssertionError, match="deadlock"):
+                simulate(MIXTURE, case.cluster_config, asdict(framework), case.program)
+    # Inside a replica and over several, with tensor parallelism and without, in one stage and in several.
+    assert {(True, True, True), (True, True, False), (True, False, False)} <= {one[:3] for one in seen}
+    assert {(True, False), (True, True)} <= {(one[0], one[3]) for one in seen}
 
 
 MODEL, CLUSTER = ModelSpec.from_config(GENERATING), tiny_cluster(8, 8)

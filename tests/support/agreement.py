@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from entrain_bench.base.errors import UserError
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.columns import covered_per_stage, recompute_chunks
+from entrain_bench.program.layout import Layout, check_experts
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.simulate import Simulator
@@ -110,13 +113,20 @@ CONFIGS |= {"llm": llm_config(2, tied_embeddings=True), "out": encoder_config(ro
 GENERATING = {"name": "handmade", "modules": CONFIGS, "tokens": TOKENS}
 
 
-def random_case(rng: np.random.Generator, frozen: tuple[str, ...], sharded: bool = False) -> Case:
+def random_case(
+    rng: np.random.Generator,
+    frozen: tuple[str, ...],
+    config: Mapping[str, Any] = GENERATING,
+    *,
+    sharded: bool = False,
+    experts: bool = False,
+) -> Case:
     """Any degrees, placement and groups, with all else that layouts and programs may have.
 
     That is virtual stages, offload, shards, split backwards, recomputation by chunk and a single rank between modules.
     With ``sharded`` every module is in one stage, of any kind of sharding, on nodes of four ranks.
     """
-    model, cluster = ModelSpec.from_config(GENERATING).with_frozen(frozen), tiny_cluster(8, 4 if sharded else 8)
+    model, cluster = ModelSpec.from_config(config).with_frozen(frozen), tiny_cluster(8, 4 if sharded else 8)
     # Sizes at which all efficiencies fall.
     sizes = {"gemm_half_flops": 1e6, "attention_half_tokens": 500.0, "attention_half_head_dim": 40.0}
     sizes |= {"gemm_half_width": 50.0, "overlap_cost": rng.choice([0.0, 0.2, 1.0]), "host_launch_s": 2e-6}
@@ -133,6 +143,8 @@ def random_case(rng: np.random.Generator, frozen: tuple[str, ...], sharded: bool
         items = [(kind, int(rng.integers(1, 3000)), int(rng.integers(1, 300))) for kind in kinds]
         rows.append((int(rng.integers(1, 2000)), items))
     layout = random_shards(rng, model, SHARDINGS, cluster.gpus_per_node) if sharded else random_layout(rng, model)
+    if experts:
+        layout = with_random_ep(rng, layout, model)
     program = random_program(rng, layout, model, shapes_from_lists(["image", "audio"], rows))
     if rng.integers(2):
         remade = []
@@ -140,4 +152,18 @@ def random_case(rng: np.random.Generator, frozen: tuple[str, ...], sharded: bool
             most = covered_per_stage(module, placed.layers_per_stage) * (not placed.recompute)
             remade.append(rng.integers(0, 1 + most, (len(rows_of_module), placed.pp)))
         program = recompute_chunks(program, remade)
-    return Case(program, cluster, GENERATING, asdict(cluster))
+    return Case(program, cluster, config, asdict(cluster))
+
+
+def with_random_ep(rng: np.random.Generator, layout: Layout, model: ModelSpec) -> Layout:
+    """The layout with any degree of expert parallelism that the LLM can have."""
+    index = model.llm_index
+    own = layout.modules[index]
+    fits = []
+    for ep in (1, 2, 4, 8):
+        with suppress(UserError):
+            check_experts(replace(own, ep=ep), model.llm)
+            fits.append(ep)
+    modules = [*layout.modules]
+    modules[index] = replace(own, ep=int(rng.choice(fits[1:] or fits or [1])))
+    return replace(layout, modules=tuple(modules))

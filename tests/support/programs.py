@@ -213,6 +213,8 @@ def _place(program: Program, action: int) -> tuple[int, ...]:
     forward = program.kind[action] == Pass.FORWARD
     if view.members and (place.sharded if forward else place.scatters):
         return index, view.kind, view.microbatch, view.part
+    if view.members and place.expert_span > 1 and view.kind is not Pass.WEIGHT:
+        return index, view.kind, view.stage, view.replica // place.expert_span, view.microbatch, view.part
     return (action,)
 
 

@@ -52,24 +52,119 @@ class Case:
         return CONFIG_MAPPING[self.model_type](**self.config)
 
     def parameters(self) -> dict[str, int]:
+        """Parameters of each part of the model that the class makes."""
+        found, _ = self._counted()
+        return found
+
+    def expert_parameters(self) -> int:
+        """Parameters of routed experts."""
+        return self._counted()[1]
+
+    def _counted(self) -> tuple[dict[str, int], int]:
         import torch
         import transformers
 
         with torch.device("meta"):
             model = getattr(transformers, self.model)(self.configuration())
         found: dict[str, int] = {}
+        experts = 0
         for name, parameter in model.named_parameters():
             part = self._part(name)
             found[part] = found.get(part, 0) + parameter.numel()
-        return found
+            routed = ".experts." in name or ("block_sparse_moe" in name and "router" not in name)
+            experts += parameter.numel() * routed
+        return found, experts
 
     def _part(self, name: str) -> str:
         encoder = "vision" if "vision" in self.parts else "audio"
         words = {"audio": "audio", "visual": "vision", "vision": "vision", "image": "vision", "connector": "vision"}
-        words["multi_modal_projector"] = encoder
+        words |= dict.fromkeys(("multi_modal_projector", "mm_projector", "resampler_model"), encoder)
+        if "language_model" in name:
+            return "llm"
         return next((part for word, part in words.items() if word in name), "llm")
 
 
+# Experts in place of MLPs.
+QWEN3_30B = {"hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48} | {
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "mlp_only_layers": [],
+}
+DEEPSEEK_LITE = {"hidden_size": 2048, "intermediate_size": 10944, "moe_intermediate_size": 1408} | {
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+}
+MIXTURES: Mapping[str, Case] = {
+    "qwen3_vl_30b_a3b": Case(
+        "qwen3_vl_moe",
+        {"vision_config": {"out_hidden_size": 2048}, "text_config": QWEN3_30B, "tie_word_embeddings": False},
+        "Qwen3VLMoeForConditionalGeneration",
+    ),
+    "qwen3_vl_235b_a22b": Case(
+        "qwen3_vl_moe",
+        {
+            "vision_config": {"out_hidden_size": 4096},
+            "text_config": QWEN3_30B
+            | {"hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 1536}
+            | {"num_hidden_layers": 94, "num_attention_heads": 64},
+            "tie_word_embeddings": False,
+        },
+        "Qwen3VLMoeForConditionalGeneration",
+    ),
+    "qwen3_omni_30b_a3b": Case(
+        "qwen3_omni_moe_thinker",
+        {
+            "vision_config": {"out_hidden_size": 2048},
+            "audio_config": {"output_dim": 2048},
+            "text_config": QWEN3_30B | {"intermediate_size": 768, "vocab_size": 152064},
+        },
+        "Qwen3OmniMoeThinkerForConditionalGeneration",
+        options={"patch_size": 16, "merge_size": 2, "min_pixels": 3136, "max_pixels": 12845056},
+        parts=("vision", "audio"),
+    ),
+    "qwen3_5_35b_a3b": Case(
+        "qwen3_5_moe", {"vision_config": {"out_hidden_size": 2048}}, "Qwen3_5MoeForConditionalGeneration"
+    ),
+    "glm_4_5v": Case(
+        "glm4v_moe",
+        {"vision_config": {"intermediate_size": 10944}, "text_config": {"head_dim": 128}},
+        "Glm4vMoeForConditionalGeneration",
+    ),
+    "kimi_k25": Case(
+        "kimi_k25",
+        {
+            "text_config": {"model_type": "deepseek_v3", "num_attention_heads": 64, "num_key_value_heads": 64}
+            | {"n_routed_experts": 384, "first_k_dense_replace": 1, "vocab_size": 163840},
+            "tie_word_embeddings": False,
+        },
+        "Kimi_K25ForConditionalGeneration",
+    ),
+    "ernie_4_5_vl_28b_a3b": Case(
+        "ernie4_5_vl_moe",
+        {"text_config": {"moe_intermediate_size": [1536, 512]} | {"mlp_layer_types": ["dense", *["sparse"] * 27]}},
+        "Ernie4_5_VLMoeForConditionalGeneration",
+    ),
+    "qwen3_30b_a3b": Case("qwen3_moe", QWEN3_30B, "Qwen3MoeForCausalLM"),
+    "qwen1_5_moe_a2_7b": Case("qwen2_moe", {"mlp_only_layers": []}, "Qwen2MoeForCausalLM"),
+    "qwen3_next_80b_a3b": Case("qwen3_next", {}, "Qwen3NextForCausalLM"),
+    "mixtral_8x7b": Case("mixtral", {}, "MixtralForCausalLM"),
+    "deepseek_v3": Case("deepseek_v3", {}, "DeepseekV3ForCausalLM"),
+    "deepseek_v2_lite": Case("deepseek_v2", DEEPSEEK_LITE, "DeepseekV2ForCausalLM"),
+    "glm_4_5_air": Case("glm4_moe", {"head_dim": 128}, "Glm4MoeForCausalLM"),
+    "llama4_scout": Case("llama4_text", {}, "Llama4ForCausalLM"),
+    "gpt_oss_120b": Case("gpt_oss", {}, "GptOssForCausalLM"),
+    "olmoe_7b": Case("olmoe", {}, "OlmoeForCausalLM"),
+    "granite_moe": Case("granitemoe", {"intermediate_size": 512}, "GraniteMoeForCausalLM"),
+    "ernie_4_5_21b_a3b": Case("ernie4_5_moe", {}, "Ernie4_5_MoeForCausalLM"),
+    "aria_text": Case("aria_text", {"hidden_size": 2560, "intermediate_size": 1664}, "AriaTextForCausalLM"),
+}
 CASES: Mapping[str, Case] = {
     "qwen2_vl_7b": Case(
         "qwen2_vl",
@@ -220,4 +315,16 @@ CASES: Mapping[str, Case] = {
     "gemma2_2b": Case("gemma2", {}, "Gemma2ForCausalLM"),
     "phi3_mini": Case("phi3", {"sliding_window": 2047}, "Phi3ForCausalLM"),
     "starcoder2_3b": Case("starcoder2", {}, "Starcoder2ForCausalLM"),
+    "qwen3_5_4b": Case(
+        "qwen3_5",
+        {
+            "vision_config": {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "out_hidden_size": 2560},
+            "text_config": {"hidden_size": 2560, "intermediate_size": 9216, "num_hidden_layers": 32}
+            | {"num_attention_heads": 16, "num_key_value_heads": 4, "tie_word_embeddings": True},
+            "tie_word_embeddings": True,
+        },
+        "Qwen3_5ForConditionalGeneration",
+    ),
+    "glm_4_1v_9b": Case("glm4v", {}, "Glm4vForConditionalGeneration"),
+    **MIXTURES,
 }

@@ -19,7 +19,7 @@ from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.sharding import ZERO1, ZERO2, ZERO3
 
-RECOMPUTE, SHARDING = "layout.recompute", "layout.sharding"
+RECOMPUTE, SHARDING, EXPERTS = "layout.recompute", "layout.sharding", "layout.ep"
 # Readers, each with an answer of its own: keep their framework, change their loader, change their runtime.
 FRAMEWORK, LOOP, SUITE = READERS = "framework", "loop", "suite"
 # One copy of the model on every rank; the loss is that of PyTorch's operators, as in transformers' models.
@@ -51,7 +51,8 @@ def _loop_attempts(model: ModelSpec) -> dict[str, Attempts]:
 def _replicated(model: ModelSpec, sharding: str) -> list[Overrides]:
     """Without recomputation; if that does not fit, with recomputation of all modules, which is one switch."""
     again: tuple[Sequence[str], ...] = ((), [module.name for module in model.modules])
-    return [(f"{SHARDING}={sharding}", _recompute(names)) for names in again]
+    experts = () if model.llm.config.experts is None else (f"{EXPERTS}=1",)
+    return [(f"{SHARDING}={sharding}", *experts, _recompute(names)) for names in again]
 
 
 def _recompute(names: Sequence[str]) -> str:
@@ -63,6 +64,8 @@ def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
     for placed in layout.modules:
         if placed.tp * placed.cp > 1 or placed.widths:
             yield f"{placed.module} has TP {placed.tp}, CP {placed.cp}; every rank must hold the whole model"
+        if placed.ep > 1:
+            yield f"{placed.module} has EP {placed.ep}; every rank must hold all experts"
         if placed.sharding not in (*DEEPSPEED, ZERO3) or placed.offload:
             yield f"{placed.module} is {'offloaded' if placed.offload else f'sharded as {placed.sharding}'}"
     if not layout.is_one_stage or len({placed.dp for placed in layout.modules}) > 1:

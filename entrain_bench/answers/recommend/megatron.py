@@ -65,10 +65,10 @@ def layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
     if alone and not llm.recompute:
         yield f"{alone[0]} recomputes alone; its flags recompute the LLM, too"
     pp = num_ranks(llm) // llm.ranks_per_block
-    places = llm.dp * pp * llm.ranks_per_block
-    usual = np.arange(places).reshape(llm.dp, pp, -1)
-    if not np.array_equal(llm.ranks, np.concatenate([usual] * (llm.pp // pp), axis=1)):
+    if not any(np.array_equal(llm.ranks, consecutive_ranks(llm, pp, by_stage=order)) for order in (False, True)):
         yield "replicas are not on consecutive ranks, their stages in order"
+    if llm.ep > llm.cp and pp > 1 and np.array_equal(llm.ranks, consecutive_ranks(llm, pp)):
+        yield "its expert-parallel groups are of consecutive ranks, which --use-tp-pp-dp-mapping gives to stages"
     blocks = blocks_of_stages(llm)
     if min(blocks) < 1 or len({*blocks[1:-1]}) > 1 or (llm.pp > pp and len({*blocks}) > 1):
         yield f"stages of {'/'.join(map(str, blocks))} layers; all but the first and the last must have as many"
@@ -80,6 +80,9 @@ def layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
         yield f"1F1B waits for its transfers (p2p={job.framework.p2p})"
     if job.framework.cross_entropy == EAGER:
         yield f"its loss is computed on shards of the vocabulary (cross_entropy={EAGER})"
+    experts = model.llm.config.experts
+    if experts is not None and experts.visual_count:
+        yield "experts of a modality of their own are no flag"
     if job.framework.tp_overlap:
         yield f"tp_overlap={job.framework.tp_overlap:g} is no flag"
 
@@ -125,6 +128,13 @@ def size_reasons(job: Job, program: Program) -> Iterator[str]:
     size = microbatch_size(job, program.layout)
     if np.any(samples != size):
         yield f"its microbatches have {samples.min()} to {samples.max()} samples instead of {size}"
+
+
+def consecutive_ranks(llm: ModuleLayout, pp: int, *, by_stage: bool = False) -> IntArray:
+    """Return ranks ``[dp, stages, ranks_per_block]``, consecutive in each replica, or in each stage."""
+    shape = (pp, llm.dp) if by_stage else (llm.dp, pp)
+    ranks = np.arange(llm.dp * pp * llm.ranks_per_block).reshape(*shape, -1)
+    return np.concatenate([ranks.swapaxes(0, 1) if by_stage else ranks] * (llm.pp // pp), axis=1)
 
 
 def _labels(program: Program, module: int) -> ModuleAssignment:

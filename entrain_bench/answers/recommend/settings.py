@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import yaml
 
 from entrain_bench.answers.recommend.engines import DEEPSPEED, MEGATRON, SHARDED
-from entrain_bench.answers.recommend.megatron import blocks_of_stages, num_ranks
+from entrain_bench.answers.recommend.megatron import blocks_of_stages, consecutive_ranks, num_ranks
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.framework import BF16
 from entrain_bench.specs.job import Job
-from entrain_bench.specs.module_layers import FUSED
+from entrain_bench.specs.module_layers import FUSED, Experts
 from entrain_bench.specs.sharding import ZERO1, ZERO2, ZERO3
 
 type Value = bool | int | str
@@ -67,7 +68,8 @@ def megatron_values(plan: Settled) -> dict[str, Value]:
         "tensor_model_parallel_size": llm.tp,
         "pipeline_model_parallel_size": pp,
         "context_parallel_size": llm.cp,
-        "use_tp_pp_dp_mapping": pp > 1 and llm.dp > 1,
+        **_expert_values(job.model.llm.config.experts, llm.ep),
+        "use_tp_pp_dp_mapping": pp > 1 and llm.dp > 1 and np.array_equal(llm.ranks, consecutive_ranks(llm, pp)),
         "num_layers_per_virtual_pipeline_stage": blocks[0] if len(blocks) > pp else 0,
         "decoder_first_pipeline_num_layers": blocks[0] if ends else 0,
         "decoder_last_pipeline_num_layers": blocks[-1] if ends else 0,
@@ -92,6 +94,21 @@ def megatron_values(plan: Settled) -> dict[str, Value]:
     return {name: value for name, value in values.items() if value}
 
 
+def _expert_values(experts: Experts | None, ep: int) -> dict[str, Value]:
+    """Arguments of a mixture of experts, whose TP is that of attention by default."""
+    if experts is None:
+        return {}
+    return {
+        "expert_model_parallel_size": ep,
+        "num_experts": experts.count,
+        "moe_router_topk": experts.top_k,
+        "moe_ffn_hidden_size": experts.ffn_hidden_size,
+        "moe_shared_expert_intermediate_size": experts.shared_ffn_hidden_size,
+        "moe_grouped_gemm": True,
+        "moe_token_dispatcher_type": "alltoall",
+    }
+
+
 def megatron_flags(plan: Settled) -> list[str]:
     """Return Megatron-LM's command line."""
     return [
@@ -105,6 +122,9 @@ BRIDGE: Mapping[str, str] = {
     "tensor_model_parallel_size": "model.tensor_model_parallel_size",
     "pipeline_model_parallel_size": "model.pipeline_model_parallel_size",
     "context_parallel_size": "model.context_parallel_size",
+    "expert_model_parallel_size": "model.expert_model_parallel_size",
+    "moe_grouped_gemm": "model.moe_grouped_gemm",
+    "moe_token_dispatcher_type": "model.moe_token_dispatcher_type",
     "use_tp_pp_dp_mapping": "dist.use_tp_pp_dp_mapping",
     "decoder_first_pipeline_num_layers": "model.num_layers_in_first_pipeline_stage",
     "decoder_last_pipeline_num_layers": "model.num_layers_in_last_pipeline_stage",

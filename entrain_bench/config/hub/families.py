@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from entrain_bench.base.errors import unknown_choice
+from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.config.hub import token_rules
+from entrain_bench.config.hub.decoders import FAMILIES as DECODERS
+from entrain_bench.config.hub.decoders import language_model
 from entrain_bench.config.hub.fields import Fields, class_defaults
 from entrain_bench.config.hub.modules import (
     CONFORMER_NAMES,
@@ -13,17 +15,21 @@ from entrain_bench.config.hub.modules import (
     OPENAI_NAMES,
     PHI4MM_NAMES,
     conformer,
-    language_model,
+    ernie_vision,
+    glm_vision,
+    moon_vision,
+    omni_audio,
     product,
     qwen_vision,
     vision_encoder,
     whisper,
 )
-from entrain_bench.config.hub.modules import FAMILIES as DECODERS
 
 CONFIG = "config.json"
 PROCESSOR = "preprocessor_config.json"
 CLIP = "clip_vision_model"
+# Types whose whole configuration says if embeddings are tied, not the part of the language model.
+WHOLE_TIES = ("ernie4_5_vl_moe", "glm4v", "glm4v_moe", "kimi_k25", "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,8 @@ def model_values(config: Fields, processor: Fields) -> dict[str, Any]:
     """Modules and token rules of a published model as in a YAML; ``UserError`` names a field that does not fit."""
     kind = str(config.needed("model_type"))
     config = replace(config, defaults=class_defaults(kind))
+    if not processor.values and kind in token_rules.PUBLISHED:
+        processor = replace(processor, values=token_rules.PUBLISHED[kind])
     if kind in VISION_FAMILIES:
         parts = _with_vision(config, processor, *VISION_FAMILIES[kind])
     elif kind in FAMILIES:
@@ -76,8 +84,9 @@ def model_values(config: Fields, processor: Fields) -> dict[str, Any]:
         parts = Parts({}, config, kind, {})
     else:
         raise unknown_choice("model_type", kind, sorted({*VISION_FAMILIES, *FAMILIES, *DECODERS}))
-    # The language model's own part decides; otherwise the whole configuration, otherwise the defaults of either.
-    said = [part for part in (parts.llm, config) if part.values.get("tie_word_embeddings") is not None]
+    # The language model's own part decides, in newer classes the whole configuration; then the defaults of either.
+    order = (config, parts.llm) if kind in WHOLE_TIES else (parts.llm, config)
+    said = [part for part in order if part.values.get("tie_word_embeddings") is not None]
     said += [part for part in (config, parts.llm) if part.defaults.get("tie_word_embeddings") is not None]
     tied = bool(said) and said[0].flag("tie_word_embeddings")
     modules = {**parts.encoders, "llm": language_model(parts.llm, parts.llm_type, tied)}
@@ -208,6 +217,44 @@ def _qwen_vl(config: Fields, processor: Fields) -> Parts:
     return Parts({"vision": qwen_vision(vision, kind)}, text, f"{kind}_text", tokens)
 
 
+def _qwen_omni(config: Fields, processor: Fields) -> Parts:
+    """The part that understands (the "thinker"); the speech model is not trained with it and left out."""
+    held = config.get("thinker_config")
+    thinker = config if held is None else config.part("thinker_config")
+    vision = thinker.part_as("vision_config", "qwen3_omni_moe_vision_encoder")
+    audio = thinker.part_as("audio_config", "qwen3_omni_moe_audio_encoder")
+    text = thinker.part_as("text_config", "qwen3_omni_moe_text")
+    encoders = {"vision": qwen_vision(vision, "qwen3_omni_moe"), "audio": omni_audio(audio)}
+    window = audio.integer("n_window")
+    require(window == 50, audio.named("n_window"), window, "50: pieces of one second")
+    tokens = token_rules.qwen_images(processor, vision) | token_rules.omni_audio()
+    return Parts(encoders, text, "qwen3_omni_moe_text", tokens)
+
+
+def _glm_vl(config: Fields, processor: Fields) -> Parts:
+    kind = str(config.get("model_type"))
+    vision = config.part_as("vision_config", f"{kind}_vision")
+    text = config.part_as("text_config", f"{kind}_text")
+    return Parts({"vision": glm_vision(vision)}, text, f"{kind}_text", token_rules.qwen_images(processor, vision))
+
+
+def _ernie_vl(config: Fields, processor: Fields) -> Parts:
+    vision = config.part_as("vision_config", "ernie4_5_vl_moe_vision")
+    text = config if config.get("text_config") is None else config.part("text_config")
+    text = replace(text, defaults=class_defaults("ernie4_5_vl_moe_text"))
+    encoder = ernie_vision(vision, text.integer("hidden_size"))
+    tokens = token_rules.qwen_images(processor, vision, frames=1)
+    return Parts({"vision": encoder}, text, "ernie4_5_vl_moe_text", tokens)
+
+
+def _kimi_vl(config: Fields, processor: Fields) -> Parts:
+    vision = config.part_as("vision_config", "kimi_k25_vision")
+    text = config.part("text_config")
+    encoder = moon_vision(vision, text.integer("hidden_size"))
+    kind = str(text.needed("model_type"))
+    return Parts({"vision": encoder}, text, kind, token_rules.moon_images(processor, vision))
+
+
 def _phi4(config: Fields, processor: Fields) -> Parts:
     vision = config.part_as("vision_config", "phi4_multimodal_vision")
     audio = config.part_as("audio_config", "phi4_multimodal_audio")
@@ -218,7 +265,7 @@ def _phi4(config: Fields, processor: Fields) -> Parts:
 
 def _phi4mm(config: Fields, processor: Fields) -> Parts:
     """Phi-4-multimodal as its authors publish it; its vision encoder is fixed in their code."""
-    vision = Fields({}, CONFIG, defaults=class_defaults("phi4_multimodal_vision"))
+    vision = Fields(class_defaults("phi4_multimodal_vision"), CONFIG)
     audio = config.part("audio_processor").part("config")
     channels = audio.part("nemo_conv_settings").integer("conv_channels")
     embedding = config.part("embd_layer")
@@ -298,6 +345,17 @@ FAMILIES: Mapping[str, Callable[[Fields, Fields], Parts]] = {
     "qwen2_vl": _qwen_vl,
     "qwen2_5_vl": _qwen_vl,
     "qwen3_vl": _qwen_vl,
+    "qwen3_vl_moe": _qwen_vl,
+    "qwen3_5": _qwen_vl,
+    "qwen3_5_moe": _qwen_vl,
+    "qwen3_omni_moe": _qwen_omni,
+    "qwen3_omni_moe_thinker": _qwen_omni,
+    "glm4v": _glm_vl,
+    "glm4v_moe": _glm_vl,
+    "ernie4_5_moe_vl": _ernie_vl,
+    "ernie4_5_vl_moe": _ernie_vl,
+    "kimi_k25": _kimi_vl,
+    "kimi_vl": _kimi_vl,
     "ultravox": _ultravox,
     "voxtral": _voxtral,
 }

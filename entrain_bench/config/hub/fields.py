@@ -1,4 +1,4 @@
-"""Fields of a JSON file: typed, with the defaults of their class (transformers 5), and errors that name them."""
+"""Fields of a JSON file: typed, and errors that name them; flags and words may have their class's default."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -10,6 +10,8 @@ from entrain_bench.base.errors import UserError, require, unknown_choice
 from entrain_bench.base.store import Store
 
 MAX_FIELD = 2**31
+# Numbers that a file may leave out: the default of the class in transformers holds for all published models.
+MAY_DEFAULT = ("in_channels", "max_position_embeddings", "max_window_layers", "num_channels", "temporal_patch_size")
 
 
 @cache
@@ -37,16 +39,22 @@ class Fields:
     values: Mapping[str, Any]  # as the file states them
     file: str  # its name, for errors
     path: str = ""  # where in the file the mapping is, with a dot behind it; empty for the whole file
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that the file leaves out
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that the file leaves out; never of sizes
 
     def get(self, name: str) -> Any:
         """The value of a field, null included, or its default; None for neither."""
         return self.values[name] if name in self.values else self.defaults.get(name)
 
     def needed(self, name: str) -> Any:
-        """The value of a field; ``UserError`` if there is none."""
+        """The value of a field; ``UserError`` if there is none, or if it is a size that only the class states."""
         if (value := self.get(name)) is None:
             raise UserError(f"{self.path}{name}: missing in {self.file}")
+        is_size = not isinstance(value, bool | str) and name not in MAY_DEFAULT
+        if is_size and name not in self.values:
+            raise UserError(
+                f"{self.path}{name}: missing in {self.file}. A size has no default ({value} of the class in "
+                "transformers may be another model's); add the published value"
+            )
         return value
 
     def integer(self, name: str, least: int = 1) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.hub.families import CONFIG, PROCESSOR, model_values
 from entrain_bench.config.hub.fields import Fields
+from entrain_bench.config.hub.token_rules import PUBLISHED
 from entrain_bench.config.tree import choices
 
 HUB = "hf:"
@@ -38,12 +39,20 @@ def is_reference(value: object) -> bool:
 def published_model(reference: str) -> dict[str, Any]:
     """A model as in a YAML, called like its reference; ``UserError`` for files or fields that do not fit."""
     try:
-        values = model_values(*_published(reference))
+        config, processor = _published(reference)
+        values = model_values(config, processor)
     except UserError as error:
         raise UserError(f"model={reference}: {error}") from error
+    if not processor.values and config.get("model_type") in PUBLISHED:
+        _say(f"model={reference}: has no {PROCESSOR}; image sizes are limited as in its family's published one")
     for module in values["modules"].values():
         module["source"] = f"Hugging Face {reference.removeprefix(HUB)} config.json"
     return {"name": reference, **values}
+
+
+@cache
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _published(reference: str) -> tuple[Fields, Fields]:

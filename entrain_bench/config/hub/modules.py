@@ -1,6 +1,5 @@
 """Encoders and language models of published configurations as modules of this suite, still without projectors."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from entrain_bench.base.errors import UserError, require, unknown_choice
@@ -12,6 +11,8 @@ AUDIO = ["audio"]
 IDEFICS = ("idefics2", "idefics2_vision", "idefics3", "idefics3_vision", "smolvlm_vision")
 PLAIN = ("clip_vision_model", "siglip_vision_model", *IDEFICS, "phi4_multimodal_vision")
 # Their field for a bias of queries, keys and values.
+# Qwen-VL models that add outputs of several encoder layers to as many layers of the language model.
+DEEPSTACK = ("qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe")
 INTERNVIT = {"internvl_vision": "attention_bias", "intern_vit_6b": "qkv_bias"}
 
 
@@ -61,7 +62,7 @@ def vision_encoder(fields: Fields, default_type: str) -> dict[str, Any]:
 
 
 def qwen_vision(fields: Fields, model_type: str) -> dict[str, Any]:
-    """The vision transformer of Qwen2-VL, Qwen2.5-VL or Qwen3-VL with its mergers (several in "DeepStack")."""
+    """The vision transformer of a Qwen-VL from 2 to 3.5 with its mergers (several in "DeepStack")."""
     older = model_type == "qwen2_vl"
     gated = model_type == "qwen2_5_vl"
     names = ("embed_dim" if older else "hidden_size", "depth", "num_heads", "intermediate_size")
@@ -70,7 +71,8 @@ def qwen_vision(fields: Fields, model_type: str) -> dict[str, Any]:
     out = fields.integer("hidden_size" if older else "out_hidden_size")
     merged = width * merge**2
     rows = 1 / merge**2
-    mergers = 1 + (len(fields.integers("deepstack_visual_indexes")) if model_type == "qwen3_vl" else 0)
+    stacked = model_type in DEEPSTACK or fields.values.get("deepstack_visual_indexes")
+    mergers = 1 + (len(fields.integers("deepstack_visual_indexes")) if stacked else 0)
     products = [product(merged, merged, rows), product(merged, out, rows)]
     found = encoder(
         fields,
@@ -88,6 +90,88 @@ def qwen_vision(fields: Fields, model_type: str) -> dict[str, Any]:
         side = fields.integer("window_size") // fields.square("patch_size")
         found |= {"window_tokens": side**2, "full_attention_layers": fields.integers("fullatt_block_indexes")}
     return found
+
+
+def glm_vision(fields: Fields) -> dict[str, Any]:
+    """The vision transformer of GLM-4.1V and GLM-4.5V with its merger; its MLPs are as wide as its output."""
+    width = fields.integer("hidden_size")
+    out = fields.integer("out_hidden_size")
+    middle = fields.integer("intermediate_size")
+    merge = fields.integer("spatial_merge_size")
+    rows = 1 / merge**2
+    sizes = ((width * merge**2, out), (out, out), (out, 2 * middle), (middle, out))
+    return encoder(
+        fields,
+        ("hidden_size", "depth", "num_heads", "out_hidden_size"),
+        ["image", "video"],
+        gated_mlp=True,
+        qkv_bias=fields.flag("attention_bias"),
+        embed_gemms=[patches(fields, width, "in_channels", fields.integer("temporal_patch_size"))],
+        head_gemms=[product(k, n, rows) for k, n in sizes],
+    )
+
+
+def ernie_vision(fields: Fields, out: int) -> dict[str, Any]:
+    """The vision transformer of ERNIE-4.5-VL with its resampler, which merges patches and pairs of frames."""
+    width = fields.integer("hidden_size")
+    merge = fields.integer("spatial_merge_size")
+    merged = width * merge**2
+    rows = 1 / merge**2
+    sizes = ((merged, merged), (merged, merged), (2 * merged, merged), (merged, merged), (merged, out))
+    ffn = _whole(fields, "mlp_ratio", width) if fields.values.get("mlp_ratio") else fields.integer("intermediate_size")
+    return encoder(
+        fields,
+        ("hidden_size", "depth", "num_heads", "intermediate_size"),
+        IMAGE,
+        ffn,
+        norm_bias=True,
+        qkv_bias=True,
+        linear_bias=True,
+        embed_gemms=[patches(fields, width, "in_channels")],
+        head_gemms=[product(k, n, rows) for k, n in sizes],
+    )
+
+
+def moon_vision(fields: Fields, out: int) -> dict[str, Any]:
+    """MoonViT with its projector (Kimi-VL, Kimi-K2.5), whose fields its authors call ``vt_...`` in the latter."""
+    prefix = "vt_" if "vt_hidden_size" in fields.values else ""
+    names = tuple(f"{prefix}{name}" for name in NEWER_NAMES)
+    width = fields.integer(names[0])
+    merge = fields.integers("merge_kernel_size")
+    merged = width * merge[0] * merge[-1]
+    rows = 1 / (merge[0] * merge[-1])
+    return encoder(
+        fields,
+        (names[0], names[1], names[2], names[3]),
+        IMAGE,
+        norm_bias=True,
+        qkv_bias=True,
+        linear_bias=True,
+        embed_gemms=[product(3 * fields.square("patch_size") ** 2, width)],
+        head_gemms=[product(merged, merged, rows), product(merged, out, rows)],
+    )
+
+
+def omni_audio(fields: Fields) -> dict[str, Any]:
+    """The audio encoder of Qwen3-Omni: three convolutions of stride 2 in time and frequency, then blocks."""
+    width = fields.integer("d_model")
+    channels = fields.integer("downsample_hidden_size")
+    bins = fields.integer("num_mel_bins")
+    bands = [bins := -(-bins // 2) for _ in range(3)]
+    # Rows of a token: frames by bands that each convolution leaves.
+    inputs = (1, channels, channels)
+    convolutions = [
+        product(9 * k, channels, float(frames * left)) for k, frames, left in zip(inputs, (4, 2, 1), bands, strict=True)
+    ]
+    out = fields.integer("output_dim")
+    return encoder(
+        fields,
+        OPENAI_NAMES,
+        AUDIO,
+        embed_gemms=[*convolutions, product(channels * bands[-1], width)],
+        head_gemms=[product(width, width), product(width, out)],
+        **LAYER_NORM,
+    )
 
 
 def whisper(fields: Fields, names: Names) -> dict[str, Any]:
@@ -133,73 +217,6 @@ def _whole(fields: Fields, name: str, times: int) -> int:
     return int(value)
 
 
-FULL, SLIDING = ATTENTION_TYPES = ("full_attention", "sliding_attention")
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-# Layers of Gemma 3 of which the last attends in full, where a configuration does not list them.
-GEMMA3_PATTERN = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Properties of a ``model_type`` that its configurations do not state."""
-
-    qkv_bias: bool | None = None  # of queries, keys and values; None: ``attention_bias`` says so
-    biased: bool = False  # norms and all products may have a bias, as ``use_bias`` says; the MLP is then not gated
-    # Layers that attend in a window: ``all``, ``alternate`` ones, all except each sixth (``sixth``), those from
-    # ``max_window_layers`` on if ``use_sliding_window`` is true (``late``), or none (empty).
-    sliding: str = ""
-
-
-FAMILIES = {
-    "llama": Family(),
-    "mistral": Family(qkv_bias=False, sliding="all"),
-    "ministral": Family(qkv_bias=False, sliding="all"),
-    "qwen2": Family(qkv_bias=True, sliding="late"),
-    "qwen2_vl_text": Family(qkv_bias=True, sliding="late"),
-    "qwen2_5_vl_text": Family(qkv_bias=True, sliding="late"),
-    "qwen3": Family(sliding="late"),
-    "qwen3_vl_text": Family(),
-    "gemma": Family(),
-    "gemma2": Family(sliding="alternate"),
-    "gemma3_text": Family(sliding="sixth"),
-    "phi3": Family(qkv_bias=False, sliding="all"),
-    "phi4_multimodal": Family(qkv_bias=False, sliding="all"),
-    "smollm3": Family(),
-    "olmo2": Family(),
-    "starcoder2": Family(biased=True, sliding="all"),
-    "internlm2": Family(qkv_bias=False),
-}
-
-
-def language_model(fields: Fields, model_type: str, tied: bool) -> dict[str, Any]:
-    """A decoder, maybe with ``tied`` embeddings; ``UserError`` unless it is a stack of equal dense blocks."""
-    if model_type not in FAMILIES:
-        raise unknown_choice(f"{fields.path}model_type", model_type, FAMILIES)
-    for name in EXPERTS:
-        fields.refuse(name, "mixtures of experts are not supported; use a dense model")
-    family = FAMILIES[model_type]
-    heads = fields.integer("num_attention_heads")
-    width = fields.integer("hidden_size")
-    biased = family.biased and fields.flag("use_bias")
-    return {
-        "role": "llm",
-        "num_layers": fields.integer("num_hidden_layers"),
-        "hidden_size": width,
-        "num_heads": heads,
-        "num_kv_heads": fields.integer("num_key_value_heads") if fields.get("num_key_value_heads") else heads,
-        "head_dim": head_dim(fields, width, heads),
-        "ffn_hidden_size": fields.integer("intermediate_size"),
-        "gated_mlp": not family.biased,
-        "norm_bias": family.biased,
-        "qkv_bias": biased or (fields.flag("attention_bias") if family.qkv_bias is None else family.qkv_bias),
-        "linear_bias": biased,
-        "vocab_size": fields.integer("vocab_size"),
-        "tied_embeddings": tied,
-        "context_tokens": fields.integer("max_position_embeddings"),
-        **_windows(fields, family),
-    }
-
-
 def head_dim(fields: Fields, width: int, heads: int) -> int:
     """Width of a head: as stated, or an equal share of the hidden size; ``UserError`` if that is no whole number."""
     if fields.get("head_dim") is not None:
@@ -207,33 +224,3 @@ def head_dim(fields: Fields, width: int, heads: int) -> int:
     if width % heads:
         raise UserError(f"{fields.path}head_dim: missing in {fields.file}, and {heads} heads do not divide {width}")
     return width // heads
-
-
-def _windows(fields: Fields, family: Family) -> dict[str, Any]:
-    layers = fields.integer("num_hidden_layers")
-    window = fields.get("sliding_window")
-    full = _full_layers(fields, family, layers)
-    if not window or len(full) == layers or window >= fields.integer("max_position_embeddings"):
-        return {}
-    return {"window_tokens": fields.integer("sliding_window"), "full_attention_layers": full}
-
-
-def _full_layers(fields: Fields, family: Family, layers: int) -> list[int]:
-    listed = fields.get("layer_types")
-    if listed is not None:
-        fits = isinstance(listed, list) and len(listed) == layers
-        require(fits, fields.named("layer_types"), listed, f"a list of {layers} kinds ({fields.file})")
-        if unknown := [str(kind) for kind in listed if kind not in ATTENTION_TYPES]:
-            raise unknown_choice(fields.named("layer_types"), unknown[0], ATTENTION_TYPES)
-        return [index for index, kind in enumerate(listed) if kind == FULL]
-    if family.sliding == "all":
-        return []
-    if family.sliding == "alternate":
-        return [*range(1, layers, 2)]
-    if family.sliding == "sixth":
-        stated = fields.get("sliding_window_pattern") or fields.get("_sliding_window_pattern") or GEMMA3_PATTERN
-        every = Fields({"sliding_window_pattern": stated}, fields.file, fields.path).integer("sliding_window_pattern")
-        return [*range(every - 1, layers, every)]
-    if family.sliding == "late" and fields.flag("use_sliding_window"):
-        return [*range(min(layers, fields.integer("max_window_layers", 0)))]
-    return [*range(layers)]

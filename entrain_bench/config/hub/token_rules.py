@@ -24,7 +24,27 @@ USUAL: Mapping[str, Any] = {
 MAX_FRAMES = 32
 
 
-def qwen_images(processor: Fields, vision: Fields) -> dict[str, Any]:
+# Values of the published preprocessor_config.json of a type, for folders without that file: limits of an image's area
+# in pixels (model cards and files of 2026-11), and the most patches of MoonViT.
+QWEN3 = {"patch_size": 16, "merge_size": 2, "min_pixels": 65_536, "max_pixels": 16_777_216}
+GLM = {"patch_size": 14, "merge_size": 2, "min_pixels": 12_544, "max_pixels": 9_633_792}
+ERNIE = {"patch_size": 14, "merge_size": 2, "min_pixels": 3_136, "max_pixels": 4_816_896}
+PUBLISHED: Mapping[str, Mapping[str, int]] = {
+    "qwen3_vl": QWEN3,
+    "qwen3_vl_moe": QWEN3,
+    "qwen3_5": QWEN3,
+    "qwen3_5_moe": QWEN3,
+    "qwen3_omni_moe": QWEN3 | {"min_pixels": 3_136, "max_pixels": 12_845_056},
+    "glm4v": GLM,
+    "glm4v_moe": GLM,
+    "ernie4_5_moe_vl": ERNIE,
+    "ernie4_5_vl_moe": ERNIE,
+    "kimi_vl": {"patch_size": 14, "max_patches": 4_096},
+    "kimi_k25": {"patch_size": 14, "max_patches": 16_384},
+}
+
+
+def qwen_images(processor: Fields, vision: Fields, frames: int = 0) -> dict[str, Any]:
     """Patches of an image's own size, between two limits (Qwen2-VL and its successors)."""
     patch = vision.square("patch_size")
     merge = vision.integer("spatial_merge_size")
@@ -40,7 +60,7 @@ def qwen_images(processor: Fields, vision: Fields) -> dict[str, Any]:
         "merge_patches": merge,
         "min_image_tokens": max(1, math.ceil(least)),
         "max_image_tokens": most,
-        "temporal_patch_frames": vision.integer("temporal_patch_size"),
+        "temporal_patch_frames": frames or vision.integer("temporal_patch_size"),
         "video_frames_per_s": 2.0,
     }
 
@@ -61,6 +81,19 @@ def qwen_video(processor: Fields, kind: str) -> dict[str, Any]:
         name: limit if value is None else value for (name, _), value, limit in zip(names, stated, limits, strict=True)
     }
     return {"video": {**pixels, **own, "shared": shared, "max_tokens": 768 if shared else 128_000}}
+
+
+def moon_images(processor: Fields, vision: Fields) -> dict[str, Any]:
+    """Patches of an image's own size, up to a limit (MoonViT)."""
+    patch = vision.square("patch_size")
+    stated = processor.square("patch_size")
+    require(stated == patch, "patch_size", stated, f"{patch}, as config.json has it")
+    merge = vision.integers("merge_kernel_size")
+    square = len({*merge}) == 1
+    require(square, vision.named("merge_kernel_size"), merge, "two equal sides")
+    limit = "in_token_limit" if processor.get("in_token_limit") else "max_patches"
+    most = processor.integer(limit) // merge[0] ** 2
+    return {"patch_pixels": patch, "merge_patches": merge[0], "min_image_tokens": 1, "max_image_tokens": most}
 
 
 def _pixels(processor: Fields, name: str, edge: str) -> int:
@@ -181,6 +214,13 @@ def padded_grid(processor: Fields, pixels: int, patch: int) -> dict[str, Any]:
     """Phi-4-multimodal's padded grids of tiles with sides of ``pixels``."""
     rules = {"pixels": pixels, "patch_pixels": patch, "max_tiles": processor.integer("dynamic_hd")}
     return {"images": {"kind": "padded_grid", **rules}, "patch_pixels": patch}
+
+
+def omni_audio() -> dict[str, Any]:
+    """13 tokens of each second, which three convolutions of stride 2 leave of 100 frames."""
+    convolutions = [[3, 2, 1]] * 3
+    rules = {"frames_per_s": 100.0, "window_s": 0.01, "encoder_steps": convolutions, "llm_steps": []}
+    return {"audio": rules, "audio_segment_s": 1.0, "audio_frames_per_s": 13.0, "audio_merge_frames": 1}
 
 
 def conformer_audio(rate: int) -> dict[str, Any]:

@@ -3,18 +3,20 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.module_layers import ModuleConfig
 from entrain_bench.specs.parse import Allowed, Count, OneOf, Rate, at_least, check_mapping, parse
 
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "send")
 # Keys of a module's configuration that change no layer's time.
 IRRELEVANT = frozenset({"source", "num_layers", "full_attention_layers", "context_tokens", "tied_embeddings"})
+DEFAULTS = {field.name: field.default for field in fields(ModuleConfig)}
 FORMAT = "entrain-bench profile"
 VERSION = 3
 AGAIN = "To make one, run entrain-bench profile"
@@ -105,7 +107,8 @@ class Subject:
             raise UserError(f"{where}: was measured with model={self.model}, which has no module {module.name}")
         measured = self.modules[module.name]
         for key, value in module_values(module).items():
-            if key not in IRRELEVANT and measured.get(key) != value:
+            # Profiles made before a field existed measured a module with its default.
+            if key not in IRRELEVANT and measured.get(key, DEFAULTS[key]) != value:
                 theirs = f"whose {module.name} has {key}={measured.get(key)}"
                 raise UserError(f"{where}: was measured with model={self.model}, {theirs}. This model has {value}")
 

@@ -25,7 +25,7 @@ from entrain_bench.costs.profiled.layers import (
 )
 from entrain_bench.costs.roofline import ATTENTION_BACKWARD, GEMM_BACKWARD, Roofline
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, Speed
-from entrain_bench.specs.framework import PACK, FrameworkOptions
+from entrain_bench.specs.framework import PACK, FrameworkOptions, check_dense
 from entrain_bench.specs.layer import Layer
 from entrain_bench.specs.model import FULL, ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import UNFUSED
@@ -70,6 +70,7 @@ class ProfiledTimes:
             setting = f"sequence_parallel={str(sequences).lower()}"
             raise UserError(f"{where}: was measured with {setting}. Set the same here, or profile the device again")
         for module in model.modules:
+            check_dense(module, f"a device profile ({where})")
             profile.subject.check_module(module, where)
         curves = fit_curves(profile, model.modules)
         measured = {key[:2] for key in curves}
@@ -94,8 +95,17 @@ class ProfiledTimes:
         cp_split = self.roofline.framework.cp_split
         return compute_loads(module, lengths, offsets, cp_split, score_elements, num_segments)
 
-    def layers_s(self, module: ModuleSpec, loads: Loads, tp: int, cp: int, split: bool = False) -> list[PassTimes]:
+    def layers_s(
+        self,
+        module: ModuleSpec,
+        loads: Loads,
+        tp: int,
+        cp: int,
+        split: bool = False,
+        groups: IntArray | None = None,
+    ) -> list[PassTimes]:
         """Return the seconds of one layer of each kind of the module, for each chunk; arrays of ``[chunks]``."""
+        assert groups is None, "no layer with experts is measured"
         kinds = []
         roofline = self.roofline.of(module)
         cp = self.roofline.framework.sequence_parts(module, cp)

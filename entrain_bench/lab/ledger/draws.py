@@ -22,7 +22,11 @@ TRIES = 200
 # Maximum distance of a source's level from the fit's, in standard deviations of its error.
 FARTHEST = 2.0
 # Devices without measurements, and the one whose draws they have.
-CARRIED = {"H200-SXM": "H100-SXM", "H800-SXM": "H100-SXM", "H20-SXM": "H100-SXM"}
+CARRIED = {"H200-SXM": "H100-SXM", "H800-SXM": "H100-SXM", "H20-SXM": "H100-SXM", "A800-SXM-80GB": "A100-SXM-80GB"}
+# Those of other generations or makers, whose draws are twice as wide in logarithms: a judgment, as no table has them.
+WIDER = {"B200-SXM": "H100-SXM", "GB200": "H100-SXM", "B300-SXM": "H100-SXM"} | dict.fromkeys(
+    ("L40S", "RTX-4090", "RTX-6000-Ada", "MI300X"), "A100-SXM-80GB"
+)
 # Factors that times tell, and the one that peaks of memory tell: spread, and correlation between devices.
 TIMES = tuple(
     Constant("speed", name, 1.0, spread, shared, "")
@@ -45,7 +49,8 @@ PEAKS = (Constant("speed", "reserve", 1.0, 0.25, 0.8, ""),)
 def draw_constants(ledger: Ledger, error: float) -> Draws:
     """Sets of factors by device that agree with the ledger; ``error`` of a prediction as of ``Fit``.
 
-    Devices in ``CARRIED`` have another device's. ``UserError`` if configured constants leave the published ranges.
+    Devices in ``CARRIED`` have another device's, those in ``WIDER`` the squares of its factors. ``UserError`` if
+    configured constants leave the published ranges.
     """
     ranges = [_forward_point(forward) for forward in ledger.forwards]
     times = _around([*make_points(ledger.entries, partial(at_factors, TIMES)), *ranges], TIMES, error)
@@ -63,7 +68,14 @@ def draw_constants(ledger: Ledger, error: float) -> Draws:
         draws[device] = {number: _speed([*TIMES, *PEAKS], row) for number, row in enumerate(sets, 1)}
         if device in OTHER_READING:
             draws[device] = pulled(draws[device], OTHER_READING[device])
-    return draws | {device: draws[other] for device, other in CARRIED.items() if other in draws and device not in draws}
+    carried = {device: draws[other] for device, other in CARRIED.items() if other in draws}
+    wider = {device: squared(draws[other]) for device, other in WIDER.items() if other in draws}
+    return wider | carried | draws
+
+
+def squared(draws: Mapping[int, Speed]) -> dict[int, Speed]:
+    """Draws with the square of every factor, which are twice as far from 1 in logarithms."""
+    return {number: drawn.times(drawn) for number, drawn in draws.items()}
 
 
 def pulled(draws: Mapping[int, Speed], reading: Speed) -> dict[int, Speed]:

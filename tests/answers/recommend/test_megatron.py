@@ -132,3 +132,16 @@ def test_programs_that_it_does_not_run() -> None:
         "split": "its backwards are split",
         "phases": "its order is not 1F1B",
     }
+
+
+def test_experts_decide_the_order_of_ranks() -> None:
+    model = tiny_model(encoder=3, llm=8, experts={"count": 8, "top_k": 2, "ffn_hidden_size": 32})
+    job = replace(job_of(), model=model)
+    by_stage = np.arange(DP * PP * TP).reshape(PP, DP, TP).swapaxes(0, 1)
+
+    def spread(ranks: np.ndarray) -> Layout:
+        return layout_of(vision_ranks=ranks[:, :1], llm_ranks=ranks, llm_ep=2)
+
+    # Replicas of a stage are neighbors, as in Megatron-LM's usual order.
+    assert next(layout_reasons(job, spread(by_stage)), "") == ""
+    assert next(layout_reasons(job, spread(FIRST))).startswith("its expert-parallel groups are of consecutive ranks")

@@ -114,6 +114,31 @@ def parsed(flags: list[str]) -> argparse.Namespace:
     return own
 
 
+def with_experts() -> Settled:
+    """A mixture of eight experts; replicas of a stage are on consecutive ranks."""
+    experts = {"count": 8, "top_k": 2, "ffn_hidden_size": 32, "shared_ffn_hidden_size": 16}
+    ranks = np.arange(DP * PP * TP).reshape(PP, DP, TP).swapaxes(0, 1)
+    vision, llm = piped().layout.modules
+    modules = replace(vision, ranks=ranks[:, :1]), replace(llm, ranks=ranks, ep=2)
+    job = replace(job_of(), model=tiny_model(encoder=3, llm=8, experts=experts))
+    return Settled(job, Layout(modules, BATCH // SIZE // DP), SIZE, 100.0)
+
+
+def test_flags_of_experts() -> None:
+    found = megatron_flags(with_experts())
+    assert found[3:10] == [
+        "--expert-model-parallel-size 2",
+        "--num-experts 8",
+        "--moe-router-topk 2",
+        "--moe-ffn-hidden-size 32",
+        "--moe-shared-expert-intermediate-size 16",
+        "--moe-grouped-gemm",
+        "--moe-token-dispatcher-type alltoall",
+    ]
+    assert "--use-tp-pp-dp-mapping" not in found
+    assert "model.expert_model_parallel_size=2" in bridge_overrides(with_experts())
+
+
 @pytest.mark.wide
 def test_megatron_lm_parses_its_flags() -> None:
     from megatron.core.transformer import TransformerConfig
@@ -130,6 +155,8 @@ def test_megatron_lm_parses_its_flags() -> None:
     assert not args.align_param_gather
     assert args.grad_reduce_in_bf16
     assert args.cross_entropy_loss_fusion
+    mixture = parsed(megatron_flags(with_experts()))
+    assert (mixture.expert_model_parallel_size, mixture.num_experts, mixture.moe_router_topk) == (2, 8, 2)
     assert parsed(megatron_flags(interleaved())).num_layers_per_virtual_pipeline_stage == 1
     with pytest.raises((SystemExit, argparse.ArgumentError)):
         parsed(["--tensor-parallel-size 2"])

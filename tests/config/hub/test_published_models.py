@@ -12,7 +12,7 @@ import pytest
 from entrain_bench.config.hub.files import published_model
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench_workloads.tokens import audio_items, image_items
-from support.published_configs import CASES
+from support.published_configs import CASES, MIXTURES
 
 transformers = pytest.importorskip("transformers")
 NUM_SIZES = 200
@@ -37,6 +37,16 @@ def test_parameters_are_those_of_the_model(name: str, tmp_path: Path) -> None:
     for module in ours:
         # Positions, class tokens and pooling heads are not counted.
         assert ours[module] == pytest.approx(theirs[module], rel=0.04)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_token_meets_as_many_parameters_as_in_the_model(name: str, tmp_path: Path) -> None:
+    llm = spec_of(name, tmp_path).llm
+    experts = llm.config.experts
+    assert experts is not None
+    idle = CASES[name].expert_parameters() * (1 - experts.top_k / (experts.count + experts.visual_count))
+    assert llm.parameters - llm.active_parameters == pytest.approx(idle, rel=0.01)
 
 
 def without_tokenizer(cls: type, **attributes: Any) -> Any:

@@ -25,9 +25,11 @@ def spread(draws: Mapping[int, Speed], name: str) -> float:
 @pytest.mark.wide
 def test_draws_are_sets_of_factors_for_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "CARRIED", {"other": DEVICE})
+    monkeypatch.setattr(drawing, "WIDER", {"newer": DEVICE})
     draws = draw_constants(made_up_ledger(1.0, 1.0, change=None), 0.05)
-    assert set(draws) == {DEVICE, "other"}
+    assert set(draws) == {DEVICE, "newer", "other"}
     assert draws["other"] == draws[DEVICE]
+    assert spread(draws["newer"], "gemm") == pytest.approx(2 * spread(draws[DEVICE], "gemm"))
     assert [*draws[DEVICE]] == [*range(1, 51)]
     assert min(spread(draws[DEVICE], field.name) for field in fields(Speed)) > 0
     # Runs bound by products tell the rate of products; nothing in one node's run tells the network's.

@@ -174,7 +174,8 @@ class Job:
                 if layer.kind not in kinds:
                     machine = Machine(self.cluster, {**self.framework, "sequence_parallel": self.splits_states(module)})
                     parts, split = self.sequence_parts(module, cp), module in self.split
-                    times = machine.layer_times(layer, lengths, tp, parts, split)
+                    meeting = self.meeting(module, chunk)
+                    times = machine.layer_times(layer, lengths, tp, parts, split, meeting)
                     once_more = times
                     if self.framework["recompute_granularity"] == "selective" and layer.is_block:
                         part = replace(mlp_of(self.configs[module]), learns=layer.learns)
@@ -188,6 +189,38 @@ class Job:
                 for place, layer in enumerate(self.layers[module])
             ]
         return self._times[module, chunk]
+
+    def meeting(self, module: int, chunk: int) -> tuple[float, list[list[int]]] | None:
+        """Tokens of which a chunk's ranks have an even share for their experts, and the ranks of all groups."""
+        placed = self.placed[module]
+        if placed.ep == 1:
+            return None
+        groups = []
+        for stage in range(placed.pp):
+            ranks = self.sharing(module, stage)
+            groups += [ranks[first : first + placed.ep] for first in range(0, len(ranks), placed.ep)]
+        together = self.partners(module, chunk)
+        span = max(1, placed.ep // placed.cp)
+        tokens = sum(sum(self.lengths(module, self.chunks[module][other])) for other in together)
+        return tokens / span, groups
+
+    def partners(self, module: int, chunk: int) -> list[int]:
+        """Chunks of a module whose experts meet, itself among them."""
+        span = max(1, self.placed[module].ep // self.placed[module].cp)
+
+        def place(number: int) -> tuple[int, int, int]:
+            one = self.chunks[module][number]
+            return one.replica // span, one.microbatch, one.part
+
+        every = range(len(self.chunks[module])) if span > 1 else [chunk]
+        return [other for other in every if place(other) == place(chunk)]
+
+    def took(self, action: Action) -> float:
+        """Seconds of an action; those that meet last as long as the slowest, and as its longest communication."""
+        alike = [action]
+        if action.kind is not Pass.WEIGHT and self.placed[action.module].ep > 1:
+            alike = [action._replace(chunk=other) for other in self.partners(action.module, action.chunk)]
+        return max(sum(self.seconds(each)) - self.own_comm_s(each) for each in alike) + self.comm_s(action)
 
     def remade_layers(self, module: int, chunk: int) -> set[int]:
         """Blocks that a chunk's backward runs forward once more: all, or of each stage the first so many."""
@@ -205,6 +238,13 @@ class Job:
         return [sum(each.of(action.kind)) for each in mine]
 
     def comm_s(self, action: Action) -> float:
+        """Communication inside an action, of the action that has most of those that meet."""
+        if action.kind is Pass.WEIGHT or self.placed[action.module].ep == 1:
+            return self.own_comm_s(action)
+        every = self.partners(action.module, action.chunk)
+        return max(self.own_comm_s(action._replace(chunk=other)) for other in every)
+
+    def own_comm_s(self, action: Action) -> float:
         """Communication of its layers inside an action."""
         times = self.layer_times(action.module, action.chunk)
         mine = [times[layer] for layer in self.stage_layers(action.module, action.stage)]
@@ -213,7 +253,11 @@ class Job:
     def parameters(self, module: int, stage: int) -> list[float]:
         """Parameters on a rank of each of a stage's layers; an embedding that is there already is not held again."""
         placed, held = self.placed[module], self.layers[module]
-        counted = [float(held[layer].parameters) for layer in self.stage_layers(module, stage)]
+        away = 1 - 1 / placed.ep
+        counted = [
+            float(held[layer].parameters) - (held[layer].experts[2] * away if held[layer].experts else 0.0)
+            for layer in self.stage_layers(module, stage)
+        ]
         if self.is_tied(module) and self.ends_meet(module) and stage == placed.pp - 1:
             counted[-1] -= held[0].parameters
         return [each / placed.tp for each in counted]
@@ -222,6 +266,12 @@ class Job:
         """Those that learn."""
         learns = [self.layers[module][layer].learns for layer in self.stage_layers(module, stage)]
         return [each * still for each, still in zip(self.parameters(module, stage), learns, strict=True)]
+
+    def of_experts(self, module: int, stage: int) -> float:
+        """Parameters of experts on a rank of a stage that learn."""
+        layers = [self.layers[module][layer] for layer in self.stage_layers(module, stage)]
+        held = sum(layer.experts[2] for layer in layers if layer.experts and layer.learns)
+        return held / self.placed[module].tp / self.placed[module].ep
 
     def sharing(self, module: int, stage: int) -> list[int]:
         """Ranks that would hold, or that share out, the same weights; the first of each tensor-parallel group."""

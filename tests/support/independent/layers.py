@@ -13,12 +13,13 @@ BF16, FP32 = 2, 4
 
 @dataclass(frozen=True)
 class Product:
-    """``[tokens * rows, k] @ [k, n]``."""
+    """``[tokens * rows, k] @ [k, n]``; with several weights each takes its part of the rows."""
 
     k: float
     n: float
     rows: float = 1.0
     splits_k: bool = False
+    weights: int = 1
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Layer:
         returned_bytes: a token's in backward, twice those of hidden states among them; None: twice the forward's.
         gathered: bytes of a token's outputs that tensor-parallel ranks gather; then each moves all but hidden states.
         gathers, scatters: inputs of column-parallel products, sums of row-parallel ones.
+        whole_bytes: more elementwise bytes, which every tensor-parallel rank moves.
+        experts: how many there are, how many a token is sent to, and their parameters; None: no experts.
         learns: whether its weights do.
         gradients: how many gradients its backward makes: of input and weights, of the input alone, none.
     """
@@ -50,11 +53,13 @@ class Layer:
     gradients: int = 2
     returned_bytes: float | None = None
     gathered: float = 0.0
+    whole_bytes: float = 0.0
+    experts: tuple[int, int, float] | None = None
 
     @property
     def is_block(self) -> bool:
         """Whether it is neither embedding nor head."""
-        return self.kind in ("block", "window")
+        return self.kind in ("block", "window", "experts")
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,31 @@ def layers_of(config: Mapping[str, Any], loss: str = "unfused") -> list[Layer]:
         last = Layer("head", hidden, held, head, None, traffic, 2 * BF16 * hidden, 1 + len(head), 1, 1)
     window, full = get.get("window_tokens", 0), get.get("full_attention_layers", [])
     blocks = [_block(get, norm, causal, 0 if index in full else window) for index in range(get["num_layers"])]
+    if mixture := get.get("experts"):
+        dense = mixture.get("dense_layers", [])
+        blocks = [each if place in dense else _mixed(get, mixture, each) for place, each in enumerate(blocks)]
     return [first, *blocks, last]
+
+
+def _mixed(get: Mapping[str, Any], mixture: Mapping[str, Any], block: Layer) -> Layer:
+    """A block without window whose MLP is a router and experts."""
+    h, f, old = get["hidden_size"], mixture["ffn_hidden_size"], get["ffn_hidden_size"]
+    count, copies, shared = mixture["count"], mixture["top_k"], mixture.get("shared_ffn_hidden_size", 0)
+    wide = 3 if get["gated_mlp"] else 2
+    routed = [Product(h, (wide - 1) * f, copies, False, count), Product(f, h, copies, True, count)]
+    always = [Product(h, (wide - 1) * shared), Product(shared, h, 1.0, True)] if shared else []
+    held = wide * h * f * count
+    return replace(
+        block,
+        kind="experts",
+        parameters=block.parameters - wide * h * old + held + h * count + wide * h * shared,
+        products=[*block.products[:2], Product(h, count), *routed, *always],
+        elementwise_bytes=block.elementwise_bytes + BF16 * wide * (copies * f + shared - old),
+        # Copies are read, written and read back, sums written; scores go through memory four times in fp32.
+        whole_bytes=BF16 * (3 * copies + 1) * h + 4 * FP32 * count,
+        launches=block.launches + 7 + (2 if shared else 0),
+        experts=(count, copies, held),
+    )
 
 
 def _block(get: Mapping[str, Any], norm: int, causal: bool, window: int) -> Layer:

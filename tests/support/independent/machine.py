@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -79,20 +79,38 @@ class Machine:
         k, n = (k / tp, n) if product.splits_k else (k, n / tp)
         # At a width of half the size, products take twice as long; the width's inverse is the mean of both inverses.
         narrow = 1 + device.get("gemm_half_width", 0.0) * (1 / k + 1 / n) / 2
-        flops = 2 * k * _tiles(n, 128) * _tiles(rows, 128) * narrow / device["sustained_fraction"]
+        used = min(product.weights, max(rows, 1))
+        flops = 2 * k * _tiles(n, 128) * used * _tiles(rows / used, 128) * narrow / device["sustained_fraction"]
         flops += device["gemm_half_flops"]
-        moved = BF16 * (rows * k + k * n + rows * n)
+        moved = BF16 * (rows * k + used * k * n + rows * n)
         arithmetic = flops / (device["peak_bf16_flops"] * device["gemm_efficiency"])
         return max(arithmetic, self.moved_s(moved), device["kernel_launch_s"])
 
-    def layer_times(self, layer: Layer, lengths: Sequence[int], tp: int, cp: int, split: bool) -> LayerTimes:
-        """One layer on one chunk of sequences of the given lengths; the products for weights may be put off."""
+    def layer_times(
+        self,
+        layer: Layer,
+        lengths: Sequence[int],
+        tp: int,
+        cp: int,
+        split: bool,
+        meeting: tuple[float, list[list[int]]] | None = None,
+    ) -> LayerTimes:
+        """One layer on one chunk of sequences of the given lengths; the products for weights may be put off.
+
+        ``meeting``: tokens that a rank's experts have a share of, and the ranks of groups that exchange them.
+        """
         device, tokens = self.config["device"], sum(lengths)
-        products = [self.product_s(each, tokens, tp, cp) for each in layer.products]
+        routed, groups = meeting or (tokens, [[0]])
+        products = [
+            self.product_s(each, tokens, tp, cp)
+            if each.weights == 1
+            else self.product_s(replace(each, weights=each.weights // len(groups[0])), routed, tp, cp)
+            for each in layer.products
+        ]
         states, rest = layer.hidden_bytes, layer.elementwise_bytes - layer.hidden_bytes
         shared = tp if self.framework["sequence_parallel"] else 1
         parts = 1 if layer.gathered else tp
-        traffic = self.elementwise_s((rest / parts + states / shared) * tokens / cp)
+        traffic = self.elementwise_s((rest / parts + states / shared + layer.whole_bytes) * tokens / cp)
         others = max(traffic, layer.launches * device["kernel_launch_s"])
         after = 2 * others
         if layer.returned_bytes is not None:
@@ -124,9 +142,30 @@ class Machine:
         if layer.gathered and tp > 1:
             forward_comm += self.gather_s(layer.gathered * tokens / cp, range(tp))
         backward_comm = self._exposed_s(back, hidden, backward) + 2 * across
+        if layer.experts and len(groups[0]) > 1:
+            sent = self._exchange_s(layer.experts[1], layer.hidden, max(tokens, routed) / cp, tp, groups)
+            forward_comm, backward_comm = forward_comm + sent, backward_comm + sent
         if not layer.gradients:
             backward = backward_comm = 0.0
         return LayerTimes(forward, forward_comm, backward, backward_comm, weight)
+
+    def _exchange_s(self, copies: int, hidden: int, tokens: float, tp: int, groups: list[list[int]]) -> float:
+        """There and back: every copy of a token to another rank, then over tensor-parallel ranks instead of a token."""
+        size, slowest = BF16 * copies * hidden * tokens / tp, 0.0
+        for group in groups:
+            for rank in group:
+                links: dict[int, list[int]] = {}
+                for other in group:
+                    if other != rank:
+                        links.setdefault(self.tier_number([rank, other]), []).append(other)
+                begun = sum(len(behind) * self.config["tiers"][tier]["latency_s"] for tier, behind in links.items())
+                begun += max(self.collective([rank, behind[0]])[0] for behind in links.values())
+                moved = [
+                    size * len(behind) / len(group) / self.collective([rank, behind[0]])[1] for behind in links.values()
+                ]
+                slowest = max(slowest, begun + max(moved))
+        state = BF16 * hidden * tokens
+        return 2 * (slowest + self.gather_s(copies * state, range(tp)) - self.gather_s(state, range(tp)))
 
     def _attention_s(
         self, attention: tuple[int, int, bool, int, int], lengths: Sequence[int], parts: int

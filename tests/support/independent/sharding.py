@@ -61,15 +61,17 @@ def exposed_s(job: Job) -> dict[Action, float]:
 
 
 def meetings(job: Job) -> list[list[Action]]:
-    """Passes that begin together, for their collectives need all replicas: one of a microbatch on every replica.
+    """Passes that begin together, for their collectives need several replicas: one of a microbatch on each of them.
 
-    Those are the backwards, which scatter gradients, and the forwards that gather weights.
+    Those are the backwards, which scatter gradients, the forwards that gather weights, and passes whose experts meet.
     """
-    groups: dict[tuple[int, Pass, int, int], list[Action]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[Action]] = defaultdict(list)
     for action in job.lanes:
         if job.gathers(action) if action.kind is Pass.FORWARD else job.shares_gradients(action.module):
             chunk = job.chunks[action.module][action.chunk]
             groups[action.module, action.kind, chunk.microbatch, chunk.part].append(action)
+        elif job.placed[action.module].ep > job.placed[action.module].cp and action.kind is not Pass.WEIGHT:
+            groups[action.kind, action.stage, *job.partners(action.module, action.chunk)].append(action)
     return [*groups.values()]
 
 

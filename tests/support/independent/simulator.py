@@ -98,7 +98,7 @@ class _Clock:
         free = max(self.lane_free[lane] for lane in lanes) if number is None else self.met[number]
         ready = max(self.data_there[action], self.release.get(action, 0.0), free)
         self.start[action] = ready + self.stall.get(action, 0.0)
-        took = sum(self.job.seconds(action)) + self.extra[action]
+        took = self.job.took(action) + self.extra[action]
         self._push(self.start[action] + took, 0, (), action)
 
     def _arrived(self, action: Action) -> bool:

@@ -30,6 +30,8 @@ class Stage:
     buckets: list[float]
     ring: list[int]
     instances: int
+    ep: int = 1
+    expert_share: float = 0.0  # of a rank's parameters
 
     @property
     def copies(self) -> int:
@@ -61,7 +63,9 @@ def placed_stages(job: Job) -> list[Stage]:
             shared = job.shares_gradients(module), job.shares_weights(module)
             if shared[0]:
                 instances = job.nodes(module)
-            stages.append(Stage(module, stage, *shared, _lanes(job, ranks), held, buckets, ring, instances))
+            lanes = _lanes(job, ranks)
+            own = job.of_experts(module, stage) / sum(held) if placed.ep > 1 and sum(held) else 0.0
+            stages.append(Stage(module, stage, *shared, lanes, held, buckets, ring, instances, placed.ep, own))
     return stages
 
 
@@ -75,9 +79,15 @@ def sync_s(job: Job, stage: Stage, parameters: float) -> float:
     if stage.copies == 1 or stage.scattered:
         return 0.0
     if not job.framework["distributed_optimizer"]:
-        return job.machine.reduce_s(job.gradient_bytes * parameters, stage.ring, ring=True)
+        own = job.gradient_bytes * parameters * stage.expert_share
+        others = job.machine.reduce_s(job.gradient_bytes * parameters - own, stage.ring, ring=True)
+        same = stage.ring[:: stage.ep]
+        return others + (job.machine.reduce_s(own, same, ring=True) if stage.ep > 1 and len(same) > 1 else 0.0)
     inside, across = stage.ring[: stage.sharing], stage.ring[:: stage.sharing]
     size = job.gradient_bytes * parameters
+    if stage.ep > 1:
+        own = size * stage.expert_share
+        return job.machine.ring_s(size - own, stage.ring) + job.machine.ring_s(own, stage.ring[:: stage.ep])
     return job.machine.ring_s(size, inside) + job.machine.reduce_s(size / stage.sharing, across, ring=True)
 
 
@@ -85,6 +95,11 @@ def gather_s(job: Job, stage: Stage, parameters: float) -> float:
     """Gather of some weights that the optimizer's ranks hold a part of each."""
     if stage.copies == 1 or stage.gathered or not job.framework["distributed_optimizer"]:
         return 0.0
+    if stage.ep > 1:
+        own = BF16 * parameters * stage.expert_share
+        return job.machine.ring_s(BF16 * parameters - own, stage.ring) + job.machine.ring_s(
+            own, stage.ring[:: stage.ep]
+        )
     return job.machine.ring_s(BF16 * parameters, stage.ring[: stage.sharing])
 
 
@@ -176,7 +191,10 @@ def place_steps(job: Job, end: dict[Action, float], hold_s: dict[Action, float])
     for stage in stages:
         begin = max(ready, *(free[lane] for lane in stage.lanes))
         shards = stage.sharing if stage.scattered or job.framework["distributed_optimizer"] else 1
-        done = begin + job.machine.moved_s(_step_bytes(job) * sum(stage.layer_parameters) / shards)
+        own = sum(stage.layer_parameters) * stage.expert_share
+        same = stage.copies // stage.ep if job.framework["distributed_optimizer"] else 1
+        shard = (sum(stage.layer_parameters) - own) / shards + own / same
+        done = begin + job.machine.moved_s(_step_bytes(job) * shard)
         if not job.framework["overlap_param_gather"]:
             done += sum(gather_s(job, stage, bucket) for bucket in stage.buckets)
         free |= dict.fromkeys(stage.lanes, done)

@@ -1,0 +1,64 @@
+"""Expert parallelism in programs: which chunks meet in every layer, and how long they then last.
+
+Ranks of an expert-parallel group exchange tokens in every layer with experts, so they go through it together: they wait
+for the slowest attention, and share the experts' work evenly. If a group spans replicas, chunks of the same microbatch
+and part meet, in each pass.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.costs.layer_times import PassTimes
+from entrain_bench.costs.loads import Loads
+from entrain_bench.program import Program
+from entrain_bench.program.assignment import Chunks
+from entrain_bench.program.layout import ModuleLayout
+
+
+def meeting_chunks(placed: ModuleLayout, chunks: Chunks) -> IntArray | None:
+    """Number of the meeting of each chunk ``[chunks]``; None if no group spans replicas."""
+    if placed.expert_span == 1 or not len(chunks):
+        return None
+    labels = np.stack([chunks.replica // placed.expert_span, chunks.microbatch, chunks.part])
+    return np.asarray(np.unique(labels, axis=1, return_inverse=True)[1].ravel())
+
+
+def shared_out(loads: Loads, placed: ModuleLayout, meeting: IntArray | None) -> Loads:
+    """The loads with the tokens of experts shared out among the replicas that meet; absent ones bring none."""
+    if meeting is None:
+        return loads
+    total = np.bincount(meeting, loads.tokens)
+    return replace(loads, routed=total[meeting] / placed.expert_span)
+
+
+def in_step(times: PassTimes, meeting: IntArray | None) -> PassTimes:
+    """The times of chunks that meet: all last as long as the longest of them ``[chunks, stages]``.
+
+    Weight passes exchange nothing, so each has its own.
+    """
+    if meeting is None:
+        return times
+    columns = []
+    for column in times.columns[:4]:
+        longest = np.zeros((int(meeting.max()) + 1, column.shape[1]))
+        np.maximum.at(longest, meeting, column)
+        columns.append(longest[meeting])
+    forward, comm, backward, backward_comm = columns
+    return PassTimes(forward, comm, backward, backward_comm, times.weight_s)
+
+
+def meeting_passes(program: Program) -> IntArray:
+    """Groups of passes that start together because their experts do ``[actions]``; -1: none."""
+    group = np.full(program.num_actions, -1)
+    count = 0
+    for index, (placed, chunks) in enumerate(zip(program.layout.modules, program.chunks, strict=True)):
+        meeting = meeting_chunks(placed, chunks)
+        if meeting is None:
+            continue
+        for actions in (program.forward_actions(index), program.backward_actions(index)):
+            for stage in range(placed.pp):
+                group[actions[:, stage]] = count + meeting
+                count += 1 + int(meeting.max())
+    return group
