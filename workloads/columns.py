@@ -147,7 +147,8 @@ def read_columns(path: Path, take: Take = ALL, frame_size: tuple[float, float] |
     is_frame[(offsets[1:] - 1)[has_video]] = True
     names = trace.identities("sample_id") if trace.has("sample_id") else np.arange(trace.num_rows)
     cjk = trace.numbers("text_cjk") if text_name == "text_chars" and trace.has("text_cjk") else None
-    trace.check(cjk is None or cjk <= text, "text_cjk", cjk, "at most text_chars")
+    if cjk is not None:
+        trace.check(cjk <= text, "text_cjk", cjk, "at most text_chars")
     images = widths[~is_frame], heights[~is_frame]
     frames = widths[is_frame], heights[is_frame]
     return TraceColumns(names, text, text_name == "text_tokens", num_images, *images, audio, video, *frames, cjk)

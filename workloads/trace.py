@@ -43,9 +43,9 @@ def fitting(source: ListedShapes, context_tokens: int, on_overlong: OnOverlong) 
         return replace(source, shapes=source.shapes.take(rows), num_dropped=int(longer.sum()), rows=rows)
     kept = truncated(source.shapes, context_tokens)
     num_dropped = len(source.shapes) - len(kept)
-    rows = np.flatnonzero(np.isin(source.shapes.sample_ids, kept.sample_ids)) if num_dropped else None
+    left = np.flatnonzero(np.isin(source.shapes.sample_ids, kept.sample_ids)) if num_dropped else None
     shortened = int(longer.sum()) - num_dropped
-    return replace(source, shapes=kept, num_truncated=shortened, num_dropped=num_dropped, rows=rows)
+    return replace(source, shapes=kept, num_truncated=shortened, num_dropped=num_dropped, rows=left)
 
 
 def truncated(shapes: SampleShapes, context_tokens: int) -> SampleShapes:

@@ -1,4 +1,4 @@
-"""The sample of a row: its texts and media, found by conventions (conventions.yaml), and fields that are not counted."""
+"""The sample of a row: texts and media, found by conventions (conventions.yaml), and fields that are not counted."""
 
 import base64
 import json
