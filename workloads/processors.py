@@ -43,7 +43,7 @@ class _Images:
     @property
     def alone(self) -> BoolArray:
         """Whether each is the only one of its sample."""
-        return self.many == 1
+        return np.asarray(self.many == 1)
 
 
 # Tiles of each image, encoder tokens of each of its tiles, LLM tokens of the image: one number or ``[images]`` each.

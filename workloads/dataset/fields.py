@@ -133,14 +133,14 @@ def table_of(path: str | None) -> Table:
         name: parse(Convention, given.get("conventions", {}).get(name, values), f"conventions.{name}")
         for name, values in parts["conventions"].items()
     }
-    by_name = [
+    turns, types = (
         {name: role for source in (own, given) for role, names in source.get(key, {}).items() for name in names}
         for key in ("turns", "types")
-    ]
+    )
     marks = "|".join(f"(?:{pattern})" for pattern in own["marks"].values())
     endings = {ending: kind for kind, names in own["endings"].items() for ending in names}
     pattern = re.compile(rf"(?:<img>(?P<path>[^<>]+)</img>|{marks})\n?")
-    return Table(conventions, *by_name, own["media"], own["paths"], own["seconds"], pattern, own["lists"], endings)
+    return Table(conventions, turns, types, own["media"], own["paths"], own["seconds"], pattern, own["lists"], endings)
 
 
 def kind_of(name: str) -> str | None:
@@ -238,9 +238,9 @@ class _Reading:
             )
         length = None if seconds is None else float(seconds)
         images = [medium_of(value, name, self._folder, self._content) for name, value in self._media["images"]]
-        timed = [self._timed(kind, length) for kind in ("audio", "video")]
+        audio, video = (self._timed(kind, length) for kind in ("audio", "video"))
         compared = self._chosen.compare and None not in (getattr(self._chosen, kind) for kind in KINDS)
-        return RawSample(self._texts, images, *timed, length, self._marks if compared else -1, self._left)
+        return RawSample(self._texts, images, audio, video, length, self._marks if compared else -1, self._left)
 
     def _timed(self, kind: str, seconds: float | None) -> Medium | None:
         values = self._media[kind]
