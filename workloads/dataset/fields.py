@@ -1,4 +1,4 @@
-"""The sample of a row: its texts and media, found by conventions (conventions.yaml), and fields that are not counted."""
+"""The sample of a row: texts and media, found by conventions (conventions.yaml), and fields that are not counted."""
 
 import base64
 import json
@@ -367,7 +367,7 @@ _PLACES = ("bytes", "path", "url", "base64", "data", "image", "file", "file_name
 
 
 def _is_nothing(value: Any) -> bool:
-    """Whether an entry of a list of media stands for none."""
+    """Whether an entry of a list of media holds none."""
     return value in (None, "") or (isinstance(value, Mapping) and all(each is None for each in value.values()))
 
 
