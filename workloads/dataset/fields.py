@@ -367,7 +367,7 @@ _PLACES = ("bytes", "path", "url", "base64", "data", "image", "file", "file_name
 
 
 def _is_nothing(value: Any) -> bool:
-    """Whether an entry of a list of media stands for none."""
+    """Whether an entry of a list of media holds none."""
     return value in (None, "") or (isinstance(value, Mapping) and all(each is None for each in value.values()))
 
 
