@@ -45,7 +45,7 @@ MEANT = {
     "workload/dflop_single.yaml": {"images"},
     "workload/dflop_video.yaml": {"video"},
     # The class alone reads no field; these find the usual ones.
-    **{f"source/{name}.yaml": FIELDS for name in ("parquet", "hub", "manifest")},
+    **{f"source/{name}.yaml": FIELDS for name in ("parquet", "manifest")},
     "source/llava.yaml": FIELDS,
     # FlexSP's weights are sharded, and its solver chooses the number of microbatches.
     "strategy/planner/flexsp.yaml": {"sharded", "rounds"},

@@ -30,7 +30,7 @@ LATER = (
     "experiments/config.",
 )
 # Whole pages, and blocks of others, whose texts are checked where they come from.
-GENERATED = re.compile(r"docs/(?:claims(?:/\w+)?|results|calibration)\.md")
+GENERATED = re.compile(r"docs/(?:claims(?:/\w+)?|results|calibration|terms)\.md")
 BLOCK = re.compile(r"<!-- (?!end)\w.*?<!-- end -->", re.DOTALL)
 MAX_WORDS = 35
 MAX_WORDS_OF_DOCS = 23_500

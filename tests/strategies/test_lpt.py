@@ -239,12 +239,19 @@ def test_the_order_of_groups_lets_long_microbatches_be_last_by_hand() -> None:
     seconds = np.array([3.0, 5.0, 2.0, 2.0])
     count = np.array([1, 1, 1])
     bytes_ = np.ones(4)
-    assert numbered(group, ranks, seconds, bytes_, count, Line(2, 1), 9.0).tolist() == [1, 1, 0, 1]
-    assert numbered(group, ranks, seconds, bytes_, count, ONE, 9.0).tolist() == [0, 0, 0, 0]
+    assert numbered(group, ranks, seconds, bytes_, count, Line(2, 1), 9.0, may_share=False).tolist() == [1, 1, 0, 1]
+    assert numbered(group, ranks, seconds, bytes_, count, ONE, 9.0, may_share=True).tolist() == [0, 0, 0, 0]
+    # Ranks that meet in every backward cannot share it.
+    assert numbered(group, ranks, seconds, bytes_, count, ONE, 9.0, may_share=False).tolist() == [1, 1, 0, 1]
     # A wide one of 9 begins after 5 if it is last; the others would begin after 9.
     seconds[2] = 9.0
-    assert numbered(group, ranks, seconds, bytes_, count, Line(2, 1), 9.0).tolist() == [0, 0, 1, 0]
-    assert numbered(group, ranks, seconds, bytes_, np.array([2, 1, 1]), ONE, 9.0).tolist() == [1, 1, 1, 0]
+    assert numbered(group, ranks, seconds, bytes_, count, Line(2, 1), 9.0, may_share=False).tolist() == [0, 0, 1, 0]
+    assert numbered(group, ranks, seconds, bytes_, np.array([2, 1, 1]), ONE, 9.0, may_share=True).tolist() == [
+        1,
+        1,
+        1,
+        0,
+    ]
 
 
 def test_layouts_of_one_stage_are_offered_once_whatever_the_number_of_microbatches() -> None:

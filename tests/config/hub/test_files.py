@@ -165,8 +165,8 @@ def test_files_of_a_named_model_are_fetched_once(
         spec = ModelSpec.from_config(published_model("hf:some/model@v2"))
         assert (spec.llm.config.num_layers, spec.tokens.max_image_tokens) == (2, 1280)
         (line,) = capsys.readouterr().err.splitlines()
-        three = "config.json, preprocessor_config.json, processor_config.json"
-        assert line == f"fetching {three} of some/model from {address} (no weights)"
+        names = "config.json, preprocessor_config.json, processor_config.json, video_preprocessor_config.json"
+        assert line == f"fetching {names} of some/model from {address} (no weights)"
         gets = ["GET /some/model/resolve/v2/config.json", "GET /some/model/resolve/v2/preprocessor_config.json"]
         assert [one for one in asked if one.startswith("GET")] == gets
         asked.clear()
