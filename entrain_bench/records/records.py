@@ -53,6 +53,8 @@ SETTINGS = tuple(
     key for key in ConfigSchema.__dataclass_fields__ if key not in {*GROUP_KEYS, *ASIDE, "seed", "layout", "figure"}
 )
 DEGREES = ("layout_tp", "layout_cp", "layout_pp", "layout_dp")
+# Only in rows of runs that request it.
+EXPERTS = "layout_ep"
 RECOMPUTE = "layout_recompute"
 PARTS = ("planner", "assigner", "scheduler")
 PARAMETERS = (*PARTS, "strategy_parameters", "workload_parameters")
@@ -133,6 +135,7 @@ class Record:
     def row(self) -> Mapping[str, Any]:
         """The run's row of ``table.csv``; empty where the run is older than a setting."""
         degrees = {name: self.config["layout"][name.removeprefix("layout_")] for name in DEGREES}
+        experts = self.config["layout"].get("ep")
         recompute = self.config["layout"].get("recompute")
         return {
             **{name: self.labels[name] for name in LABELS},
@@ -141,6 +144,7 @@ class Record:
             **{name: self.metrics.get(name) for name in (*METRICS, *self.added)},
             **{name: setting_text(self.config.get(name)) for name in SETTINGS},
             **degrees,
+            **({} if experts is None else {EXPERTS: experts}),
             RECOMPUTE: None if recompute is None else "+".join(recompute) or "none",
             "layout": "; ".join(f"{name} {text}" for name, text in sorted(self.layout.items())),
             "sharding": self.sharding or None,
@@ -352,7 +356,8 @@ def sorted_records(records: Iterable[Record]) -> list[Record]:
     """Return records in the order of tables: by labels, then by settings, independent of the code version."""
 
     def place(record: Record) -> list[str]:
-        return [str(record.row[name]) for name in (*LABELS, *SETTINGS, *DEGREES, RECOMPUTE, *PARAMETERS, "key")]
+        names = (*LABELS, *SETTINGS, *DEGREES, EXPERTS, RECOMPUTE, *PARAMETERS, "key")
+        return [str(record.row.get(name)) for name in names]
 
     return sorted(records, key=place)
 

@@ -100,6 +100,16 @@ def test_runs_with_the_same_labels_differ_in_the_table() -> None:
     assert table.columns.tolist().index("variant") == table.columns.tolist().index("workload_parameters") + 1
 
 
+def test_a_requested_expert_parallelism_has_a_column_where_any_run_requests_it() -> None:
+    dense = cell().config
+    layout = replace(dense.layout, ep=4)
+    records = [new_record(Cell.of((), each), "ok") for each in (dense, replace(dense, layout=layout))]
+    table = read_text(table_csv(records))
+    assert table["layout_ep"].tolist() == ["", "4"]
+    assert table.columns.tolist().index("layout_ep") == table.columns.tolist().index("layout_dp") + 1
+    assert "layout_ep" not in read_text(table_csv(records[:1]))
+
+
 def test_no_bound_of_a_layout_is_below_that_of_every_layout() -> None:
     one = replace(new_record(cell(), "ok"), metrics={"iteration_time_s": 1.0, "cluster_bound_s": 0.5})
     for known, shown, gap in ((0.4, 0.5, 1.0), (0.8, 0.8, 0.25)):
