@@ -31,11 +31,24 @@ def in_figures(*words: str) -> tuple[str, ...]:
 QUICK = tuple(name for name in in_figures("all") if name != "dip")
 # What the headline leaves free.
 FREE = ("layout.tp=null", "layout.cp=null", "layout.dp=null", "microbatch_size=null")
+NODES = ("cluster=h100x64", "cluster.num_nodes={}", "cluster.name={}", "microbatch_size=1", "workload=uniform_mix")
+MIXED = ("model=vit1b_llm7b", "global_batch=4", *FREE[:3])
+
+
+def on_nodes(count: int, *overrides: str) -> tuple[str, ...]:
+    return (*(text.format(count if "num" in text else f"h100x{8 * count}") for text in NODES), *overrides)
+
+
 CELLS = [
     *((f"strategy={name}", "workload=coco") for name in in_figures("all")),
     *((f"strategy={name}", "workload=opencqa_ocr", *FREE) for name in in_figures("main")),
     *((f"strategy={name}", "workload=chartqa", "model=qwen25vl_llama3_3b", "seed=1") for name in QUICK),
     ("strategy=entrain", "workload=opencqa_ocr", *FREE),
+    ("strategy=entrain", "workload=mathvision", "strategy.planner.encoder_stages=3", "tuning=own"),
+    *(
+        on_nodes(4, f"strategy={name}", *MIXED, "workload.sequence_tokens=16384", "workload.vision_share=0.75")
+        for name in ("megatron", "hetero_colocated", "hetero_noncolocated")
+    ),
 ]
 SLOW = [(f"strategy={name}", "workload=opencqa_ocr", *FREE) for name in QUICK if name != "entrain"]
 # Without make test-wide.

@@ -42,8 +42,8 @@ def terms_markdown(terms: Terms, outcome: Outcome) -> str:
         markdown_table(heading, rows, right=heading[4:5]),
         "## Random values of options\n",
         f"A draw changes about half of the options of a strategy's assigner and scheduler. A number becomes {factors} "
-        f"times its own value, a word another one that is allowed. {terms.draws} draws for each strategy and job run on "
-        f"the layout that the tuner chose for the strategy's own values. Faster than these by more than {share}:\n",
+        f"times its own value, a word another one that is allowed. {terms.draws} draws for each strategy and job run "
+        f"on the layout that the tuner chose for the strategy's own values. Faster than these by more than {share}:\n",
         _gains(outcome.gains),
         "## Not tried\n",
         "- Options of planners are not drawn: they decide the layout, which the tuner searches.\n"

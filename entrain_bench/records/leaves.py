@@ -39,7 +39,8 @@ def parameters_text(node: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=MAX_TEXTS)
 def _parameters_text(text: str) -> str:
     node = json.loads(text)
-    leaves = {path: value for path, value in flatten(node).items() if path != "name" and path not in COSMETIC_KEYS}
+    said = {key: value for key, value in node.items() if key != "name" and key not in COSMETIC_KEYS}
+    leaves = flatten(said)
     return " ".join(f"{path}={json.dumps(value)}" for path, value in sorted(leaves.items()) if "_target_" not in path)
 
 
