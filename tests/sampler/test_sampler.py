@@ -27,7 +27,7 @@ RANKS, BATCH, MICROBATCH, SAMPLES = 4, 16, 2, 70
 ITERATIONS = SAMPLES // BATCH
 STRATEGIES = ("megatron", "disttrain")
 # Assigners that know no ranks of one width.
-OF_WIDTHS = {"bytescale", "flexsp", "hybrid_cp"}
+OF_WIDTHS = {"bytescale", "flexsp", "hybrid_cp", "lpt_widths"}
 
 
 @cache
