@@ -17,7 +17,7 @@ from entrain_bench.figures import _style as style
 
 MARKERS = "osD^v<>phX"
 # Above and below the rows of a ranking.
-HEAD_IN = 0.85
+HEAD_IN, LEAST_ROWS = 0.85, 4
 # Inches of a column of a heatmap with numbers.
 COLUMN_IN = 0.28
 # Labels of columns up to so many letters stand upright.
@@ -50,7 +50,7 @@ def ranking(
     widths = {"width_ratios": (1.3, COLUMN_IN * values.shape[1])} if several else {}
     width_in = style.DOUBLE_COLUMN_IN if several else style.SINGLE_COLUMN_IN
     figure, (panel, *maps) = style.panels(
-        1, 1 + several, width_in, HEAD_IN + style.ROW_IN * len(order), sharey=True, **widths
+        1, 1 + several, width_in, HEAD_IN + style.ROW_IN * max(len(order), LEAST_ROWS), sharey=True, **widths
     )
     for beside in maps:
         heatmap(beside, values, texts.loc[order], **shades)

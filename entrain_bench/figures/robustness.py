@@ -14,7 +14,7 @@ import pandas as pd
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import ALL, JOB, rankings, run_tables
 from entrain_bench.figures._forms import heatmap
-from entrain_bench.figures._style import GOOD, ROW_IN, SINGLE_COLUMN_IN, Picture, panels
+from entrain_bench.figures._style import DOUBLE_COLUMN_IN, GOOD, ROW_IN, Picture, panels
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
@@ -45,7 +45,7 @@ def draw(table: pd.DataFrame) -> Picture:
         cells.pivot(index="row", columns=JOB, values=name).loc[rows, jobs].set_axis(heads, axis="columns")
         for name in ("tau", "text")
     )
-    figure, (panel,) = panels(1, 1, SINGLE_COLUMN_IN, 0.75 + ROW_IN * len(rows))
+    figure, (panel,) = panels(1, 1, DOUBLE_COLUMN_IN, 0.75 + ROW_IN * len(rows))
     heatmap(panel, values, texts, cmap=GOOD, vmin=0, vmax=1.6)
     if len(heads) <= FEW:
         panel.set_xticks(panel.get_xticks(), heads.get_level_values(1), rotation=0, ha="center")

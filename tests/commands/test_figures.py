@@ -77,9 +77,9 @@ def test_every_row_of_a_figure_has_the_users_job() -> None:
     [
         (
             "iteration_tme",
-            "figure=iteration_tme: unknown (did you mean iteration_time?); choices: allocations, claims",
+            "figure=iteration_tme: unknown (did you mean iteration_time?); choices: allocations, calibration",
         ),
-        ("claims workload=coco", "figure=claims: unknown; choices: "),
+        ("claims workload=coco", "figure=claims: unknown (did you mean mechanisms?); choices: "),
         ("workload=coco", "workload=coco: needs the name of a figure; choices: allocations, "),
         ("sensitivity strategy=dip", "strategy: figure sensitivity already compares values of strategy.planner.enc"),
         ("mechanisms workload=coco", "workload: figure mechanisms already compares values of workload (in its rows)"),

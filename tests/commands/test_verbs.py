@@ -30,7 +30,7 @@ def test_a_line_per_claim_then_counts_and_mismatches(tmp_path: Path, capsys: pyt
     assert counts.startswith(f"{len(claims)} claims: as published ")
     assert mismatches.startswith(f"0 mismatches between {len(claims)} claims and ")
     assert sum(line.startswith("  ") for line in lines) == len(claims)
-    assert sum("| fair " in line for line in lines) == sum("fair" in claim.settings for claim in claims)
+    assert sum("| equal tuning " in line for line in lines) == sum("fair" in claim.settings for claim in claims)
     assert any(line.startswith("Entrain, ") for line in lines)
 
 

@@ -265,7 +265,8 @@ def splice(page_text: str, tables: Mapping[str, str], way_up: str = WAY_UP) -> s
         begin, name, before, end = match.groups()
         if name not in tables:
             raise unknown_choice("table", name, tables)
-        gap = "\n\n" if "\n" in before else ""
-        return f"{begin}{gap}{tables[name].strip('\n').replace(f']({WAY_UP}', f']({way_up}')}{gap}{end}"
+        text = tables[name].strip("\n").replace(f"]({WAY_UP}", f"]({way_up}")
+        gap = "\n\n" if "\n" in before + text else ""
+        return f"{begin}{gap}{text}{gap}{end}"
 
     return PLACE.sub(put, page_text)

@@ -60,7 +60,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
 def test_three_answers_their_plans_and_that_they_are_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, err = said(capsys, *FREE, "strategy=megatron,entrain,lpt")
+    out, err = said(capsys, *FREE, "strategy=megatron,megatron_rigid,entrain,lpt")
     assert re.search(r"^\[ +\d+\.\d s\] \d+ ways to run tiny on tiny; planning each$", err, re.MULTILINE)
     framework, loop, suite = (
         re.search(rf"^{title}: (.+)\n  [0-9.]+ s per iteration \(95% .*\n", out, re.MULTILINE)

@@ -101,16 +101,21 @@ def test_standings_of_a_whole_race() -> None:
 @pytest.mark.wide
 def test_the_race_finds_the_fastest_of_the_main_figure() -> None:
     runs = pd.read_parquet(REFERENCE)
-    runs = runs[runs[["layout_tp", "layout_dp"]].isna().all(axis=1) & (runs[[*USUAL]] == pd.Series(USUAL)).all(axis=1)]
-    cases = runs[runs["workload"].isin(TRACES) & runs["model"].isin(MODELS)].groupby(["model", "workload"])
-    assert len(cases) == 10
+    runs = runs[runs[["layout_tp", "layout_dp"]].isna().all(axis=1)]
+    usual = pd.Series(USUAL).drop([*SIZED])
+    runs = runs[(runs[[*usual.index]] == usual).all(axis=1) & runs["tuning_options"].astype(str).eq("True")]
+    runs = runs[runs["overlap_grad_reduce"].astype(str).eq("True") & runs["p2p"].eq("blocking")]
+    # Jobs of other figures have fewer seeds.
+    cases = [
+        mine for _, mine in runs.groupby(["model", "workload", "cluster"]) if {*mine.groupby("strategy").size()} == {8}
+    ]
+    assert len(cases) >= 10
     ratios_to_least = []
-    for _, mine in cases:
+    for mine in cases:
         known = {
             name: {int(row.seed): row.iteration_time_s if row.status == "ok" else None for row in own.itertuples()}
             for name, own in mine.groupby("strategy")
         }
-        assert {len(own) for own in known.values()} == {8}
         means = {name: sum(own.values()) / 8 for name, own in known.items() if None not in own.values()}
         for start in range(8):
             racing, found = [*known], {}
@@ -119,7 +124,7 @@ def test_the_race_finds_the_fastest_of_the_main_figure() -> None:
                 found |= {name: times(*(known[name][seed] for seed in seeds)) for name in racing}
                 racing = going_on({name: found[name] for name in racing}, ["megatron"])
             ratios_to_least.append(means[standings(found).ranked[0]] / min(means.values()))
-    assert sum(ratio == 1.0 for ratio in ratios_to_least) >= 72
+    assert sum(ratio == 1.0 for ratio in ratios_to_least) >= 0.9 * len(ratios_to_least)
     assert max(ratios_to_least) <= 1.05
 
 
