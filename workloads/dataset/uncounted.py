@@ -100,7 +100,9 @@ class Uncounted:
         fields = (
             f"fields: {', '.join(self.fields) or 'none'}. Set source.text, source.images, source.audio or source.video"
         )
-        if missing := [name for name in chosen.names if name.partition(".")[0] not in self.fields]:
+        missing = [name for name in chosen.names if name.partition(".")[0] not in self.fields]
+        # Without any row, the reason of the first bad file says more.
+        if self.rows and missing:
             raise UserError(f"{where}: has no field {missing[0]}; {fields}")
         if self.rows and not (self.chars or self.media):
             raise UserError(f"{where}: no field has a known name; {fields}")
