@@ -156,7 +156,8 @@ def _job(
         return JobDraws((), pd.DataFrame())
     # Cells of a job differ in strategy and seed.
     common = [text for key, text in overrides(cells[0].overrides).items() if key not in ("strategy", "seed")]
-    choices = {str(cell.config.strategy["name"]): overrides(cell.overrides)["strategy"] for cell in cells}
+    names = [str(cell.config.strategy["name"]) for cell in cells]
+    choices = {name: overrides(cell.overrides).get("strategy", name) for name, cell in zip(names, cells, strict=True)}
     sweeps = list[SweepOverrides]()
     tables = list[pd.DataFrame]()
     for draws, limit in plan.stages:
