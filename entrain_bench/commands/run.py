@@ -73,7 +73,7 @@ def main(request: Request[NoKeys]) -> int:
     name = sweep_name(request.overrides)
     records = publish(results, {record.key: ""}, name, config.mlflow, config.mlflow_uri, columns=config.columns)
     say_outdated(records)
-    say(f"written: {results.record_path(record.key)}, {results.root}/table.csv")
+    say(f"written: {results.record_path(record.key)}")
     return 0
 
 
@@ -138,7 +138,7 @@ def _sweep(composer: Composer, request: Request[NoKeys]) -> int:
     composer.save()
     records = publish(results, keys, name, first.mlflow, first.mlflow_uri, columns=first.columns)
     say_outdated(records)
-    say(f"written: {results.root}/table.csv, {count(len(records), 'record')} in {results.root}/runs")
+    say(f"written: {count(len(records), 'record')} in {results.root}/runs")
     if lost := len(keys) - len(records):
         raise UserError(f"results_dir={results.root}: {lost} of {len(keys)} runs have no record. Run the sweep again")
     return EXIT_FAILED if any(record.status == "failed" for record in records) else 0
@@ -159,7 +159,7 @@ def _sweep_by_plugin(composer: Composer, request: Request[NoKeys]) -> int:
     keys = dict.fromkeys(sorted({*results.keys()} - before), "")
     name = sweep_name(request.overrides)
     publish(results, keys, name, config.mlflow, config.mlflow_uri, columns=config.columns)
-    say(f"written: {results.root}/table.csv, {count(len(keys), 'record')} in {results.root}/runs")
+    say(f"written: {count(len(keys), 'record')} in {results.root}/runs")
     return code
 
 
