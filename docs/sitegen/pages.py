@@ -26,7 +26,7 @@ from sitegen.strategies import overview, simulate, strategy_page
 
 DOCS = Path("docs")
 HOME = Path(__file__).parent / "home.md"
-# Of the first page.
+# The figure on the first page.
 PICTURE = "iteration_time"
 STRATEGIES = DOCS / "strategies"
 GALLERY = DOCS / "gallery"

@@ -1,4 +1,4 @@
-"""What pictures of any runs show: a metric of every strategy and case, over what is asked, and its means."""
+"""Data of pictures of any runs: a metric of every strategy and case, over the given base, and its means."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ KINDS = {
 }
 LINES = "lines"
 # Values over those of the fastest run of a case; values as they are. Else the name of a strategy.
-FASTEST, NONE = "fastest", "none"
+FASTEST = "fastest"
+NONE = "none"
 # By unit: factor, and unit as people say it.
 UNITS = {"bytes": (1 / 2**30, "GiB"), "1": (1.0, "")}
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """What is drawn of runs: a kind of ``KINDS``, a metric, the key along columns or x (empty: cases), over what."""
+    """A picture of runs: a kind of ``KINDS``, a metric, the key along columns or x (empty: cases), and a base."""
 
     kind: str = "dots"
     metric: str = TIME
@@ -43,7 +44,7 @@ class Plot:
 
     @property
     def over(self) -> str:
-        """What values are over; times are over the fastest's unless something else is said."""
+        """The base that values are divided by; times are over the fastest's unless another is given."""
         return self.normalize or (FASTEST if self.metric == TIME else NONE)
 
     @property
@@ -69,7 +70,7 @@ class Plot:
         return KNOWN[self.metric].unit if self.metric in KNOWN else "1"
 
     def name_of(self, result: StrategyResult) -> str:
-        """What a result is called; lines are of strategies, whose variants are along x."""
+        """The name of a result; lines are of strategies, whose variants are along x."""
         return result.strategy if self.kind == LINES else result.name
 
     def mean(self, values: pd.Series) -> float:

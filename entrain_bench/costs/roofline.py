@@ -310,7 +310,8 @@ class Roofline:
         forward = seconds(layer.elementwise_bytes_per_token, replicated, whole)
         if layer.backward_elementwise_bytes_per_token is None:
             return forward, ELEMENTWISE_BACKWARD * forward
-        hidden_bytes, whole_bytes = ELEMENTWISE_BACKWARD * replicated, ELEMENTWISE_BACKWARD * whole
+        hidden_bytes = ELEMENTWISE_BACKWARD * replicated
+        whole_bytes = ELEMENTWISE_BACKWARD * whole
         return forward, seconds(layer.backward_elementwise_bytes_per_token, hidden_bytes, whole_bytes)
 
     def _tensor_parallel_s(

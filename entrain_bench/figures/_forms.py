@@ -17,14 +17,16 @@ from entrain_bench.figures import _style as style
 
 MARKERS = "osD^v<>phX"
 # Above and below the rows of a ranking.
-HEAD_IN, LEAST_ROWS = 0.85, 4
+HEAD_IN = 0.85
+LEAST_ROWS = 4
 # Inches of a column of a heatmap with numbers.
 COLUMN_IN = 0.28
 # Labels of columns up to so many letters stand upright.
 SHORT_LETTERS = 4
 SLANTED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
 # So many columns are as wide as a title; of more each has room for so many letters.
-FEW_COLUMNS, LETTERS = 4, 4
+FEW_COLUMNS = 4
+LETTERS = 4
 # Where the shades of times over the fastest's end.
 DARKEST = 4.0
 

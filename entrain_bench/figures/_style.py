@@ -16,6 +16,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter
 
+from entrain_bench.answers import labels
 from entrain_bench.answers.labels import OURS, families, orders
 
 mpl.use("Agg")
@@ -144,7 +145,5 @@ def empty_figure(reason: str) -> Picture:
     return Picture(figure, pd.DataFrame({"reason": [reason]}))
 
 
-# Stated in docs/calibration.md, whose generation checks it.
-MODEL_ERROR = (
-    "model error: median 3.7%, 75% within 10%, over 1,118 published iteration times, each source left out of the fit"
-)
+# Its numbers are in answers/labels.py.
+MODEL_ERROR = labels.MODEL_ERROR.words

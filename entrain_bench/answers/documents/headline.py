@@ -61,7 +61,6 @@ class Summary:
     greatest: float
     mean: float
     num_jobs: int
-    num_ties: int
 
     @classmethod
     def of(cls, places: Sequence[Place | None]) -> "Summary | None":
@@ -71,8 +70,7 @@ class Summary:
             return None
         ratios = [place.behind for place in known]
         counts = Counter(f"{one.strategy} in {one.framework}" if one.framework else one.strategy for one in known)
-        ties = sum(place.ties for place in known)
-        return cls(dict(counts.most_common()), min(ratios), max(ratios), geometric_mean(ratios), len(known), ties)
+        return cls(dict(counts.most_common()), min(ratios), max(ratios), geometric_mean(ratios), len(known))
 
 
 def job_rows(data: pd.DataFrame, draws: Mapping[tuple[str, str], Mapping[str, Times]] = {}) -> list[JobRow]:

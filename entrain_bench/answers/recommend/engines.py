@@ -19,7 +19,9 @@ from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.sharding import ZERO1, ZERO2, ZERO3
 
-RECOMPUTE, SHARDING, EXPERTS = "layout.recompute", "layout.sharding", "layout.ep"
+RECOMPUTE = "layout.recompute"
+SHARDING = "layout.sharding"
+EXPERTS = "layout.ep"
 # Readers, each with an answer of its own: keep their framework, change their loader, change their runtime.
 FRAMEWORK, LOOP, SUITE = READERS = "framework", "loop", "suite"
 # One copy of the model on every rank; the loss is that of PyTorch's operators, as in transformers' models.
@@ -113,7 +115,9 @@ class Engine:
     program_reasons: Reasons
 
 
-MEGATRON, SHARDED, MEGATRON_LOOP = "megatron", "sharded", "megatron_loop"
+MEGATRON = "megatron"
+SHARDED = "sharded"
+MEGATRON_LOOP = "megatron_loop"
 ENGINES = {
     MEGATRON: Engine(
         " in Megatron-LM",

@@ -56,7 +56,8 @@ class Settled:
 
 def megatron_values(plan: Settled) -> dict[str, Value]:
     """Return Megatron-LM's arguments for a layout that is not refused, in the order of a launch script."""
-    job, framework = plan.job, plan.job.framework
+    job = plan.job
+    framework = job.framework
     llm = plan.layout.modules[job.model.llm_index]
     others = [placed for placed in plan.layout.modules if placed is not llm]
     pp = num_ranks(llm) // llm.ranks_per_block

@@ -8,8 +8,10 @@ from entrain_bench.base.errors import require, unknown_choice
 from entrain_bench.config.hub.fields import Fields
 from entrain_bench.config.hub.modules import head_dim
 
-FULL, SLIDING = "full_attention", "sliding_attention"
-LINEAR, CHUNKED = "linear_attention", "chunked_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+LINEAR = "linear_attention"
+CHUNKED = "chunked_attention"
 ATTENTION_TYPES = (FULL, SLIDING, LINEAR, CHUNKED)
 # Numbers of experts, of which a model whose family has none may state none.
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
