@@ -116,6 +116,7 @@ class HybridData:
 
     handles_generators: ClassVar[bool] = True
     handles_widths: ClassVar[bool] = True
+    packs: ClassVar[bool] = True
     buckets: Count = 1
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:

@@ -66,20 +66,19 @@ class PatchBalance:
         return Assignment(tuple(modules))
 
 
-# Number of a device's batches in transformers' mega-batches.
-MEGA_BATCHES = 50
-
-
 @dataclass(frozen=True, slots=True)
 class LengthGrouped:
     """Samples in the order of a length-grouped sampler; microbatches go round the replicas as with any sampler.
 
     Attributes:
         rule: ``length``: as transformers' ``group_by_length``, by LLM tokens; ``modality_length``: LLaVA's, by text.
+        mega_batches: iterations' samples of a replica that ``length`` sorts together, but at most one global batch;
+            transformers: the lesser of 50 and a quarter of the data set.
     """
 
     handles_generators: ClassVar[bool] = True
     rule: Annotated[str, OneOf(("length", "modality_length"))] = "length"
+    mega_batches: Count = 50
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch from the place in the sampler's order."""
@@ -89,7 +88,7 @@ class LengthGrouped:
         order: IntArray = np.argsort(drawn, kind="stable")
         if self.rule == "length":
             length = shapes.llm_tokens.astype(np.float64)
-            order = sorted_in_mega_batches(order, length, MEGA_BATCHES * (len(shapes) // dp))
+            order = sorted_in_mega_batches(order, length, self.mega_batches * (len(shapes) // dp))
         else:
             length = shapes.text_tokens.astype(np.float64)
             order = even_by_modality(order, length, np.diff(shapes.item_offsets) > 0, job.microbatch_size)
@@ -130,24 +129,31 @@ def even_by_modality(order: IntArray, length: FloatArray, has_items: BoolArray, 
     return np.concatenate([*full, np.sort(np.concatenate(rest), kind="stable")])
 
 
+NEXT, FIRST, FALLING, DIFFERENCING = PACKING_RULES = ("next_fit", "first_fit", "first_fit_decreasing", "karmarkar_karp")
+
+
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
     """Fills microbatches up to a number of tokens.
 
     Attributes:
         rule: ``next_fit`` closes a microbatch when the next sample in order of arrival does not fit.
-            ``first_fit_decreasing`` puts samples by falling length into the first microbatch with room.
+            ``first_fit`` puts samples in order of arrival into the first microbatch with room, and
+            ``first_fit_decreasing`` by falling length, as LLaMA-Factory's greedy knapsack does.
             ``karmarkar_karp`` balances replicas of equally many samples, then as many microbatches as the heaviest
             needs.
         max_tokens: most tokens of a microbatch; a longer sample forms its own microbatch. ``karmarkar_karp`` uses it
             only for the number of microbatches, as verl does. None: the average of ``microbatch_size`` samples.
+        buffer: samples in order of arrival that are packed together, except by ``karmarkar_karp``; None: all.
         counted: tokens of the LLM's sequences, or of those and of the encoders' (``all``).
     """
 
     handles_generators: ClassVar[bool] = True
-    rule: Annotated[str, OneOf(("next_fit", "first_fit_decreasing", "karmarkar_karp"))] = "first_fit_decreasing"
+    packs: ClassVar[bool] = True
+    rule: Annotated[str, OneOf(PACKING_RULES)] = FALLING
     max_tokens: Count | None = None
     counted: Annotated[str, OneOf(("llm", "all"))] = "llm"
+    buffer: Count | None = None
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch by tokens alone; microbatches go round the replicas in the order they were opened."""
@@ -159,14 +165,26 @@ class TokenBudget:
             tokens = tokens + shapes.encoder_tokens(modalities)
         mean = -(-int(tokens.sum()) * job.microbatch_size // len(tokens))
         budget = self.max_tokens or max(1, mean)
-        if self.rule == "karmarkar_karp":
+        if self.rule == DIFFERENCING:
             replica, microbatch = balanced(tokens, dp, budget)
         else:
-            order = np.arange(len(tokens)) if self.rule == "next_fit" else np.argsort(-tokens, kind="stable")
-            microbatch = (next_fit if self.rule == "next_fit" else first_fit)(tokens, order, budget)
-            replica = microbatch % dp
-            microbatch = microbatch // dp
+            pack = self._packs(tokens, budget)
+            replica = pack % dp
+            microbatch = pack // dp
         return same_microbatches(job.model, shapes, replica, microbatch, microbatch)
+
+    def _packs(self, tokens: IntArray, budget: int) -> IntArray:
+        """Pack of each sample, buffer by buffer ``[samples]``."""
+        pack = np.empty(len(tokens), np.int64)
+        size = self.buffer or len(tokens)
+        opened = 0
+        for start in range(0, len(tokens), size):
+            part = tokens[start : start + size]
+            order = np.argsort(-part, kind="stable") if self.rule == FALLING else np.arange(len(part))
+            chosen = (next_fit if self.rule == NEXT else first_fit)(part, order, budget)
+            pack[start : start + size] = opened + chosen
+            opened += 1 + int(chosen.max())
+        return pack
 
 
 def balanced(tokens: IntArray, num_replicas: int, budget: int) -> tuple[IntArray, IntArray]:

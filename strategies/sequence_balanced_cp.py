@@ -156,6 +156,7 @@ class FlexibleGroups:
 
     handles_generators: ClassVar[bool] = True
     handles_widths: ClassVar[bool] = True
+    packs: ClassVar[bool] = True
     solver_work: Annotated[float, at_least(0)] = 0.05
 
     def draft(self) -> FlexibleGroups:
@@ -313,6 +314,7 @@ class GroupsByLength:
 
     handles_generators: ClassVar[bool] = True
     handles_widths: ClassVar[bool] = True
+    packs: ClassVar[bool] = True
     max_tokens: Count | None = None
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:

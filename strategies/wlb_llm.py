@@ -48,6 +48,7 @@ class WorkloadPacking:
     """The layout's number of microbatches, packed over the whole global batch by estimated seconds of all modules."""
 
     handles_generators: ClassVar[bool] = True
+    packs: ClassVar[bool] = True
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica and microbatch of every sample, equally many microbatches for every replica."""

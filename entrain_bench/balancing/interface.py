@@ -15,7 +15,7 @@ from entrain_bench.balancing.variants import VARYING, Option, Variant, with_opti
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.base.hosttime import each_replica_alone
 from entrain_bench.program import Program
-from entrain_bench.program.assignment import Assignment
+from entrain_bench.program.assignment import Assignment, check_assignment, pad_samples
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.specs.job import Job
@@ -44,7 +44,11 @@ class Assigner(Protocol):
     """Assigns samples and items to replicas and microbatches, every iteration."""
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
-        """Return replica and microbatch of every item and sample of one global batch."""
+        """Return replica and microbatch of every item and sample of one global batch.
+
+        An assigner with the class variable ``packs = True`` makes one sequence of each microbatch, which ``padding``
+        does not lengthen.
+        """
         ...
 
 
@@ -185,6 +189,10 @@ class Strategy:
         self._check_widths(layout)
         chosen = self.under(layout)
         assignment = _expect(Assignment, chosen.assigner.assign(shapes, layout, profile), chosen.assigner.assign)
+        multiple = profile.job.framework.padding_multiple
+        if multiple is not None and not declares(chosen.assigner, "packs"):
+            check_assignment(assignment, profile.job.model, layout, shapes)
+            shapes = pad_samples(shapes, assignment.modules[profile.job.model.llm_index], multiple)
         with each_replica_alone(min(placed.dp for placed in layout.modules)):
             program = chosen.scheduler.schedule(shapes, layout, assignment, profile)
         return _expect(Program, program, chosen.scheduler.schedule)

@@ -15,6 +15,7 @@ from entrain_bench.balancing.shardings import sharded_as
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError
+from entrain_bench.program.assignment import ModuleAssignment, pad_samples
 from entrain_bench.program.layout import Layout, ModuleLayout, check_layout
 from entrain_bench.program.plan_file import plan_fingerprint, read_plan
 from entrain_bench.specs.job import Degrees, Job, LayoutRequest, divisors
@@ -218,8 +219,12 @@ def mean_length(lengths: IntArray) -> int:
 def average_layer_s(profile: Profile, samples: SampleShapes, tp: int, cp: int) -> list[FloatArray]:
     """Return measured seconds of both passes of every layer on a mean microbatch, one array ``[layers]`` per module.
 
-    A module that ``tp`` does not split has its widest TP below.
+    A module that ``tp`` does not split has its widest TP below. Padding is that of microbatches in order of arrival.
     """
+    multiple = profile.job.framework.padding_multiple
+    if multiple is not None:
+        microbatch = np.arange(len(samples)) // profile.job.microbatch_size
+        samples = pad_samples(samples, ModuleAssignment(np.zeros_like(microbatch), microbatch), multiple)
     costs = []
     for module in profile.job.model.modules:
         lengths = module.lengths(samples, module.units(samples))

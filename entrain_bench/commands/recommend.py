@@ -58,6 +58,7 @@ from entrain_bench.records.keys import workload_of
 from entrain_bench.records.records import Record, Results, labels_of
 from entrain_bench.run.parallel import num_processes
 from entrain_bench.run.study import Output, Study
+from entrain_bench.specs.framework import UNPADDED
 from entrain_bench.specs.model import ModelSpec
 
 EXIT_NO_RESULT = 2
@@ -66,6 +67,7 @@ README_JOB = ("model=qwen25vl_llama3_1b", "workload=opencqa_ocr", "cluster=a40x6
 README_TABLE = "tables/recommendation.md"
 INDENT = "    "
 README_WIDTH = 100
+PADDING_KEYS = ("padding", "pad_to_multiple_of")
 EVERY_STRATEGY = "strategy=glob(*)"
 # The strategy that rules of thumb make, and the one whose layout is the user's own.
 RULES = "megatron_rigid"
@@ -239,7 +241,7 @@ def _settings(
         return
     job, program = program_of(runner, reply.name, runner.first_seed)
     plan = reply.plan
-    settled = Settled(job, plan.layout, plan.job.microbatch_size, float(program.shapes.llm_tokens.mean()))
+    settled = Settled(job, plan.layout, plan.job.microbatch_size, float(program.shapes.unpadded.llm_tokens.mean()))
     able = {key: one for key, one in FRAMEWORKS.items() if one.takes(reply.engine, plan.layout)}
     if reply.engine == MEGATRON_LOOP:
         yield from command_lines([*megatron_flags(settled), "--dataloader-type external"])
@@ -250,6 +252,8 @@ def _settings(
         return
     chosen = keys.within or next(iter(able))
     yield from able[chosen].spell(settled)
+    if able[chosen].pads and job.framework.padding == UNPADDED:
+        yield f"# Time of packed sequences; if your collator pads, add {able[chosen].pads}"
     others = [f"within={key} ({one.name})" for key, one in able.items() if key != chosen]
     if others:
         yield f"# {able[chosen].name}; the same for {listing(others)}"
@@ -316,13 +320,15 @@ def _asked(composer: Composer, overrides: Sequence[str], own_keys: Keys) -> Aske
             check_of_job("overrides", text)
     # With a measured time, the user's layout is that of the user's run; the answers are free.
     mine = [text for key, text in keys.items() if own_keys.measured_s and key in KNOBS]
-    texts = [text for key, text in keys.items() if key not in ("seed", *ASIDE) and text not in mine]
+    padding = tuple(text for key, text in keys.items() if key in PADDING_KEYS)
+    apart = (*mine, *padding)
+    texts = [text for key, text in keys.items() if key not in ("seed", *ASIDE) and text not in apart]
     nodes = {name: composer.run([f"strategy={name}"]).strategy for name in dict.fromkeys([*names, *every])}
     wanted = {name: nodes[name] for name in names}
     readers = (FRAMEWORK,) if own_keys.within else READERS
     engines = [FRAMEWORKS[own_keys.within].engine] if own_keys.within else [*ENGINES]
     fixes = "layout.recompute" in keys and not mine
-    variants = variants_of(wanted, readers, engines, fixes, model)
+    variants = variants_of(wanted, readers, engines, fixes, model, padding)
     if own_keys.within and (kinds := FRAMEWORKS[own_keys.within].shardings):
         variants = {name: able for name, one in variants.items() if (able := one.sharded_as(kinds)).attempts}
     if "strategy" not in given:
@@ -331,7 +337,7 @@ def _asked(composer: Composer, overrides: Sequence[str], own_keys: Keys) -> Aske
         assert own_keys.within
         raise UserError(f"{chosen}: {FRAMEWORKS[own_keys.within].name} runs none of these strategies unmodified")
     baseline = YOURS if own_keys.measured_s else OTHERWISE
-    attempt = (f"strategy={ARRIVAL}", *mine) if own_keys.measured_s else (f"strategy={RULES}",)
+    attempt = (f"strategy={ARRIVAL}" if own_keys.measured_s else f"strategy={RULES}", *apart)
     variants[baseline] = Variant("", "", [attempt])
     omitted = {
         "strategies": sorted(nodes.keys() - {one.attempts[0][0].partition("=")[2] for one in variants.values()}),

@@ -1,6 +1,6 @@
 """Assignments: which replica and microbatch each unit of each module goes to, and the chunks that follow."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -98,6 +98,20 @@ def check_assignment(assignment: Assignment, model: ModelSpec, layout: Layout, s
                     f"assignment of {module.name}: sample {shapes.name_of(owner[wrong[0]])} has "
                     f"{name}={label[wrong[0]]}: must be 0..{limit - 1}"
                 )
+
+
+def pad_samples(shapes: SampleShapes, labels: ModuleAssignment, multiple: int) -> SampleShapes:
+    """Return samples whose LLM sequences have the length of the longest of their microbatch, rounded up to a multiple.
+
+    ``labels`` are those of the LLM. Collators of training stacks pad so (transformers' ``padding="longest"`` and
+    ``pad_to_multiple_of``).
+    """
+    key = labels.replica.astype(np.int64) * MAX_MICROBATCHES + labels.microbatch
+    _, microbatch = np.unique(key, return_inverse=True)
+    longest = np.zeros(1 + int(microbatch.max(initial=-1)), np.int64)
+    np.maximum.at(longest, microbatch, shapes.llm_tokens)
+    padded = -(-longest // multiple) * multiple
+    return replace(shapes, padding_tokens=padded[microbatch] - shapes.llm_tokens)
 
 
 def group_chunks(

@@ -26,6 +26,7 @@ from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.table import parent_microbatches
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.time_shares import TIME_SHARES, remade_share, time_shares
+from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import Counts
 
 if TYPE_CHECKING:
@@ -84,6 +85,11 @@ class ExecutedIteration:
         return self.timeline.program
 
     @property
+    def shapes(self) -> SampleShapes:
+        """The samples of the iteration, without padding."""
+        return self.program.shapes.unpadded
+
+    @property
     def seconds(self) -> float:
         """The iteration time."""
         return self.timeline.iteration_time_s
@@ -102,7 +108,7 @@ class ExecutedIteration:
     def bound_s(self) -> float:
         """Lower bound of the iteration time under the layout, in seconds."""
         split = any(self.program.splits_backward(index) for index in range(len(self.program.chunks)))
-        return self.need.lower_bound_s(self.truth, self.program.layout, self.program.shapes, split)
+        return self.need.lower_bound_s(self.truth, self.program.layout, self.shapes, split)
 
     @property
     def core_s(self) -> float:
@@ -140,8 +146,8 @@ SUITE: tuple[Metric, ...] = (
     Metric(TIME, "s", "low", lambda run: run.seconds),
     Metric(BELIEVED, "s"),
     Metric("core_time_s", "s", "low", lambda run: run.core_s),
-    Metric("samples_per_s", "1/s", "high", lambda run: len(run.program.shapes) / run.seconds),
-    Metric("tokens_per_s", "1/s", "high", lambda run: float(run.program.shapes.llm_tokens.sum()) / run.seconds),
+    Metric("samples_per_s", "1/s", "high", lambda run: len(run.shapes) / run.seconds),
+    Metric("tokens_per_s", "1/s", "high", lambda run: float(run.shapes.llm_tokens.sum()) / run.seconds),
     Metric("tflops_per_gpu", "TFLOP/s", "high", lambda run: run.flops_per_s / 1e12),
     Metric("mfu", "1", "high", lambda run: run.flops_per_s / run.truth.cluster.device.peak_bf16_flops),
     Metric("bubble_ratio", "1", "low", lambda run: 1.0 - run.busy_s / (run.num_gpus * run.seconds), least=-1.0),
@@ -198,7 +204,7 @@ def measure(
     added: Iterable[Metric] = (),
 ) -> dict[str, float]:
     """The metrics of one iteration, and those ``added`` of the user's (``metrics_in``), by their columns."""
-    need = find_need(truth, timeline.program.shapes) if need is None else need
+    need = find_need(truth, timeline.program.shapes.unpadded) if need is None else need
     run = ExecutedIteration(timeline, truth, host_time or HostTime(), need)
     return {one.name: one.compute(run) for one in (*SUITE, *added) if one.compute}
 

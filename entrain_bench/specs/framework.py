@@ -15,6 +15,7 @@ from entrain_bench.specs.parse import Count, OneOf, between, check_fields
 P2P = ("blocking", "overlapped")
 SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
 FP32, BF16 = GRAD_DTYPES = ("fp32", "bf16")
+UNPADDED, LONGEST, MULTIPLE = PADDINGS = ("none", "longest", "multiple")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class FrameworkOptions:
     grad_dtype: Annotated[str, OneOf(GRAD_DTYPES)] = FP32
     cross_entropy: Annotated[str, OneOf(CROSS_ENTROPIES)] = UNFUSED
     communicator_bytes: Annotated[float, between(0, 1e10, "from 0 to 1e10")] = 0.0
+    padding: Annotated[str, OneOf(PADDINGS)] = UNPADDED
+    pad_to_multiple_of: Count = 8  # tokens; only with ``padding=multiple``
     freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -46,6 +49,11 @@ class FrameworkOptions:
     def receives_ahead(self) -> int:
         """Return for how many following actions receives are posted during an action; megatron-core's 1F1B: 1."""
         return 1 if self.p2p == "blocking" else 4
+
+    @property
+    def padding_multiple(self) -> int | None:
+        """Return the tokens of which padded lengths are a multiple; None if microbatches are not padded."""
+        return {UNPADDED: None, LONGEST: 1, MULTIPLE: self.pad_to_multiple_of}[self.padding]
 
     def gradient_bytes(self, element_bytes: int) -> int:
         """Return the bytes of a gradient during accumulation and reduction, for elements of the given size."""
@@ -89,6 +97,7 @@ class FrameworkOptions:
             ("cp_split", PACK if uneven else SAMPLE, SAMPLE),
             ("cross_entropy", self.cross_entropy, UNFUSED),
             ("attention_kernel", self.attention_kernel or "null", "null"),
+            ("padding", self.padding, UNPADDED),
             ("encoder_optimizers", self.encoder_optimizers if module.is_encoder else 1, 1),
         ):
             if value != trained:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ class SampleShapes:
     item_llm_tokens: IntArray  # projected tokens handed to the LLM [items]
     sample_names: TextArray | None = None  # in messages [samples]; None: their identities
     item_grids: IntArray | None = None  # rows and columns of encoder tokens [items, 2], 0 if unknown; for training only
+    padding_tokens: IntArray | None = None  # that a sample's LLM sequence is longer [samples]; None: no padding
     _item_sample: IntArray = field(init=False, repr=False, compare=False)
     _llm_tokens: IntArray = field(init=False, repr=False, compare=False)
     _items: dict[tuple[str, ...], IntArray] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -45,8 +46,11 @@ class SampleShapes:
             require(smallest >= least, f"sample shapes: {name}", smallest, f"at least {least}")
         owner = rows_of(self.item_offsets)
         projected = np.bincount(owner, weights=self.item_llm_tokens, minlength=len(self))
+        llm_tokens = self.text_tokens + projected.astype(np.int64)
+        if self.padding_tokens is not None:
+            llm_tokens = llm_tokens + self.padding_tokens
         object.__setattr__(self, "_item_sample", owner)
-        object.__setattr__(self, "_llm_tokens", self.text_tokens + projected.astype(np.int64))
+        object.__setattr__(self, "_llm_tokens", llm_tokens)
         freeze(self._item_sample, self._llm_tokens)
         empty = np.flatnonzero(self.llm_tokens == 0)
         if empty.size:
@@ -82,8 +86,13 @@ class SampleShapes:
 
     @property
     def llm_tokens(self) -> IntArray:
-        """LLM sequence length of each sample ``[samples]``: its text and the projected tokens of its items."""
+        """LLM sequence length of each sample ``[samples]``: its text, the projected tokens of its items, padding."""
         return self._llm_tokens
+
+    @property
+    def unpadded(self) -> SampleShapes:
+        """Return the samples without padding."""
+        return self if self.padding_tokens is None else replace(self, padding_tokens=None)
 
     @property
     def labelled_tokens(self) -> IntArray:
@@ -123,6 +132,7 @@ class SampleShapes:
             self.item_llm_tokens[items],
             None if self.sample_names is None else self.sample_names[samples],
             None if self.item_grids is None else self.item_grids[items],
+            None if self.padding_tokens is None else self.padding_tokens[samples],
         )
 
 

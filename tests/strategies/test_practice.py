@@ -103,6 +103,12 @@ def test_length_grouped_microbatches_go_round_the_replicas() -> None:
     # 8 7 | 6 5 | 4 3 | 2 1 on replicas 0 1 0 1.
     assert labels.replica.tolist() == [1, 1, 0, 0, 1, 1, 0, 0]
     assert labels.microbatch.tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    # One mega-batch of a replica is half of the batch: each half is sorted alone, so its microbatches are neither.
+    parts = LengthGrouped(mega_batches=1).assign(shapes, chain_layout(MODEL, 1, 1, 2, dp=2), profile).modules[-1]
+    halves = [shapes.llm_tokens[parts.microbatch == half] for half in (0, 1)]
+    assert [len(half) for half in halves] == [4, 4]
+    assert {*halves[0].tolist()} != {8, 7, 6, 5}
+    assert halves[0].max() == 8
 
 
 @settings(max_examples=40, deadline=None)
@@ -149,6 +155,37 @@ def test_both_fits_by_their_definition(tokens: IntArray, budget: int) -> None:
         # Two neighbours of next fit together exceed the budget, hence at most twice what is needed.
         used = np.bincount(following, weights=tokens)
         assert np.all(used[1:] + used[:-1] > budget)
+
+
+@settings(max_examples=80, deadline=None)
+@given(lengths, st.integers(40, 60), st.integers(1, 50))
+def test_first_fit_by_falling_length_is_a_greedy_knapsack_in_every_buffer(
+    tokens: IntArray, budget: int, buffer: int
+) -> None:
+    # LLaMA-Factory fills one pack at a time, always with the longest sample that still fits.
+    packs: list[list[int]] = []
+    for start in range(0, len(tokens), buffer):
+        left = sorted(tokens[start : start + buffer].tolist())
+        while left:
+            packs.append([])
+            while fitting := [size for size in left if size <= budget - sum(packs[-1])]:
+                packs[-1].append(fitting[-1])
+                left.remove(fitting[-1])
+    shapes = samples(*[(size, []) for size in tokens.tolist()])
+    profile = profile_of(tiny_job(MODEL), shapes)
+    rule = TokenBudget(max_tokens=budget, buffer=buffer)
+    labels = rule.assign(shapes, chain_layout(MODEL, 1, 1, 1, dp=1), profile).modules[-1]
+    found = [tokens[labels.microbatch == one].tolist() for one in range(1 + labels.microbatch.max())]
+    assert [sorted(pack, reverse=True) for pack in found] == packs
+
+
+def test_first_fit_takes_samples_in_order_of_arrival_and_buffers_open_packs_of_their_own() -> None:
+    shapes = samples(*[(tokens, []) for tokens in (6, 7, 4, 3, 2)])
+    profile = profile_of(tiny_job(MODEL), shapes)
+    layout = chain_layout(MODEL, 1, 1, 3, dp=1)
+    for buffer, expected in ((None, [0, 1, 0, 1, 2]), (3, [0, 1, 0, 2, 2]), (1, [0, 1, 2, 3, 4])):
+        rule = TokenBudget("first_fit", max_tokens=10, buffer=buffer)
+        assert rule.assign(shapes, layout, profile).modules[-1].microbatch.tolist() == expected
 
 
 @settings(max_examples=40, deadline=None)

@@ -160,10 +160,12 @@ def variants_of(
     engines: Sequence[str],
     fixes: bool,
     model: ModelSpec,
+    padding: Overrides = (),
 ) -> dict[str, Variant]:
     """Return what the readers can run, by name; ``names`` has the YAML of strategies.
 
-    ``fixes``: the user says what is recomputed. ``UserError`` for an engine that is not known.
+    ``fixes``: the user says what is recomputed. ``padding``: that of the user's framework; this suite packs.
+    ``UserError`` for an engine that is not known.
     """
     found = {}
     for name, node in names.items():
@@ -178,7 +180,8 @@ def variants_of(
             if engine.reader not in readers or key not in engines:
                 continue
             for suffix, attempts in engine.attempts(model).items():
-                tried = [(f"strategy={name}", *engine.overrides, *needed, *_kept(one, fixes)) for one in attempts]
+                common = (f"strategy={name}", *engine.overrides, *needed, *padding)
+                tried = [(*common, *_kept(one, fixes)) for one in attempts]
                 found[f"{name}{engine.label}{suffix}"] = Variant(engine.reader, key, [*dict.fromkeys(tried)])
         if SUITE in readers:
             found[name] = Variant(SUITE, "", [(f"strategy={name}",)])

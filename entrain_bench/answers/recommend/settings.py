@@ -16,7 +16,7 @@ import yaml
 from entrain_bench.answers.recommend.engines import DEEPSPEED, MEGATRON, SHARDED
 from entrain_bench.answers.recommend.megatron import blocks_of_stages, consecutive_ranks, num_ranks
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.framework import BF16
+from entrain_bench.specs.framework import BF16, UNPADDED
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.module_layers import FUSED, Experts
 from entrain_bench.specs.sharding import ZERO1, ZERO2, ZERO3
@@ -195,7 +195,7 @@ def swift_flags(plan: Settled) -> list[str]:
         f"--gradient_checkpointing {str(plan.recomputes).lower()}",
         f"--deepspeed {plan.sharding}",
         "--torch_dtype bfloat16",
-        "--padding_free true",
+        f"--padding_free {str(plan.job.framework.padding == UNPADDED).lower()}",
     ]
 
 
@@ -242,12 +242,16 @@ def _flow(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A framework: its engine, how it spells a plan, and the shardings that it has (empty: all of the engine)."""
+    """A framework: its engine, how it spells a plan, and the shardings that it has (empty: all of the engine).
+
+    ``pads``: the override for its own collator, which pads; empty if it packs or the plan says that it packs.
+    """
 
     name: str
     engine: str
     spell: Callable[[Settled], list[str]]
     shardings: tuple[str, ...] = ()
+    pads: str = ""
 
     def takes(self, engine: str, layout: Layout) -> bool:
         """Whether it has the engine and the sharding of a plan."""
@@ -257,9 +261,13 @@ class Framework:
 FRAMEWORKS: Mapping[str, Framework] = {
     "megatron": Framework("Megatron-LM", MEGATRON, lambda plan: command_lines(megatron_flags(plan))),
     "bridge": Framework("Megatron-Bridge", MEGATRON, lambda plan: command_lines(bridge_overrides(plan))),
-    "trainer": Framework("transformers' Trainer", SHARDED, lambda plan: yaml_lines(trainer_values(plan))),
+    "trainer": Framework(
+        "transformers' Trainer", SHARDED, lambda plan: yaml_lines(trainer_values(plan)), pads="padding=longest"
+    ),
     "swift": Framework("ms-swift", SHARDED, lambda plan: command_lines(swift_flags(plan))),
-    "llamafactory": Framework("LLaMA-Factory", SHARDED, lambda plan: yaml_lines(llamafactory_values(plan))),
+    "llamafactory": Framework(
+        "LLaMA-Factory", SHARDED, lambda plan: yaml_lines(llamafactory_values(plan)), pads="padding=multiple"
+    ),
     "veomni": Framework("VeOmni", SHARDED, lambda plan: yaml_lines(veomni_values(plan)), (ZERO3,)),
     "torchtitan": Framework("torchtitan", SHARDED, lambda plan: command_lines(titan_flags(plan)), (ZERO3,)),
 }
