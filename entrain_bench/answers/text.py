@@ -126,11 +126,19 @@ def escape_markdown(text: str) -> str:
     return REFERENCES.sub(r"\g<0><!-- -->", safe)
 
 
-def to_html(markdown: str) -> str:
-    """Return HTML of Markdown, whose own HTML stays: texts of users must be escaped (``escape_markdown``)."""
+# What a text of users may not become on a page: HTML, links, pictures.
+ACTIVE = ("html_block", "html_inline", "link", "image", "autolink", "reference")
+
+
+def to_html(markdown: str, *, plain: bool = False) -> str:
+    """Return HTML of Markdown, whose own HTML stays: texts of users must be escaped (``escape_markdown``).
+
+    With ``plain`` they need not: HTML, links and pictures stay text.
+    """
     from markdown_it import MarkdownIt
 
-    html: str = MarkdownIt("commonmark").enable("table").render(markdown)
+    parser = MarkdownIt("commonmark").enable("table")
+    html: str = (parser.disable([*ACTIVE]) if plain else parser).render(markdown)
     return html
 
 

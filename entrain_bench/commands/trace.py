@@ -13,7 +13,7 @@ from entrain_bench.answers.console_table import make_console
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.help import columns
-from entrain_bench.commands.trace_page import page_of
+from entrain_bench.commands.trace_page import page_html, page_of
 from entrain_bench.commands.watch import say
 from entrain_bench.config.comments import first_sentences
 from entrain_bench.config.grammar import Request, Verb, own
@@ -31,7 +31,7 @@ RUN_KEYS = ("model", "cluster", "layout", "workload", "global_batch", "microbatc
 class TraceKeys:
     """Own keys; who scans checks their ranges."""
 
-    output: str = own("trace.parquet", "file of the trace; a summary goes next to it (trace.md)")
+    output: str = own("trace.parquet", "file of the trace; a summary goes next to it (trace.md, trace.html)")
     tokenizer: str | None = own(
         None,
         "path of a tokenizer.json; bytes: one token per UTF-8 byte; null: count characters only",
@@ -108,9 +108,10 @@ def main(request: Request[TraceKeys]) -> int:
 
         scanned = command.scan(command.output, advance)
     page = page_of(command.output, command.source, command.run, scanned, request.config_dir)
-    path = command.output.with_suffix(".md")
-    write_atomically(path, page.encode())
-    make_console().print(page.rstrip(), markup=False, highlight=False, soft_wrap=True)
-    say(f"written: {command.output}, {path}")
-    say(f"entrain-bench recommend data={command.output} model=MODEL cluster=16xh100 ranks strategies on it")
+    text, page_file = (command.output.with_suffix(ending) for ending in (".md", ".html"))
+    title = command.output.name
+    write_atomically(text, f"# {title}\n\n{page}".encode())
+    write_atomically(page_file, page_html(title, page).encode())
+    make_console().print(f"# {title}\n\n{page.rstrip()}", markup=False, highlight=False, soft_wrap=True)
+    say(f"written: {command.output}, {text}, {page_file}")
     return 0

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from entrain_bench.answers.analysis import encoder_shares
-from entrain_bench.answers.text import markdown_table
+from entrain_bench.answers.commands import command_line, quoted
+from entrain_bench.answers.text import load_template, markdown_table, to_html
 from entrain_bench.balancing.planning import stable_samples
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arrays import FloatArray
@@ -33,12 +34,20 @@ RANKS = (8, 64)
 
 
 def page_of(output: Path, source: Mapping[str, Any], run: Sequence[str], scanned: Any, config_dir: str | None) -> str:
-    """The page on a trace, in Markdown; ``UserError`` for overrides of its ``run`` that are wrong."""
-    lines = [f"# {output.name}", "", *_scan_lines(source, scanned), ""]
+    """The page on a trace, in Markdown without its title; ``UserError`` for overrides of its ``run`` that are wrong."""
+    lines = [*_scan_lines(source, scanned), ""]
     of = f" of the first {MAX_ROWS:,} rows" if scanned.samples > MAX_ROWS else ""
     lines += [f"Quantiles{of}, of rows that have any:", "", *_quantile_table(_columns(output)), ""]
     lines += _model_lines(output, run, config_dir, scanned.samples)
+    chosen = {text.partition("=")[0]: text for text in ("model=MODEL", "cluster=16xh100", *run)}
+    command = command_line(["recommend", f"data={quoted(str(output))}", *chosen.values()], config_dir)
+    lines += ["", "Rank the strategies on it:", "", f"    {command}"]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def page_html(title: str, page: str) -> str:
+    """Return a page in Markdown as one HTML file without scripts; names of files and fields in it stay text."""
+    return load_template("page.html").render(title=title, sections={}, body=to_html(page, plain=True)) + "\n"
 
 
 def _scan_lines(source: Mapping[str, Any], scanned: Any) -> Iterator[str]:

@@ -52,6 +52,8 @@ MEASURED = tuple(one.name for one in SUITE if one.wall_time)
 SETTINGS = tuple(
     key for key in ConfigSchema.__dataclass_fields__ if key not in {*GROUP_KEYS, *ASIDE, "seed", "layout", "figure"}
 )
+# Settings with a column only in tables of runs of which one has another value than this.
+RARE: Mapping[str, Any] = {"padding": "none", "pad_to_multiple_of": 8}
 DEGREES = ("layout_tp", "layout_cp", "layout_pp", "layout_dp")
 # Only in rows of runs that request it.
 EXPERTS = "layout_ep"
@@ -131,6 +133,10 @@ class Record:
         """Names of the metrics that the user's folder added, sorted."""
         return sorted(self.metrics.keys() - KNOWN)
 
+    def _shows(self, setting: str) -> bool:
+        """Whether the run needs a setting's column."""
+        return setting not in RARE or self.config.get(setting, RARE[setting]) != RARE[setting]
+
     @cached_property
     def row(self) -> Mapping[str, Any]:
         """The run's row of ``table.csv``; empty where the run is older than a setting."""
@@ -142,7 +148,7 @@ class Record:
             "status": self.status,
             "reason": self.reason,
             **{name: self.metrics.get(name) for name in (*METRICS, *self.added)},
-            **{name: setting_text(self.config.get(name)) for name in SETTINGS},
+            **{name: setting_text(self.config.get(name)) for name in SETTINGS if self._shows(name)},
             **degrees,
             **({} if experts is None else {EXPERTS: experts}),
             RECOMPUTE: None if recompute is None else "+".join(recompute) or "none",

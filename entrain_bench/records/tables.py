@@ -11,7 +11,7 @@ from filelock import FileLock
 from entrain_bench.base.files import write_atomically
 from entrain_bench.records.leaves import VARIANT, variant_text
 from entrain_bench.records.metrics import TIME
-from entrain_bench.records.records import DEGREES, EXPERTS, METRICS, Record, Results
+from entrain_bench.records.records import DEGREES, EXPERTS, METRICS, RARE, SETTINGS, Record, Results
 
 LOCK_TIMEOUT_S = 60.0
 # Compression level of zstd; higher ones save a thirtieth and take ten times as long.
@@ -55,10 +55,14 @@ def table_of(records: Sequence[Record]) -> pd.DataFrame:
         rest = [name for name in table.columns if name not in added]
         place = rest.index(METRICS[-1]) + 1
         table = table[[*rest[:place], *added, *rest[place:]]]
+        settings = [name for name in SETTINGS if name in table]
+        rest = [name for name in table.columns if name not in settings]
+        place = table.columns.tolist().index(settings[0])
+        table = table[[*rest[:place], *settings, *rest[place:]]].fillna(RARE)
         if EXPERTS in table:
             table.insert(table.columns.tolist().index(DEGREES[-1]) + 1, EXPERTS, table.pop(EXPERTS))
     # Whole numbers, also if the planner chooses other rows' values.
-    whole = (*DEGREES, EXPERTS, "microbatch_size")
+    whole = (*DEGREES, EXPERTS, "microbatch_size", "pad_to_multiple_of")
     return table.astype({name: "Int64" for name in whole if name in table})
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from entrain_bench.cli import run_command
+from entrain_bench.commands.trace_page import page_html
 from support.datasets import image_bytes, write_finevision, write_tar
 
 
@@ -23,7 +24,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_from_files_to_a_run(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["trace", f"source.path={data}", "output=mine.parquet", "workers=1"]
     assert run_command(command) == 0
-    out, err = capsys.readouterr()
+    out, _ = capsys.readouterr()
     assert out.rstrip() == Path("mine.md").read_text().rstrip()
     assert "40 samples from 1 shards" in out
     assert "- 1: no known format" in out
@@ -31,7 +32,13 @@ def test_from_files_to_a_run(data: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "| image or frame (megapixels) |" in out
     assert "Encoder's forward time over the LLM's" in out
     assert "b_min, the batch whose allocation of GPUs is stable" in out
-    assert "entrain-bench recommend data=mine.parquet model=MODEL cluster=16xh100 ranks strategies on it" in err
+    assert "    entrain-bench recommend data=mine.parquet model=MODEL cluster=16xh100\n" in out
+    page = Path("mine.html").read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert "<h1>mine.parquet</h1>" in page
+    assert "<td>image or frame (megapixels)</td>" in page
+    assert "entrain-bench recommend data=mine.parquet" in page
+    assert "Most LLM tokens: <code>" in page
     assert run_command([*command, "model=whisper_qwen25_7b"]) == 0
     out, _ = capsys.readouterr()
     assert "scanned before" in out
@@ -39,6 +46,14 @@ def test_from_files_to_a_run(data: Path, capsys: pytest.CaptureFixture[str]) -> 
     small = ["model=tiny", "cluster=tiny", "global_batch=16", "microbatch_size=2", "layout.tp=1", "layout.dp=2"]
     run = ["workload=trace", "workload.path=mine.parquet", *small, "iterations=1", "mlflow=false"]
     assert run_command(run) == 0
+
+
+def test_names_of_a_data_set_stay_text_on_its_page() -> None:
+    hostile = "a `<script>alert(1)</script>` b <img src=x> [l](http://x.y) ![p](http://x.y/z.png) <http://x.y>"
+    page = page_html("<b>.parquet", f"- `{hostile}`: one\n")
+    inside = page[page.index("<main>") : page.index("</main>")]
+    assert not [mark for mark in ("<script", "<img", "<a ", "<http") if mark in inside]
+    assert "<h1>&lt;b&gt;.parquet</h1>" in page
 
 
 @pytest.mark.wide

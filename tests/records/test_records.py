@@ -110,6 +110,20 @@ def test_a_requested_expert_parallelism_has_a_column_where_any_run_requests_it()
     assert "layout_ep" not in read_text(table_csv(records[:1]))
 
 
+def test_padding_has_a_column_only_where_a_run_pads() -> None:
+    packs, pads, wide = (
+        new_record(cell(*texts), "ok")
+        for texts in ((), ("padding=longest",), ("padding=multiple", "pad_to_multiple_of=64"))
+    )
+    assert "padding" not in read_text(table_csv([packs]))
+    table = read_text(table_csv([packs, pads]))
+    assert table["padding"].tolist() == ["none", "longest"]
+    assert "pad_to_multiple_of" not in table
+    columns = table.columns.tolist()
+    assert columns.index("padding") == columns.index("freeze") - 1
+    assert read_text(table_csv([packs, wide]))["pad_to_multiple_of"].tolist() == ["8", "64"]
+
+
 def test_no_bound_of_a_layout_is_below_that_of_every_layout() -> None:
     one = replace(new_record(cell(), "ok"), metrics={"iteration_time_s": 1.0, "cluster_bound_s": 0.5})
     for known, shown, gap in ((0.4, 0.5, 1.0), (0.8, 0.8, 0.25)):
