@@ -17,6 +17,7 @@ from entrain_bench.commands.trace_page import page_html, page_of
 from entrain_bench.commands.watch import say
 from entrain_bench.config.comments import first_sentences
 from entrain_bench.config.grammar import Request, Verb, own
+from entrain_bench.config.hub.files import HUB, is_reference, tokenizer_file
 from entrain_bench.config.overrides import is_inside, parse, top_of, with_value
 from entrain_bench.config.sources import add_config_dir, compose_values
 from entrain_bench.config.targets import TARGET, check_targets, instantiate
@@ -27,14 +28,19 @@ CHOSEN = ("source", "limits", "scan")
 RUN_KEYS = ("model", "cluster", "layout", "workload", "global_batch", "microbatch_size")
 
 
+# The tokenizer of the model that is given, if its files are on this machine.
+AUTO = "auto"
+
+
 @dataclass(frozen=True, slots=True)
 class TraceKeys:
     """Own keys; who scans checks their ranges."""
 
     output: str = own("trace.parquet", "file of the trace; a summary goes next to it (trace.md, trace.html)")
     tokenizer: str | None = own(
-        None,
-        "path of a tokenizer.json; bytes: one token per UTF-8 byte; null: count characters only",
+        AUTO,
+        "tokenizer.json, its folder or hf:ORG/NAME in the hub's cache; auto: that of model= if it is there; "
+        "bytes: one token per UTF-8 byte; null: count characters only",
     )
     engine: str = own(
         "processes", "processes: on this machine; ray: on a Ray cluster whose machines have the same folders"
@@ -71,9 +77,30 @@ def compose_trace(keys: TraceKeys, overrides: Sequence[str], config_dir: str | N
         raise UserError(f"source.{missing[0]}: missing; {values['source'][TARGET].rpartition('.')[2]} needs it")
     options = {**asdict(keys), "limits": values["limits"]}
     output = Path(options.pop("output")).expanduser()
+    options["tokenizer"] = _tokenizer(keys.tokenizer, overrides)
     source = instantiate(values["source"], "source", "shards")
     scanner = instantiate({**values["scan"], **options}, "scan", "run", source=source)
     return TraceCommand(scanner.run, output, values["source"], tuple(text for text in overrides if text not in mine))
+
+
+def _tokenizer(given: str | None, overrides: Sequence[str]) -> str | None:
+    """Return the file of a tokenizer, or what the scan takes in place of one; ``UserError`` if it is not at hand."""
+    chosen = given
+    if given == AUTO:
+        models = [text.partition("=")[2] for text in overrides if text.startswith("model=")]
+        chosen = models[-1] if models and is_reference(models[-1]) else None
+    elif given is None or not (given.startswith(HUB) or Path(given).expanduser().is_dir()):
+        return given
+    if chosen is None:
+        return None
+    path = tokenizer_file(chosen)
+    if path is None and given != AUTO:
+        raise UserError(
+            f"tokenizer={given}: has no tokenizer.json here. Fetch it with `hf download {given.removeprefix(HUB)} "
+            "tokenizer.json`, or give the path of another"
+        )
+    say(f"text: tokens of {path}" if path else f"text: characters, because {chosen} has no tokenizer.json here")
+    return str(path) if path else None
 
 
 VERB = Verb(

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
+from entrain_bench.commands.trace import TraceKeys, compose_trace
 from entrain_bench.commands.trace_page import page_html
 from support.datasets import image_bytes, write_finevision, write_tar
 
@@ -92,6 +94,39 @@ def test_a_tokenizer_that_is_a_file(data: Path) -> None:
     import pandas as pd
 
     assert pd.read_parquet("w.parquet")["text_tokens"].tolist() == [5, 1]
+
+
+def test_the_tokenizer_of_the_model_is_taken_where_it_is_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    revision = "0" * 40
+    held = tmp_path / "cache" / "models--org--held"
+    for folder in (tmp_path / "model", held / "snapshots" / revision):
+        folder.mkdir(parents=True)
+        (folder / "tokenizer.json").write_text("{}")
+    (held / "refs").mkdir()
+    (held / "refs" / "main").write_text(revision)
+    of_model, of_hub = (
+        str(folder / "tokenizer.json") for folder in (tmp_path / "model", held / "snapshots" / revision)
+    )
+
+    def chosen(keys: TraceKeys, *overrides: str) -> object:
+        command = compose_trace(keys, ["source.path=data", *overrides], None)
+        return command.scan.__self__.tokenizer  # type: ignore[attr-defined]
+
+    assert chosen(TraceKeys(), f"model={tmp_path}/model") == of_model
+    assert chosen(TraceKeys(), f"model={tmp_path}/model/config.json") == of_model
+    assert chosen(TraceKeys(), "model=hf:org/held") == of_hub
+    assert chosen(TraceKeys(tokenizer=f"{tmp_path}/model")) == of_model
+    assert chosen(TraceKeys(tokenizer="hf:org/held"), f"model={tmp_path}/model") == of_hub
+    assert chosen(TraceKeys(tokenizer="own.json"), f"model={tmp_path}/model") == "own.json"
+    assert [chosen(TraceKeys(tokenizer=None), "model=hf:org/held"), chosen(TraceKeys(), "model=tiny")] == [None, None]
+    capsys.readouterr()
+    assert chosen(TraceKeys(), "model=hf:org/other") is None
+    assert "text: characters, because hf:org/other has no tokenizer.json here" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"^tokenizer=hf:org/other: has no tokenizer\.json here\. Fetch it with"):
+        chosen(TraceKeys(tokenizer="hf:org/other"))
 
 
 def test_data_without_a_known_field_are_told_with_their_fields(

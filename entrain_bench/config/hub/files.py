@@ -21,6 +21,7 @@ REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 # Newer processors are in a file of their own, next to the older one.
 NEWER_PROCESSOR = "processor_config.json"
 VIDEO_PROCESSOR = "video_preprocessor_config.json"
+TOKENIZER = "tokenizer.json"
 FILES = (CONFIG, PROCESSOR, NEWER_PROCESSOR, VIDEO_PROCESSOR)
 NESTED = ("image_processor", "feature_extractor", "audio_processor")
 MAX_BYTES = 2**24
@@ -48,6 +49,20 @@ def published_model(reference: str) -> dict[str, Any]:
     for module in values["modules"].values():
         module["source"] = f"Hugging Face {reference.removeprefix(HUB)} config.json"
     return {"name": reference, **values}
+
+
+def tokenizer_file(reference: str) -> Path | None:
+    """Return the tokenizer of a published model if it is in the model's folder or the hub's cache; fetch nothing."""
+    from huggingface_hub import try_to_load_from_cache
+
+    place = Path(reference.removeprefix(HUB)).expanduser()
+    if place.is_dir() or not reference.startswith(HUB):
+        path = place / TOKENIZER if place.is_dir() else place.with_name(TOKENIZER)
+        return path if path.is_file() else None
+    if not (match := REPOSITORY.fullmatch(reference.removeprefix(HUB))):
+        return None
+    cached = try_to_load_from_cache(match[1], TOKENIZER, revision=match[2])
+    return Path(cached) if isinstance(cached, str) else None
 
 
 @cache
