@@ -1,11 +1,12 @@
 """Output of a command: one line per run, then a table and the fastest strategies."""
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from entrain_bench.answers.answer import Answer
@@ -49,6 +50,16 @@ def make_console() -> Console:
     """Standard output; wide enough for tables when it is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=PLAIN_WIDTH)
+
+
+def make_table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", left: int = 1) -> Table:
+    """Return a table of texts, whose first ``left`` columns are flush left."""
+    table = Table(title=title or None, title_justify="left")
+    for place, name in enumerate(headings):
+        table.add_column(name, justify="left" if place < left else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def describe_cell(place: str, record: Record) -> str:

@@ -173,7 +173,7 @@ def ordered_program(draft: Program, slot: IntArray) -> Program:
 
 def learns(module: ModuleSpec) -> bool:
     """Whether a module has weight gradients, so that its backward can be split."""
-    return any(layer.learns for layer in module.kinds)
+    return any(layer.trains for layer in module.kinds)
 
 
 def three_phase_program(model: ModelSpec, shapes: SampleShapes, layout: Layout, assignment: Assignment) -> Program:

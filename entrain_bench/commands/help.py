@@ -54,10 +54,10 @@ def help_text(topic: str = "", config_dir: str | None = None) -> str:
     name = topic.partition("=")[0]
     if not name:
         shown = {command.split()[0] for command in TASKS.values()}
-        others = columns({verb: purpose for verb, purpose in verbs().items() if verb not in shown})
+        others = columns({verb: purpose for verb, purpose in verbs().items() if verb not in shown} | OPTIONS)
         tasks = columns({task: f"entrain-bench {command}" for task, command in TASKS.items()})
-        usage = "entrain-bench [VERB] [KEY=VALUE ...]; without a verb, execute a run or sweep. Other verbs:"
-        return "\n\n".join([TITLE, tasks, f"{usage}\n{others}", columns(OPTIONS)])
+        usage = "entrain-bench [VERB] [KEY=VALUE ...]; without a verb, a run or sweep. Other verbs and options:"
+        return "\n\n".join([TITLE, tasks, f"{usage}\n{others}"])
     known = groups(config_dir)
     if name in verbs():
         return "\n\n".join(_verb(name, config_dir))

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from rich.table import Table
 
-from entrain_bench.answers.console_table import make_console
+from entrain_bench.answers.console_table import make_console, make_table
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
@@ -66,11 +65,6 @@ def main(request: Request[Keys]) -> int:
             text = draws_text(draw_constants(ledger, study.fit.error))
             write_atomically(Path(keys.posterior), text.encode())
     for title, rows_of_table in tables:
-        shown = Table(title=title, title_justify="left")
-        for place, name in enumerate(rows_of_table.columns):
-            shown.add_column(name, justify="right" if place else "left")
-        for row in rows_of_table.to_numpy().tolist():
-            shown.add_row(*row)
-        console.print(shown)
+        console.print(make_table([*rows_of_table.columns], rows_of_table.to_numpy().tolist(), title))
     composer.save()
     return 0

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from entrain_bench.base.errors import UserError, nearest, unknown_key
+from entrain_bench.config.adapter_file import with_adapter
 from entrain_bench.config.given import DATA, with_data
 from entrain_bench.config.line import CONFIG_DIR, HELP, MULTIRUN, RUN, VERSION, Line, choice_hint
 from entrain_bench.config.overrides import error_line, parse
@@ -114,7 +115,9 @@ def read[K](line: Line, name: str, verb: Verb[K]) -> Request[K]:
         if top and top[1] in mine:
             texts.append(text)
     overrides = tuple(text for text in line.overrides if text not in texts)
-    return Request(_values(name, verb.keys, texts), line.words, with_data(overrides), line.options, line.hydra)
+    return Request(
+        _values(name, verb.keys, texts), line.words, with_adapter(with_data(overrides)), line.options, line.hydra
+    )
 
 
 def _values[K](verb: str, keys: type[K], texts: Sequence[str]) -> K:

@@ -10,6 +10,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from entrain_bench.base.errors import UserError, require
+from entrain_bench.specs.adapters import Adapter
 from entrain_bench.specs.cluster import Speed
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.job import LayoutRequest
@@ -111,6 +112,7 @@ class RunConfig:
         content["layout"] = self.layout.values
         content["speed"] = asdict(self.speed)
         content |= {**asdict(self.framework), "freeze": [*self.framework.freeze]}
+        content["adapter"]["targets"] = [*self.framework.adapter.targets]
         return content
 
 
@@ -136,7 +138,11 @@ def _hints() -> dict[str, Any]:
 
 # Top-level keys and types; experiments/config.yaml has the values. Hydra rejects others. A figure's key sweeps.
 ConfigSchema = _schema("ConfigSchema", _hints(), ("figure", Any, None))
-NESTED: Mapping[str, type[LayoutRequest | Speed]] = {"layout": LayoutRequest, "speed": Speed}
+NESTED: Mapping[str, type[LayoutRequest | Speed | Adapter]] = {
+    "layout": LayoutRequest,
+    "speed": Speed,
+    "adapter": Adapter,
+}
 # Keys that take one value, which no choice of a group depends on.
 PLAIN_KEYS = ({*ConfigSchema.__dataclass_fields__} - {*GROUP_KEYS, *NESTED, "figure"}) | {
     f"{group}.{name}" for group, config in NESTED.items() for name in config.__dataclass_fields__

@@ -86,17 +86,14 @@ class Memory:
     def learning_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Return the trained parameters of stages before TP ``[stages]``."""
         kinds = module.padded(placed.tp).kinds
-        return _per_stage(module, placed, [layer.parameters * layer.learns for layer in kinds])
+        return _per_stage(module, placed, [layer.trained_parameters for layer in kinds])
 
     def expert_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         """Those of the experts, before TP and EP: all, and those that learn ``[stages]``."""
         kinds = module.padded(placed.tp).kinds
         counts = module.kind_counts(placed.layers_per_stage)
-        every, learning = (
-            matmul(counts, [float(layer.expert_parameters * (layer.learns or not only)) for layer in kinds])
-            for only in (False, True)
-        )
-        return every, learning
+        every = matmul(counts, [float(layer.expert_parameters) for layer in kinds])
+        return every, matmul(counts, [float(layer.trained_expert_parameters) for layer in kinds])
 
     def expert_sharing(self, module: ModuleSpec, placed: ModuleLayout) -> int:
         """Ranks that share out the optimizer states of the same experts: those of expert data parallelism."""

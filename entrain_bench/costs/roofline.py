@@ -197,7 +197,12 @@ class Roofline:
         gemm = sum_in_order(gemms, tokens)
         elementwise, elementwise_back = self._elementwise_s(layer, tokens, tp, cp)
         forward = gemm + elementwise
-        backward = GEMM_BACKWARD * layer.backward_share * gemm + elementwise_back
+        products = GEMM_BACKWARD * layer.backward_share * gemm
+        adapters = sum_in_order([s for s, product in zip(gemms, layer.gemms, strict=True) if product.adapter], tokens)
+        if layer.adapter_parameters:
+            # Gradients of all inputs, and of the adapters' weights.
+            products = gemm + adapters
+        backward = products + elementwise_back
         if layer.attention:
             ahead, back = self.attention_s(layer.attention, busiest_area(layer, loads, cp), tokens, tp, cp)
             forward = forward + ahead
@@ -208,7 +213,7 @@ class Roofline:
         weight = None
         put_off = 0
         if split:
-            weight, put_off = (gemm, len(gemms)) if layer.learns else (np.zeros_like(gemm), 0)
+            weight, put_off = (gemm, len(gemms)) if layer.learns else (adapters, len(layer.adapters))
             backward = backward - weight
             weight = np.maximum(weight, put_off * self.cluster.device.host_launch_s)
         forward, backward = self._issued_s(layer, forward, backward, put_off)
@@ -224,7 +229,10 @@ class Roofline:
         attention = 0 if layer.attention is None else 3 if self._kernel == UNFUSED else 1
         ahead = len(layer.gemms) + others + attention
         twice = layer.backward_elementwise_bytes_per_token is None
-        back = GEMM_BACKWARD * layer.backward_share * len(layer.gemms) + (ELEMENTWISE_BACKWARD if twice else 1) * others
+        products = GEMM_BACKWARD * layer.backward_share * len(layer.gemms)
+        if layer.adapter_parameters:
+            products = len(layer.gemms) + len(layer.adapters)
+        back = products + (ELEMENTWISE_BACKWARD if twice else 1) * others
         back = (back + attention * (2 if self._kernel == UNFUSED else 1) - put_off) * (layer.backward_share > 0)
         return np.maximum(forward, ahead * host_s), np.maximum(backward, back * host_s)
 

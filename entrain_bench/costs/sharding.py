@@ -32,7 +32,7 @@ LAYERS_GATHERED = 2
 def layer_parameters(module: ModuleSpec, tp: int, *, learning: bool = False, closed: bool = True) -> FloatArray:
     """Parameters (that learn) of each layer on all ``tp`` ranks ``[layers]``; if closed, tied embeddings count once."""
     layers = module.padded(tp).layers
-    parameters = np.array([float(layer.parameters * (layer.learns or not learning)) for layer in layers])
+    parameters = np.array([float(layer.trained_parameters if learning else layer.parameters) for layer in layers])
     if module.config.tied_embeddings and closed:
         parameters[-1] -= parameters[0]
     return parameters

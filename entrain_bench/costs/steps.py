@@ -228,7 +228,7 @@ class StepCosts:
         held = placed.ranks[:, :, :: module.weight_shards(placed.tp)].swapaxes(0, 1).reshape(placed.pp, -1)
         rings = self._ring_tiers(held[:, :sharing])
         of_experts = self._ring_tiers(held[:, :: placed.ep])
-        whole = np.array([layer.expert_parameters * layer.learns for layer in module.layers], np.float64)
+        whole = np.array([layer.trained_expert_parameters for layer in module.layers], np.float64)
         whole = whole / module.weight_shards(placed.tp)
         bounds = np.cumsum(placed.layers_per_stage[:-1])
         stages = zip(np.split(learning, bounds), np.split(whole, bounds), rings, of_experts, strict=True)

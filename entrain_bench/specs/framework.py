@@ -1,16 +1,17 @@
 """Settings of the training framework; they are the same for every strategy."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import Annotated, Any, Self
 
 from entrain_bench.base.errors import IncompatibleError, require, unknown_choice
+from entrain_bench.specs.adapters import Adapter, check_modules
 from entrain_bench.specs.cluster import ATTENTION_KERNELS, DeviceSpec
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import FULL, SELECTIVE, ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import CROSS_ENTROPIES, UNFUSED
-from entrain_bench.specs.parse import Count, OneOf, between, check_fields
+from entrain_bench.specs.parse import Count, OneOf, between, check_fields, parse
 
 P2P = ("blocking", "overlapped")
 SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
@@ -41,6 +42,7 @@ class FrameworkOptions:
     padding: Annotated[str, OneOf(PADDINGS)] = UNPADDED
     pad_to_multiple_of: Count = 8  # tokens; only with ``padding=multiple``
     freeze: tuple[str, ...] = ()
+    adapter: Adapter = field(default_factory=Adapter)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -90,6 +92,8 @@ class FrameworkOptions:
     def check_executable(self, module: ModuleSpec, cp: int, harness: str) -> None:
         """Raise ``IncompatibleError`` for settings that are priced, but that ranks cannot run for this module."""
         check_dense(module, f"harness={harness}")
+        if self.adapter.rank:
+            raise IncompatibleError(f"adapter.rank={self.adapter.rank}: must be 0 with harness={harness}. Use simulate")
         whole_encoder = self.sequence_parts(module, cp) < cp
         uneven = self.cp_split == PACK and cp > 1 and harness == "emulate"
         for key, value, trained in (
@@ -111,18 +115,14 @@ class FrameworkOptions:
         allowed = f"one of {', '.join(available)} on {device.name}, or null"
         require(kernel is None or kernel in available, "attention_kernel", kernel, allowed)
 
-    def check_modules(self, names: Sequence[str], learning: int) -> None:
-        """Raise ``UserError`` if ``freeze`` names an unknown module, or leaves no ``learning`` parameters."""
-        for name in self.freeze:
-            if name not in names:
-                raise unknown_choice("freeze", name, names)
-        require(learning > 0, "freeze", [*self.freeze], "such that a module or a projector is trained")
-
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
         """Build the settings from the top-level keys of a run."""
         given = {name: values[name] for name in cls.__dataclass_fields__}
-        return cls(**given | {"freeze": tuple(str(name) for name in given["freeze"])})
+        adapter = (
+            given["adapter"] if isinstance(given["adapter"], Adapter) else parse(Adapter, given["adapter"], "adapter")
+        )
+        return cls(**given | {"freeze": tuple(str(name) for name in given["freeze"]), "adapter": adapter})
 
 
 def check_dense(module: ModuleSpec, what: str) -> None:
@@ -134,7 +134,17 @@ def check_dense(module: ModuleSpec, what: str) -> None:
 
 
 def with_options(model: ModelSpec, framework: FrameworkOptions) -> ModelSpec:
-    """Return the model with this framework's loss, recomputed layers and frozen modules."""
+    """Return the model with this framework's loss, recomputed layers, frozen modules and adapters.
+
+    ``UserError`` if ``freeze`` or ``adapter`` names an unknown part, or nothing learns.
+    """
+    for name in framework.freeze:
+        if name not in model.freezable:
+            raise unknown_choice("freeze", name, model.freezable)
+    check_modules(framework.adapter, [module.name for module in model.modules])
     if framework.cross_entropy != UNFUSED:
         model = model.with_cross_entropy(framework.cross_entropy)
-    return model.with_recomputation(framework.recompute_granularity).with_frozen(framework.freeze)
+    made = model.with_recomputation(framework.recompute_granularity).with_frozen(framework.freeze, framework.adapter)
+    learning = sum(module.learning_parameters for module in made.modules)
+    require(learning > 0, "freeze", [*framework.freeze], "such that a module, a projector or an adapter is trained")
+    return made

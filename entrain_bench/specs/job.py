@@ -81,8 +81,6 @@ class Job:
         for name in self.request.recompute or ():
             if name not in names:
                 raise unknown_choice("layout.recompute", name, names)
-        frozen = self.model.with_frozen([name for name in self.framework.freeze if name in names])
-        self.framework.check_modules(names, sum(module.learning_parameters for module in frozen.modules))
         if self.request.ep not in (None, 1) and self.model.llm.config.experts is None:
             raise UserError(f"layout.ep={self.request.ep}: must be 1 or null: model={self.model.name} has no experts")
         asked = self.request.sharding

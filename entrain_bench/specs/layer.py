@@ -32,6 +32,7 @@ class Gemm:
     rows_per_token: float = 1.0
     taps: float = 1.0
     groups: int = 1
+    adapter: bool = False  # of a low-rank adapter, which is trained in a frozen layer
 
     def flops(self, tokens: FloatArray) -> FloatArray:
         """FLOPs of the forward product (one multiply-add is two)."""
@@ -97,7 +98,30 @@ class Layer:
     recomputed: bool = True  # recomputation covers it; megatron-core recomputes blocks, not the ends
     remade: Layer | None = None  # part of the layer that recomputation covers; None: all of it
     learns: bool = True  # has weight gradients and optimizer states
-    backward_share: float = 1.0  # relative to both gradients: 0.5 for its input's alone, 0 without a backward
+    # Product FLOPs of its backward, relative to both gradients: 0.5 for its input's alone, more with adapters.
+    backward_share: float = 1.0
+    adapter_parameters: int = 0  # of the parameters of a frozen layer, those that are trained
+    expert_adapter_parameters: int = 0  # of these, those of experts
+
+    @property
+    def trained_parameters(self) -> int:
+        """Parameters with gradients and optimizer states."""
+        return self.parameters if self.learns else self.adapter_parameters
+
+    @property
+    def trained_expert_parameters(self) -> int:
+        """Those of experts among them."""
+        return self.expert_parameters if self.learns else self.expert_adapter_parameters
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has weight gradients: of its own weights, or of adapters."""
+        return self.learns or self.adapter_parameters > 0
+
+    @property
+    def adapters(self) -> list[Gemm]:
+        """Products of adapters."""
+        return [gemm for gemm in self.gemms if gemm.adapter]
 
     @property
     def remade_share(self) -> float:
@@ -166,10 +190,8 @@ class Layer:
 
     def weight_pass_bytes(self, tp: int, element_bytes: int = BF16_BYTES) -> float:
         """Return the bytes per token that a weight pass reads: inputs and output gradients (TransformerEngine#1653)."""
-        if not self.learns:
-            return 0.0
         total = 0.0
-        for gemm in self.gemms:
+        for gemm in self.gemms if self.learns else self.adapters:
             inside, outside = (gemm.k / gemm.taps, gemm.n) if gemm.row_parallel else (gemm.n, gemm.k / gemm.taps)
             total += gemm.rows_per_token * (inside / tp + outside / (1 if self.tensor_parallel else tp))
         return total * element_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze
 from entrain_bench.base.errors import IncompatibleError, UserError, require
+from entrain_bench.specs.adapters import Adapter, adapted_layer, check_targets, named_products
 from entrain_bench.specs.layer import BF16_BYTES, Layer
 from entrain_bench.specs.module_layers import (
     UNFUSED,
@@ -34,6 +35,10 @@ MAX_SIZE = 2**24  # sizes of a layer, of which two are multiplied for its parame
 FULL = "full"
 SELECTIVE = "selective"
 WORDS_MULTIPLE = 128  # Megatron-LM pads a vocabulary to a multiple of this times TP (make-vocab-size-divisible-by)
+# Names in ``freeze``: an encoder with its projector (``vision.projector``), and all weights except adapters.
+PROJECTOR = "projector"
+EVERYTHING = "all"
+NO_ADAPTER = Adapter()
 TRAINING_FLOPS = 3.0  # A backward takes twice the forward's model FLOPs
 
 
@@ -139,7 +144,7 @@ class ModuleSpec:
         """Number of parameters that learn."""
         if all(layer.learns for layer in self.layers):
             return self.parameters  # a tied embedding counts once
-        return sum(layer.parameters for layer in self.layers if layer.learns)
+        return sum(layer.trained_parameters for layer in self.layers)
 
     @property
     def frozen_parameters(self) -> int:
@@ -158,11 +163,24 @@ class ModuleSpec:
         flops = np.array([sum(gemm.k * gemm.n * gemm.rows_per_token for gemm in layer.gemms) for layer in self.layers])
         return float((flops * needed).sum() / (flops * 3.0).sum())
 
-    def frozen(self, passes_gradients: bool) -> ModuleSpec:
-        """Return the module with frozen weights, except a projector; ``passes_gradients``: an earlier module learns."""
-        fixed = len(self.layers) - 1 if self.is_encoder else len(self.layers)
+    def frozen(self, passes_gradients: bool, with_projector: bool = False) -> ModuleSpec:
+        """Return the module with frozen weights, except a projector unless ``with_projector``.
+
+        ``passes_gradients``: an earlier module learns.
+        """
+        keeps = self.is_encoder and not with_projector
+        fixed = len(self.layers) - 1 if keeps else len(self.layers)
         still = tuple(layer.frozen(passes_gradients) for layer in self.layers[:fixed])
         return replace(self, layers=(*still, *self.layers[fixed:]))
+
+    def adapted(self, passes_gradients: bool, rank: int, names: Collection[str]) -> ModuleSpec:
+        """Return the module with frozen weights and adapters; ``UserError`` for a name that no product has."""
+        known = {name for layer in self.kinds for name, _ in named_products(self.config, layer)}
+        check_targets(names, self.name, known)
+        first, *inner, last = self.layers
+        blocks = [adapted_layer(layer.frozen(passes_gradients=True), self.config, rank, names) for layer in inner]
+        layers = (first.frozen(passes_gradients), *blocks, last.frozen(passes_gradients=True))
+        return replace(self, layers=layers)
 
     def selectively_recomputed(self) -> ModuleSpec:
         """Return the module with blocks that recompute only the MLP and its norm; a U-Net has no such blocks."""
@@ -256,15 +274,28 @@ class ModelSpec:
         changed = replace(self.llm, layers=(*layers, head), cross_entropy=cross_entropy)
         return replace(self, modules=tuple(changed if module is self.llm else module for module in self.modules))
 
-    def with_frozen(self, names: Sequence[str]) -> ModelSpec:
-        """The model with the named modules frozen (``ModuleSpec.frozen``)."""
+    def with_frozen(self, names: Sequence[str], adapter: Adapter = NO_ADAPTER) -> ModelSpec:
+        """Return the model with adapters, and with the named modules and projectors frozen (``freezable``)."""
         modules: list[ModuleSpec] = []
         for module in self.modules:
             # Encoders run first, however many there are.
             before = [] if module.is_encoder else modules
-            passes = any(layer.learns for other in before for layer in other.layers)
-            modules.append(module.frozen(passes) if module.name in names else module)
+            passes = any(layer.trains for other in before for layer in other.layers)
+            adapted = adapter.names_in(module.name, self.llm.name)
+            projector = {f"{module.name}.{PROJECTOR}", EVERYTHING} & {*names}
+            if adapted:
+                modules.append(module.adapted(passes, adapter.rank, adapted))
+            elif module.name in names or projector:
+                modules.append(module.frozen(passes, with_projector=bool(projector)))
+            else:
+                modules.append(module)
         return replace(self, modules=tuple(modules))
+
+    @property
+    def freezable(self) -> list[str]:
+        """Names that ``freeze`` may have: modules, encoders with their projector, and everything."""
+        projectors = [f"{module.name}.{PROJECTOR}" for module in self.encoders]
+        return [*(module.name for module in self.modules), *projectors, EVERYTHING]
 
     def with_recomputation(self, granularity: str) -> ModelSpec:
         """The model with blocks that recomputation covers as ``FrameworkOptions.recompute_granularity`` says."""

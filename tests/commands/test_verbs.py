@@ -13,6 +13,7 @@ from entrain_bench.answers.documents.claim import load_claims
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.commands import ui
+from entrain_bench.config.comments import groups
 from entrain_bench.config.constants import read_draws
 from entrain_bench.config.grammar import Request
 from entrain_bench.lab.ledger import fit
@@ -95,3 +96,28 @@ def test_notes_of_the_server_are_left_out_and_errors_are_not(
 def test_the_server_listens_on_this_machine_only(tmp_path: Path) -> None:
     command = ui.server_command(Results(tmp_path), 5001)
     assert command[command.index("--host") + 1] == "127.0.0.1"
+
+
+def test_ls_lists_every_choice_and_refuses_other_words(capsys: pytest.CaptureFixture[str]) -> None:
+    for table, group in (("models", "model"), ("workloads", "workload"), ("strategies", "strategy")):
+        assert run_command(["ls", table]) == 0
+        shown = {line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("│ ")}
+        assert {*groups()[group]} <= shown
+    for words, message in (
+        ([], "ls: takes one word; choices: "),
+        (["model"], "ls=model: unknown (did you mean models?)"),
+    ):
+        assert run_command(["ls", *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.wide
+def test_ls_clusters_states_gpus_and_origin_of_constants(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["ls", "clusters"]) == 0
+    rows = {
+        cells[1]: cells[2:5]
+        for line in capsys.readouterr().out.splitlines()
+        if (cells := [*map(str.strip, line.split("│"))])[1:]
+    }
+    assert rows["h100x64"] == ["64", "H100-SXM", "fitted"]
+    assert rows["gb200x72"] == ["72", "GB200", "derived"]

@@ -15,7 +15,7 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import RunContext, prepare
-from entrain_bench.specs.framework import FrameworkOptions
+from entrain_bench.specs.framework import FrameworkOptions, with_options
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import TRAINING_FLOPS
 from support.builders import chain_layout, samples, tiny_cluster, tiny_model, uniform_batch
@@ -118,5 +118,6 @@ def test_what_cannot_be_frozen_is_named() -> None:
     (cell,) = compose_cells([*SMALL, "freeze=[vison]"])
     with pytest.raises(UserError, match=r"freeze=vison: unknown"):
         prepare(cell.config)
-    with pytest.raises(UserError, match=r"freeze=\['llm'\]: must be such that a module or a projector is trained"):
-        FrameworkOptions(freeze=("llm",)).check_modules(["llm"], 0)
+    everything = FrameworkOptions(freeze=("vision", "vision.projector", "llm"))
+    with pytest.raises(UserError, match=r"freeze=\[.*\]: must be such that a module, a projector or an adapter is"):
+        with_options(MODEL, everything)

@@ -51,6 +51,11 @@ def layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
     llm = layout.modules[job.model.llm_index]
     if model.generators:
         yield f"has no place for a generator ({model.generators[0].name})"
+    if job.framework.adapter.rank:
+        yield "has no low-rank adapters"
+    for name in job.framework.freeze:
+        if name not in [module.name for module in model.modules]:
+            yield f"has no flag for freeze={name}"
     for placed in layout.modules:
         if placed.scatters or placed.offload:
             yield f"{placed.module} is {'sharded' if placed.scatters else 'offloaded'}"

@@ -282,6 +282,7 @@ def cluster_with_times(
         shown = "null" if value is None else value or "[]"
         allowed = f"{shown} with cluster/device=profiled, because the profile was measured with it"
         require(stated == value, key, [*stated] if key == "freeze" else stated, allowed)
+    require(framework.adapter.rank == 0, "adapter.rank", framework.adapter.rank, "0 with cluster/device=profiled")
     for name in ("gemm", "attention", "memory", "launch"):
         require(getattr(speed, name) == 1.0, f"speed.{name}", getattr(speed, name), "1 with cluster/device=profiled")
     profile = device.read()

@@ -1,0 +1,61 @@
+"""``entrain-bench ls [GROUP]``: models, clusters, workloads or strategies that a run may name, one table each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+
+from entrain_bench.answers.console_table import make_console, make_table
+from entrain_bench.answers.labels import cost_source, strategy_facts
+from entrain_bench.base.errors import UserError, unknown_choice
+from entrain_bench.config.comments import groups
+from entrain_bench.config.compose import Composer
+from entrain_bench.config.grammar import NoKeys, Request, Verb
+
+type Rows = list[list[str]]
+
+
+def _choices(group: str, config_dir: str | None) -> Mapping[str, str]:
+    return groups(config_dir)[group]
+
+
+def _texts(group: str) -> Callable[[str | None], tuple[list[str], Rows]]:
+    return lambda config_dir: ([group, "what it is"], [[*row] for row in _choices(group, config_dir).items()])
+
+
+def _clusters(config_dir: str | None) -> tuple[list[str], Rows]:
+    composer = Composer(config_dir)
+    rows = list[list[str]]()
+    for name, text in _choices("cluster", config_dir).items():
+        values = composer.run((f"cluster={name}",)).cluster
+        gpus = int(values["num_nodes"]) * int(values["gpus_per_node"])
+        rows.append([name, str(gpus), str(values["device"]["name"]), cost_source(values), text])
+    return ["cluster", "GPUs", "device", "constants", "what it is"], rows
+
+
+def _strategies(config_dir: str | None) -> tuple[list[str], Rows]:
+    families = {facts.name: facts.family for facts in sorted(strategy_facts(), key=attrgetter("order"))}
+    texts = _choices("strategy", config_dir)
+    names = [*families, *(name for name in texts if name not in families)]
+    return ["strategy", "family", "idea"], [[name, families.get(name, "yours"), texts[name]] for name in names]
+
+
+TABLES: Mapping[str, Callable[[str | None], tuple[list[str], Rows]]] = {
+    "models": _texts("model"),
+    "clusters": _clusters,
+    "workloads": _texts("workload"),
+    "strategies": _strategies,
+}
+VERB = Verb(NoKeys, words=f"one of {', '.join(TABLES)}", examples=["models", "clusters"])
+
+
+def main(request: Request[NoKeys]) -> int:
+    """Print the table of one group; ``UserError`` without a group, and for an unknown one."""
+    if len(request.words) != 1:
+        raise UserError(f"ls: takes one word; choices: {', '.join(TABLES)}")
+    (name,) = request.words
+    if name not in TABLES:
+        raise unknown_choice("ls", name, [*TABLES])
+    headings, rows = TABLES[name](request.config_dir)
+    make_console().print(make_table(headings, rows, left=len(headings)))
+    return 0
