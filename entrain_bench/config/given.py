@@ -119,13 +119,15 @@ def with_data(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def _node_values(file: Path) -> dict[str, Any]:
+    """Return the keys of a cluster's YAML, and those of the nodes and clusters among its defaults."""
     values: dict[str, Any] = yaml.safe_load(file.read_text())
+    below = dict[str, Any]()
     for entry in values.get("defaults", ()):
-        for folder in (file.parents[1], config_tree()) if isinstance(entry, dict) and "node" in entry else ():
-            kind = folder / CLUSTER / "node" / f"{entry['node']}.yaml"
-            if kind.is_file():
-                return {**yaml.safe_load(kind.read_text()), **values}
-    return values
+        name = f"node/{entry['node']}" if isinstance(entry, dict) and "node" in entry else entry
+        places = [tree / CLUSTER / f"{name}.yaml" for tree in (file.parents[1], config_tree())]
+        found = next((place for place in places if place.is_file() and place != file), None)
+        below |= _node_values(found) if found else {}
+    return below | values
 
 
 def with_plan(overrides: Sequence[str]) -> tuple[str, ...]:

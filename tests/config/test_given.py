@@ -79,12 +79,21 @@ def test_clusters_that_are_not_known(name: str, line: str) -> None:
         ClusterSpec.from_config(compose(f"cluster={name}").cluster)
 
 
-def test_clusters_of_the_users_own_device(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("own", "gpus", "nodes"),
+    [
+        ("defaults:\n  - node: hopper\n  - device: h200\n  - _self_\nname: z1x8\nnum_nodes: 1\n", 24, 3),
+        # Another cluster's YAML with a memory of its own; 2 GPUs are a part of a node.
+        ("defaults:\n  - a100x8\n  - _self_\nname: z1x8\ndevice:\n  memory_bytes: 42297524224\n", 32, 4),
+        ("defaults:\n  - a100x8\n  - _self_\nname: z1x8\n", 2, 1),
+    ],
+)
+def test_clusters_of_the_users_own_device(own: str, gpus: int, nodes: int, tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
-    own = "defaults:\n  - node: hopper\n  - device: h200\n  - _self_\nname: z1x8\nnum_nodes: 1\n"
     (tmp_path / "cluster" / "z1x8.yaml").write_text(own)
-    cluster = Composer(str(tmp_path)).run(["cluster=24xz1"]).cluster
-    assert (cluster["name"], cluster["num_nodes"]) == ("z1x24", 3)
+    cluster = Composer(str(tmp_path)).run([f"cluster={gpus}xz1"]).cluster
+    assert (cluster["name"], cluster["num_nodes"]) == (f"z1x{gpus}", nodes)
+    assert cluster["device"]["memory_bytes"] == 42297524224 or "memory_bytes" not in own
 
 
 @pytest.fixture
