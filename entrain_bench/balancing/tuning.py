@@ -76,7 +76,7 @@ FINALISTS = 3
 OWN_OPTIONS = 2 / 3
 OPTIONS = 1 / 2
 BY_TURNS = 1 / 3  # share of the drafts that are the best estimates of every value of every knob
-MAX_REFUSED = 4  # candidates that are tried for each draft, should most exceed memory
+MAX_REFUSED = 16  # candidates that are tried for each draft, should most exceed memory
 
 
 @dataclass(frozen=True, slots=True)
