@@ -79,7 +79,9 @@ def test_a_value_that_gains_is_listed_and_finished_runs_are_skipped(
     study = Study(Results(Path("results")))
     study.results.prepare()
     # The own value, another one without effect, one that is not allowed, an option that is unknown, and a repetition.
-    draws = cycle((f"strategy.scheduler.{text}",) for text in ("max_extra_forwards=null", STAGE, "memory=none", "wrong=1", STAGE))
+    draws = cycle(
+        (f"strategy.scheduler.{text}",) for text in ("max_extra_forwards=null", STAGE, "memory=none", "wrong=1", STAGE)
+    )
     monkeypatch.setattr(terms, "drawn_options", lambda *_: next(draws))
 
     def planted(study: Study, sweep: SweepOverrides) -> dict[str, float]:
