@@ -72,10 +72,23 @@ def label_columns(config: RunConfig) -> dict[str, Any]:
 
 
 def framework_of(strategy: Mapping[str, Any]) -> str:
-    """Return the framework that runs a strategy today, by the strategy's YAML; empty if none does."""
+    """Return the framework that runs a configured strategy today, as its YAML says; empty if none does as configured.
+
+    A framework may need values of options (``switch_on: {megatron: [strategy.planner.placement=first_stage]}``).
+    """
     switches = strategy.get(SWITCH_ON) or {}
     require(isinstance(switches, Mapping), f"strategy.{SWITCH_ON}", switches, "a mapping of lists of overrides")
-    return next((name for key, name in FRAMEWORKS.items() if key in switches), "")
+    known = (key for key in FRAMEWORKS if key in switches and all(_has(strategy, text) for text in switches[key]))
+    return next((FRAMEWORKS[key] for key in known), "")
+
+
+def _has(strategy: Mapping[str, Any], override: str) -> bool:
+    """Whether a strategy has the value that an override of one of its keys gives."""
+    path, _, text = override.removeprefix("strategy.").partition("=")
+    value: Any = strategy
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return bool((list(value) if isinstance(value, tuple) else value) == yaml.safe_load(text))
 
 
 def in_order(table: pd.DataFrame) -> pd.DataFrame:

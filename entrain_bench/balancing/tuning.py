@@ -21,7 +21,7 @@ from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.variants import Variant
 from entrain_bench.base.arithmetic import decisive, log2
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import UserError
+from entrain_bench.base.errors import OutOfMemoryError, UserError
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import MAX_SAMPLES, Job
 from entrain_bench.specs.model import ModelSpec
@@ -76,7 +76,7 @@ FINALISTS = 3
 OWN_OPTIONS = 2 / 3
 OPTIONS = 1 / 2
 BY_TURNS = 1 / 3  # share of the drafts that are the best estimates of every value of every knob
-MAX_REFUSED = 4  # candidates that are tried for each draft, should most exceed memory
+MAX_REFUSED = 16  # candidates that are tried for each draft, should most exceed memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,8 @@ def asked(
 def walked(trials: Trials, leader: Layout, variants: Sequence[Variant], budget: float) -> Layout:
     """Return the plan after a walk along its variants, one key at a time: each value that ``gains`` and fits stays.
 
-    Rounds over all keys end when one changes nothing, or when the budget is spent.
+    A value that exceeds memory is tried with recomputation that the scheduler chooses. Rounds over all keys end when
+    one changes nothing, or when the budget is spent.
     """
     most = trials.num_simulated + trials.affordable(budget)
     drafts = trials.batches.drafts
@@ -319,7 +320,7 @@ def walked(trials: Trials, leader: Layout, variants: Sequence[Variant], budget: 
     while begun is not leader:
         begun = leader
         for variant in variants:
-            changed = variant.of(leader)
+            changed = eased(trials, variant.of(leader), variants)
             if candidate_key(changed) == candidate_key(leader):
                 continue
             if trials.num_simulated + len(drafts) + len(last) > most:
@@ -327,6 +328,16 @@ def walked(trials: Trials, leader: Layout, variants: Sequence[Variant], budget: 
             if trials.mean_s(changed, drafts) < trials.mean_s(leader, drafts) and trials.gains(changed, leader, last):
                 leader = changed if trials.fits(changed) else leader
     return leader
+
+
+def eased(trials: Trials, plan: Layout, variants: Sequence[Variant]) -> Layout:
+    """Return a plan, or the first variant of it that lets the scheduler recompute if it exceeds memory otherwise."""
+    recomputes = trials.make_program.recomputes_under
+    before = len(trials.refused)
+    trials.seconds(plan, trials.batches.drafts[0])
+    if recomputes(plan) or not any(isinstance(error, OutOfMemoryError) for error in trials.refused[before:]):
+        return plan
+    return next(filter(recomputes, (variant.of(plan) for variant in variants)), plan)
 
 
 def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgram, budget: int) -> Layout:

@@ -38,12 +38,14 @@ def terms_markdown(terms: Terms, outcome: Outcome) -> str:
     options = [one.options for one in outcome.untried]
     parts = [
         f"# Random options and other terms\n\n{terms_answer(terms, outcome)}\n",
-        "Written by `entrain-bench check-terms`; jobs and tries are in `experiments/terms.yaml`. One seed.\n",
+        "Written by `entrain-bench check-terms`; jobs and tries are in `experiments/terms.yaml`. "
+        "One seed, unless said.\n",
         markdown_table(heading, rows, right=heading[4:5]),
         "## Random values of options\n",
         f"A draw changes about half of the options of a strategy's assigner and scheduler. A number becomes {factors} "
         f"times its own value, a word another one that is allowed. {terms.draws} draws for each strategy and job run "
-        f"on the layout that the tuner chose for the strategy's own values. Faster than these by more than {share}:\n",
+        f"on the layout that the tuner chose for the strategy's own values. Those that are faster by more "
+        f"than {share} on one seed run on {terms.seeds} seeds. Faster by more than {share} over all of these:\n",
         _gains(outcome.gains),
         "## Not tried\n",
         "- Options of planners are not drawn: they decide the layout, which the tuner searches.\n"

@@ -10,6 +10,8 @@ import pytest
 from entrain_bench.balancing.interface import MakeProgram, Strategy
 from entrain_bench.balancing.interleaved import Interleaved
 from entrain_bench.balancing.profile import Profile
+from entrain_bench.balancing.recomputation import recompute_all
+from entrain_bench.balancing.tuning import Trials, eased, tuning_batches
 from entrain_bench.balancing.variants import Option, free_options
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import compose
@@ -18,6 +20,7 @@ from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout, layout_from_json, layout_to_json
 from entrain_bench.records.sealed import CachedLayout, CachedLayouts
 from entrain_bench.run.experiment import prepare
+from entrain_bench.specs.job import PLANNING_SHARE
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench_strategies.megatron import MegatronPlanner
 from support.builders import profile_of, random_samples, tiny_job, tiny_model
@@ -81,6 +84,21 @@ def test_options_are_walked_within_the_same_budget(budget: int, monkeypatch: pyt
     assert budget / 2 < len(counted) <= 2 * budget
 
 
+def test_a_value_that_exceeds_memory_is_tried_with_recomputation() -> None:
+    profile = profile_for()
+    memory = Option("scheduler", "memory", ("module", "greedy"))
+    programs = MakeProgram(replace(STRATEGY, options=(memory,)), profile)
+    trials = Trials(profile, programs, tuning_batches(profile))
+    plan = STRATEGY.plan(profile_for(None))
+    assert eased(trials, plan, programs.variants) is plan
+    program = programs(trials.batches.drawn[trials.batches.drafts[0]], plan)
+    needs = [profile.memory.peak_bytes(one).max() for one in (program, recompute_all(program))]
+    assert needs[1] < needs[0]
+    tight = profile.for_job(replace(JOB, memory_budget_bytes=float(np.mean(needs)) / PLANNING_SHARE))
+    trials = Trials(tight, MakeProgram(replace(STRATEGY, options=(memory,)), tight), trials.batches)
+    assert eased(trials, plan, programs.variants).options == ("strategy.scheduler.memory=greedy",)
+
+
 def test_without_the_tuner_options_stay() -> None:
     assert STRATEGY.plan(profile_for(None)).options == ()
 
@@ -122,7 +140,7 @@ def test_declared_options_begin_with_the_own_value(name: str) -> None:
 
 
 def test_options_are_free_with_equal_tuning_only() -> None:
-    for text in ("tuning=own", "tuning_options=false", "strategy.scheduler.memory=greedy"):
+    for text in ("tuning=own", "tuning_options=false", "strategy.options.scheduler={memory:[module],eager:[none]}"):
         assert prepare(compose("strategy=megatron", text)).strategy.options == ()
     assert prepare(compose("strategy=megatron")).strategy.options
 

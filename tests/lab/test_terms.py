@@ -39,6 +39,7 @@ TINY = Terms(
     ("tuning_budget=4",),
     "megatron,bridge_reorder,fsdp",
     draws=5,
+    seeds=2,
 )
 STAGE = "memory=stage"
 
@@ -78,11 +79,14 @@ def test_a_value_that_gains_is_listed_and_finished_runs_are_skipped(
     study = Study(Results(Path("results")))
     study.results.prepare()
     # The own value, another one without effect, one that is not allowed, an option that is unknown, and a repetition.
-    draws = cycle((f"strategy.scheduler.{text}",) for text in ("eager=none", STAGE, "memory=none", "wrong=1", STAGE))
+    draws = cycle(
+        (f"strategy.scheduler.{text}",) for text in ("max_extra_forwards=null", STAGE, "memory=none", "wrong=1", STAGE)
+    )
     monkeypatch.setattr(terms, "drawn_options", lambda *_: next(draws))
 
     def planted(study: Study, sweep: SweepOverrides) -> dict[str, float]:
-        faster = 1.1 if "strategy=bridge_reorder" in sweep and f"strategy.scheduler.{STAGE}" in sweep else 1.0
+        gains = "strategy=bridge_reorder" in sweep or "seed=0" in sweep  # megatron's is one seed's luck
+        faster = 1.1 if gains and f"strategy.scheduler.{STAGE}" in sweep else 1.0
         return {name: time / faster for name, time in real(study, sweep).items()}
 
     monkeypatch.setattr(terms, "_ranked", planted)

@@ -6,12 +6,24 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from entrain_bench.answers.comparison import Comparison, Times, Verdict, geometric_mean
-from entrain_bench.answers.labels import PUBLISHED, cluster_label, families, frameworks, names
+from entrain_bench.answers.labels import (
+    FRAMEWORKS,
+    PUBLISHED,
+    SWITCH_ON,
+    TODAY,
+    cluster_label,
+    families,
+    frameworks,
+    names,
+)
 from entrain_bench.answers.posterior import SURE, share_ahead
 from entrain_bench.answers.tables import JOB, compared
 from entrain_bench.answers.text import listing, markdown_table, seconds, times
+from entrain_bench.config.tree import choices, config_tree
+from entrain_bench.run.study import SweepOverrides
 
 # Columns of the run table that say how many samples a GPU has.
 SIZES = {"batch": "global_batch", "nodes": "cluster.num_nodes", "gpus_per_node": "cluster.gpus_per_node"}
@@ -73,6 +85,23 @@ class Summary:
         return cls(dict(counts.most_common()), min(ratios), max(ratios), geometric_mean(ratios), len(known))
 
 
+def today_sweeps(sweep: str) -> list[SweepOverrides]:
+    """Return a figure's sweep of each strategy that a framework runs today, with the options that it needs there."""
+    found = []
+    for name in choices("strategy"):
+        node = yaml.safe_load((config_tree() / "strategy" / f"{name}.yaml").read_text())
+        switches = node.get(SWITCH_ON, {})
+        if node.get("in_figures") != "none":
+            found += [(sweep, f"strategy={name}", *switches[key]) for key in FRAMEWORKS if key in switches]
+    return found
+
+
+def with_today(data: pd.DataFrame, today: pd.DataFrame) -> pd.DataFrame:
+    """Return a run table with further rows, of strategies as frameworks run them: names of their own, same labels."""
+    named = today.assign(strategy=today["strategy"] + " today")
+    return pd.concat([data.assign(**{TODAY: ""}), named], ignore_index=True)
+
+
 def job_rows(data: pd.DataFrame, draws: Mapping[tuple[str, str], Mapping[str, Times]] = {}) -> list[JobRow]:
     """A row for every job of a run table with ``SIZES``, in the order of the table.
 
@@ -95,7 +124,7 @@ def job_rows(data: pd.DataFrame, draws: Mapping[tuple[str, str], Mapping[str, Ti
                 next((place for name, place in places.items() if family[name] == PUBLISHED), None),
                 next((place for name, place in places.items() if today[name]), None),
                 places.get(BASELINE),
-                [place.strategy for place in [*places.values()][1:] if place.ties],
+                [place.strategy for name, place in [*places.items()][1:] if place.ties and not today[name]],
             )
         )
     return rows

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from entrain_bench.answers.documents.headline import SIZES, ahead, job_rows, jobs_markdown
+from entrain_bench.answers.documents.headline import SIZES, ahead, job_rows, jobs_markdown, today_sweeps, with_today
 from entrain_bench.answers.documents.mechanisms import gain_names, gains_by_name, mechanisms_section, sweeps
 from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
 from entrain_bench.answers.documents.tables import TABLES
@@ -20,7 +20,7 @@ from entrain_bench.answers.text import count, markdown_table, seconds
 from entrain_bench.base.files import write_atomically
 from entrain_bench.records.metrics import BELIEVED
 from entrain_bench.records.tables import GAP
-from entrain_bench.run.study import Output, Study
+from entrain_bench.run.study import Output, Study, SweepOverrides
 
 CASE = ["model", "workload", "strategy"]
 # The text in brackets, and the column of runs whose mean it shows.
@@ -44,10 +44,9 @@ RUN = ["workload", "model", "cluster", "seed"]
 
 def results_output() -> Output:
     """The document of all tables."""
-    headline = [(f"figure={SWEEP}",), *sweeps()]
     return Output(
         "results",
-        headline,
+        _sweeps(),
         write_results,
         [PAGE],
         files=[HEADLINE, *(f"{TABLES}/{name}.md" for name in gain_names())],
@@ -55,12 +54,17 @@ def results_output() -> Output:
     )
 
 
+def _sweeps() -> list[SweepOverrides]:
+    return [(f"figure={SWEEP}",), *today_sweeps(f"figure={SWEEP}"), *sweeps()]
+
+
 def write_results(study: Study) -> str:
     """Write ``results.md`` and sentences for other pages; returns missing runs, if any."""
     table = run_table(study.cells(f"figure={SWEEP}"), study.results, SIZES)
     draws = times_of(posterior_runs(study)) if read_plan().sweep == SWEEP else {}
     odds = {job: chances(times) for job, times in draws.items()}
-    rows = job_rows(table, draws)
+    today = [cell for sweep in today_sweeps(f"figure={SWEEP}") for cell in study.cells(*sweep)]
+    rows = job_rows(with_today(table, run_table(today, study.results, SIZES)), draws)
     sure = posterior_sentences([*odds.values()], names(table, "strategy"))
     first = headline_sentence(ahead(rows))
     sentences = " ".join([first, *sure])
@@ -77,7 +81,7 @@ def write_results(study: Study) -> str:
     values = {f"{TABLES}/{name}.md": text for name, text in gains_by_name(study).items()}
     for name, text in {HEADLINE: f"{first}\n", PAGE: "\n".join(parts), **values}.items():
         write_atomically(study.results.root / name, text.encode())
-    return next(filter(None, (study.problem(*sweep) for sweep in [(f"figure={SWEEP}",), *sweeps()])), "")
+    return next(filter(None, (study.problem(*sweep) for sweep in _sweeps())), "")
 
 
 def posterior_markdown(data: pd.DataFrame, odds: Mapping[tuple[str, str], Mapping[str, Chance]]) -> str:

@@ -8,7 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from entrain_bench.answers.documents.headline import ahead, job_rows, jobs_markdown
+from entrain_bench.answers.documents.headline import ahead, job_rows, jobs_markdown, today_sweeps, with_today
+from entrain_bench.answers.labels import framework_of
+from entrain_bench.config.compose import compose
 
 FAMILY = {"megatron": "out_of_the_box", "omnibal": "published", "dip": "published", "lpt": "simple", "braid": "ours"}
 TODAY = {"megatron": "Megatron-LM"}
@@ -61,6 +63,26 @@ def test_a_row_names_the_fastest_of_all_the_published_and_that_in_a_framework() 
     assert row.published.behind == pytest.approx(1.3 / 1.1, rel=1e-3)
     assert (row.baseline.strategy, row.baseline.ties) == ("LPT", True)
     assert row.tied == ["LPT"]
+
+
+def test_a_strategy_counts_as_of_today_only_with_what_its_framework_has() -> None:
+    named = {"strategy_label": "Megatron"}
+    tuned = runs({"megatron": [0.9, 0.9, 0.9]}).assign(**named)
+    today = runs({"megatron": [2.0, 2.1, 2.2]}).assign(**named)
+    (row,) = job_rows(with_today(pd.concat([tuned, runs({"braid": [1.0, 1.1, 1.2]})]), today))
+    assert row.fastest
+    assert row.today
+    assert (row.fastest.time_s, row.fastest.framework) == (pytest.approx(0.9), "")
+    assert (row.today.strategy, row.today.time_s, row.today.framework) == (
+        "Megatron",
+        pytest.approx(2.1),
+        "Megatron-LM",
+    )
+    assert row.tied == []
+    strategies = {sweep[1]: compose(*sweep[1:]).strategy for sweep in today_sweeps("figure=iteration_time")}
+    assert "strategy=megatron" in strategies
+    assert {framework_of(strategy) for strategy in strategies.values()} == {"Megatron-LM", "HF Trainer"}
+    assert framework_of(compose("strategy=megatron").strategy) == ""
 
 
 def test_a_published_system_may_be_ahead() -> None:
