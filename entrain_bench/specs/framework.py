@@ -16,6 +16,9 @@ from entrain_bench.specs.parse import Count, OneOf, between, check_fields, parse
 P2P = ("blocking", "overlapped")
 SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
 FP32, BF16 = GRAD_DTYPES = ("fp32", "bf16")
+FP8, FP8_BLOCK = "fp8", "fp8_block"
+# Bytes that casting a value to 8 bits moves: bf16 read, rows and columns written, and fp32 scales of each 128 values.
+CAST_BYTES = {BF16: 0.0, FP8: 4.0, FP8_BLOCK: 4.0 + 2 * 4 / 128}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class FrameworkOptions:
     grad_dtype: Annotated[str, OneOf(GRAD_DTYPES)] = FP32
     cross_entropy: Annotated[str, OneOf(CROSS_ENTROPIES)] = UNFUSED
     communicator_bytes: Annotated[float, between(0, 1e10, "from 0 to 1e10")] = 0.0
+    precision: Annotated[str, OneOf(tuple(CAST_BYTES))] = BF16
     freeze: tuple[str, ...] = ()
     adapter: Adapter = field(default_factory=Adapter)
 
@@ -93,6 +97,7 @@ class FrameworkOptions:
             ("cp_split", PACK if uneven else SAMPLE, SAMPLE),
             ("cross_entropy", self.cross_entropy, UNFUSED),
             ("attention_kernel", self.attention_kernel or "null", "null"),
+            ("precision", self.precision, BF16),
             ("encoder_optimizers", self.encoder_optimizers if module.is_encoder else 1, 1),
         ):
             if value != trained:
@@ -100,7 +105,9 @@ class FrameworkOptions:
                 raise IncompatibleError(f"{key}={value}: {why}. Use harness=simulate for others")
 
     def check_device(self, device: DeviceSpec) -> None:
-        """Raise ``UserError`` for kernels of a later generation than the device runs."""
+        """Raise ``UserError`` for kernels of a later generation than the device runs, and unknown rates of products."""
+        known = self.precision == BF16 or device.fp8_speedup > 0
+        require(known, "precision", self.precision, f"{BF16} on {device.name}: no rate of its 8-bit products is known")
         available = ATTENTION_KERNELS[: ATTENTION_KERNELS.index(device.attention_kernel) + 1]
         kernel = self.attention_kernel
         allowed = f"one of {', '.join(available)} on {device.name}, or null"

@@ -21,7 +21,7 @@ import yaml
 from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.config.tree import config_tree
 from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, UNFUSED
-from entrain_bench.specs.framework import GRAD_DTYPES, FrameworkOptions
+from entrain_bench.specs.framework import BF16, FP8, FP8_BLOCK, GRAD_DTYPES, FrameworkOptions
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.module_layers import Experts, LatentAttention, ModuleConfig, Role
 from entrain_bench.specs.parse import parse
@@ -48,7 +48,9 @@ NEEDED = (
     *("hidden", "layers", "heads", "vocab", "seq_len", "gpus", "tp", "pp", "dp", "cp"),
     *("microbatch_size", "global_batch", "recompute", "zero_stage"),
 )
-FLOAT8 = ("fp8", "mxfp8", "nvfp4", "float8", "int4", "int8")
+# 8-bit numbers by the start of `dtype`; MXFP8 has a scale for 32 values.
+FLOAT8 = {"fp8-mx": FP8_BLOCK, "fp8": FP8, "mxfp8": FP8_BLOCK}
+UNPRICED = ("nvfp4", "int4", "int8")
 # Ranks that share out optimizer states, stated in `zero_stage` after its number.
 GROUP = re.compile(r"over (\d+)")
 # Number of layers in `recompute`, of all or of each stage.
@@ -215,8 +217,9 @@ class LedgerJob(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Whether its model has experts."""
-        return MIXTURE if self.config.experts else TEXT_ALONE
+        """Whether its model has experts, and its products 8 bits."""
+        model = MIXTURE if self.config.experts else TEXT_ALONE
+        return model if self.framework.precision == BF16 else f"{model}, 8 bits"
 
     @property
     def config(self) -> ModuleConfig:
@@ -246,9 +249,9 @@ def jobs_for(row: LedgerRow, book: Book) -> list[LedgerJob]:
         ("same value as in" in row.note, "repeats a value of an older release"),
         (row.outcome == ERROR, "ended with an error other than memory"),
         (row.outcome == OK and not (row.published_s or row.peak_memory_gib), "neither time nor memory is stated"),
-        (any(word in dtype for word in FLOAT8), "8-bit or 4-bit numbers are not priced"),
+        (any(word in dtype for word in UNPRICED), "4-bit numbers and integers are not priced"),
         (dtype.startswith("fp32"), "fp32 is not priced"),
-        (not dtype.startswith(("bf16", "fp16")), "number format is not stated"),
+        (not dtype.startswith(("bf16", "fp16", *FLOAT8)), "number format is not stated"),
         ("skip" in family, family.get("skip", "")),
         ((row.ep or 1) > 1 and not experts, "mixture of experts, or hybrid"),
         (experts and not row.ep, "not stated: ep"),
@@ -346,6 +349,7 @@ def _job(
         "distributed_optimizer": not zero.startswith("0"),
         "sequence_parallel": row.tp > 1 and row.sequence_parallel is not False,
         "attention_kernel": kernel,
+        "precision": next((name for word, name in FLOAT8.items() if row.dtype.lower().startswith(word)), BF16),
         "kernels": EAGER if row.rmsnorm_kernel == "unfused" else family.get("kernels", FUSED),
         **({"grad_dtype": row.grad_dtype} if row.grad_dtype else {}),
         "optimizer_ranks": int(group[1]) if group else 0,

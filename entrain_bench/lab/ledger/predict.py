@@ -38,7 +38,7 @@ from entrain_bench.program.columns import covered_per_stage, recompute_chunks
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.simulate.executor import place_program
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.framework import with_options
+from entrain_bench.specs.framework import BF16, with_options
 from entrain_bench.specs.layer import Layer
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import Role, build_layers
@@ -120,6 +120,8 @@ def case_maker(composer: Composer) -> Callable[[LedgerJob], Case]:
         counts = (count,) if count <= least + job.pp else (least, least + job.pp)
         programs = tuple(_program(model, job, number) for number in counts)
         cluster = make_cluster(ClusterSpec.from_config(run.cluster), job.gpus, dict(job.bandwidth))
+        if job.framework.precision != BF16:
+            job.framework.check_device(cluster.device)
         if job.allocated:
             cluster = replace(cluster, device=replace(cluster.device, allocator_reserve=0.0))
         rounds = (count - least) // job.pp if len(counts) > 1 else 0

@@ -51,6 +51,12 @@ def test_experts_are_those_of_the_model_and_of_a_stated_width() -> None:
     assert layers[2].idle_parameters == 248 * expert
 
 
+@pytest.mark.parametrize(("dtype", "precision"), [("fp8", "fp8"), ("FP8-MX", "fp8_block"), ("MXFP8", "fp8_block")])
+def test_numbers_of_8_bits_are_a_kind_of_their_own(dtype: str, precision: str) -> None:
+    (job,) = jobs(dtype=dtype)
+    assert (job.framework.precision, job.kind) == (precision, "text, dense, 8 bits")
+
+
 def test_what_is_left_open_is_every_job_that_it_may_have_been() -> None:
     found = jobs("own", sequence_parallel="")
     seen = [(job.framework.sequence_parallel, job.framework.grad_dtype) for job in found]
@@ -71,7 +77,7 @@ def test_optimizer_states_are_sharded_as_the_stage_says(text: str, expected: boo
     [
         ({"outcome": "error"}, "ended with an error"),
         ({"step_time_s": ""}, "neither time nor memory"),
-        ({"dtype": "MXFP8"}, "8-bit or 4-bit"),
+        ({"dtype": "NVFP4"}, "4-bit numbers"),
         ({"dtype": "fp32 (TF32 possible)"}, "fp32 is not priced"),
         ({"dtype": ""}, "number format is not stated"),
         ({"model": "Grok-1 314B"}, "not stated: ep"),
