@@ -11,6 +11,7 @@ from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.config.comments import groups
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import NoKeys, Request, Verb
+from entrain_bench.config.hub.files import HUB, bundled_models
 
 type Rows = list[list[str]]
 
@@ -21,6 +22,11 @@ def _choices(group: str, config_dir: str | None) -> Mapping[str, str]:
 
 def _texts(group: str) -> Callable[[str | None], tuple[list[str], Rows]]:
     return lambda config_dir: ([group, "what it is"], [[*row] for row in _choices(group, config_dir).items()])
+
+
+def _models(config_dir: str | None) -> tuple[list[str], Rows]:
+    hub = [[f"{HUB}{one.name}", f"Without a network: {one.source}, {one.read}."] for one in bundled_models().values()]
+    return ["model", "what it is"], [*([*row] for row in _choices("model", config_dir).items()), *hub]
 
 
 def _clusters(config_dir: str | None) -> tuple[list[str], Rows]:
@@ -41,7 +47,7 @@ def _strategies(config_dir: str | None) -> tuple[list[str], Rows]:
 
 
 TABLES: Mapping[str, Callable[[str | None], tuple[list[str], Rows]]] = {
-    "models": _texts("model"),
+    "models": _models,
     "clusters": _clusters,
     "workloads": _texts("workload"),
     "strategies": _strategies,
