@@ -18,7 +18,7 @@ setup(
     ],
     package_data={
         "entrain_bench.answers": ["templates/*"],
-        "entrain_bench_experiments": ["**/*.yaml", "*.csv", "cluster/*.csv", "published/*", "ledger/*"],
+        "entrain_bench_experiments": ["**/*.yaml", "*.csv", "*.jsonl", "cluster/*.csv", "published/*", "ledger/*"],
         "entrain_bench_workloads": ["traces/*", "dataset/*.yaml"],
     },
 )

@@ -1,16 +1,19 @@
-"""``entrain-bench ls [GROUP]``: models, clusters, workloads or strategies that a run may name, one table each."""
+"""``entrain-bench ls GROUP``: models, clusters, workloads or strategies that a run may name; what works with what."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import attrgetter
 
 from entrain_bench.answers.console_table import make_console, make_table
 from entrain_bench.answers.labels import cost_source, strategy_facts
+from entrain_bench.answers.support import support_tables
 from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.config.comments import groups
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import NoKeys, Request, Verb
+from entrain_bench.config.hub.files import HUB, bundled_models
 
 type Rows = list[list[str]]
 
@@ -21,6 +24,11 @@ def _choices(group: str, config_dir: str | None) -> Mapping[str, str]:
 
 def _texts(group: str) -> Callable[[str | None], tuple[list[str], Rows]]:
     return lambda config_dir: ([group, "what it is"], [[*row] for row in _choices(group, config_dir).items()])
+
+
+def _models(config_dir: str | None) -> tuple[list[str], Rows]:
+    hub = [[f"{HUB}{one.name}", f"Without a network: {one.source}, {one.read}."] for one in bundled_models().values()]
+    return ["model", "what it is"], [*([*row] for row in _choices("model", config_dir).items()), *hub]
 
 
 def _clusters(config_dir: str | None) -> tuple[list[str], Rows]:
@@ -41,21 +49,26 @@ def _strategies(config_dir: str | None) -> tuple[list[str], Rows]:
 
 
 TABLES: Mapping[str, Callable[[str | None], tuple[list[str], Rows]]] = {
-    "models": _texts("model"),
+    "models": _models,
     "clusters": _clusters,
     "workloads": _texts("workload"),
     "strategies": _strategies,
 }
-VERB = Verb(NoKeys, words=f"one of {', '.join(TABLES)}", examples=["models", "clusters"])
+SUPPORT = "support"
+NAMES = (*TABLES, SUPPORT)
+VERB = Verb(NoKeys, words=f"one of {', '.join(NAMES)}", examples=["models", "clusters"])
 
 
 def main(request: Request[NoKeys]) -> int:
     """Print the table of one group; ``UserError`` without a group, and for an unknown one."""
     if len(request.words) != 1:
-        raise UserError(f"ls: takes one word; choices: {', '.join(TABLES)}")
+        raise UserError(f"ls: takes one word; choices: {', '.join(NAMES)}")
     (name,) = request.words
-    if name not in TABLES:
-        raise unknown_choice("ls", name, [*TABLES])
-    headings, rows = TABLES[name](request.config_dir)
-    make_console().print(make_table(headings, rows, left=len(headings)))
+    if name not in NAMES:
+        raise unknown_choice("ls", name, NAMES)
+    console = make_console()
+    makers = dict(support_tables()) if name == SUPPORT else {"": partial(TABLES[name], request.config_dir)}
+    for title, make in makers.items():
+        headings, rows = make()
+        console.print(make_table(headings, rows, title, left=len(headings)))
     return 0

@@ -23,7 +23,7 @@ EXIT_FAILED = 1
 TABLE = "table.parquet"
 # Text by hand, tables by the suite: pages from the folder of documents, and the way from there to the top.
 PAGES = {
-    **dict.fromkeys(("configuration.md", "constants.md", "costs.md", "tuning.md"), "../"),
+    **dict.fromkeys(("configuration.md", "constants.md", "costs.md", "models.md", "tuning.md"), "../"),
     "strategies/*.md": WAY_UP,
     "../README.md": "",
 }

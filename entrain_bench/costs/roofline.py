@@ -16,7 +16,7 @@ from entrain_bench.costs.layer_times import PassTimes, Stages
 from entrain_bench.costs.links import all_gather_s, all_reduce_s, all_to_all_s, peers_by_tier
 from entrain_bench.costs.loads import Loads, busiest_area, compute_loads, padded, score_area
 from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, HEAD_DIM, UNFUSED, ClusterSpec
-from entrain_bench.specs.framework import FrameworkOptions
+from entrain_bench.specs.framework import BF16, CAST_BYTES, FrameworkOptions
 from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES, Attention, Gemm, Layer
 from entrain_bench.specs.model import ModuleSpec
 
@@ -64,26 +64,30 @@ class Roofline:
         device = self.cluster.device
         return device.memory_bandwidth_bytes_per_s * device.memory_efficiency * device.elementwise_efficiency
 
-    def gemm_s(self, gemm: Gemm, tokens: FloatArray, tp: int, cp: int) -> FloatArray:
-        """Forward time of a sharded matrix product; one kernel works on all groups of a grouped one."""
+    def gemm_s(self, gemm: Gemm, tokens: FloatArray, tp: int, cp: int, speedup: float = 1.0) -> FloatArray:
+        """Forward time of a sharded matrix product; one kernel works on all groups of a grouped one.
+
+        ``speedup``: rate over that of bf16; inputs of a faster one have 8 bits.
+        """
         device = self.cluster.device
         rows = np.ceil(tokens * (gemm.rows_per_token / cp))
         if gemm.groups > 1:
-            return self._grouped_s(gemm, rows, tp)
+            return self._grouped_s(gemm, rows, tp, speedup)
         k = gemm.k / tp if gemm.row_parallel else gemm.k
         n = gemm.n if gemm.row_parallel else gemm.n / tp
         narrow = 1.0 + device.gemm_half_width * (1.0 / k + 1.0 / n) / 2.0
         flops = 2.0 * k * float(padded(n, GEMM_TILE)) * padded(rows, GEMM_TILE) * narrow
         # Starting a product takes no power, so its time stays.
-        arithmetic = (flops / device.sustained_fraction + device.gemm_half_flops) / (
+        arithmetic = (flops / (device.sustained_fraction * speedup) + device.gemm_half_flops) / (
             device.peak_bf16_flops * device.gemm_efficiency
         )
-        traffic = (BF16_BYTES * (rows * (k / gemm.taps + n) + k * n)) / (
-            device.memory_bandwidth_bytes_per_s * device.memory_efficiency
-        )
+        num_bytes = BF16_BYTES * (rows * (k / gemm.taps + n) + k * n)
+        if speedup > 1.0:
+            num_bytes = num_bytes - (BF16_BYTES - 1) * (rows * k / gemm.taps + k * n)
+        traffic = num_bytes / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
         return np.maximum(np.maximum(arithmetic, traffic), device.kernel_launch_s)
 
-    def _grouped_s(self, gemm: Gemm, rows: FloatArray, tp: int) -> FloatArray:
+    def _grouped_s(self, gemm: Gemm, rows: FloatArray, tp: int, speedup: float) -> FloatArray:
         """The same of a grouped product: rows of each group fill tiles of their own, and all its weights are read."""
         device = self.cluster.device
         k = gemm.k / tp if gemm.row_parallel else gemm.k
@@ -93,12 +97,13 @@ class Roofline:
         narrow = 1.0 + device.gemm_half_width * (1.0 / k + 1.0 / n) / 2.0
         padded_rows = groups * padded(rows / groups, GEMM_TILE)
         flops = 2.0 * k * float(padded(n, GEMM_TILE)) * padded_rows * narrow
-        arithmetic = (flops / device.sustained_fraction + device.gemm_half_flops) / (
+        arithmetic = (flops / (device.sustained_fraction * speedup) + device.gemm_half_flops) / (
             device.peak_bf16_flops * device.gemm_efficiency
         )
-        traffic = (BF16_BYTES * (rows * (k + n) + groups * (k * n))) / (
-            device.memory_bandwidth_bytes_per_s * device.memory_efficiency
-        )
+        num_bytes = BF16_BYTES * (rows * (k + n) + groups * (k * n))
+        if speedup > 1.0:
+            num_bytes = num_bytes - (BF16_BYTES - 1) * (rows * k + groups * (k * n))
+        traffic = num_bytes / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
         return np.maximum(np.maximum(arithmetic, traffic), device.kernel_launch_s)
 
     def attention_s(
@@ -150,8 +155,23 @@ class Roofline:
         if not layer.tensor_parallel:
             # Whole sequences on every rank: rows are shared as under context parallelism, and nothing is gathered.
             tp, cp = 1, tp * cp
-        gemms = [self.gemm_s(product, tokens, tp, cp) for product in layer.gemms]
+        gemms = [self.gemm_s(product, tokens, tp, cp, self._speedup(layer, product)) for product in layer.gemms]
         return self._passes_s(layer, loads, gemms, tp, cp, split)
+
+    def _speedup(self, layer: Layer, product: Gemm) -> float:
+        """Rate of a product over that of bf16 ones: products of blocks may have 8 bits, adapters have none."""
+        eight = self.framework.precision != BF16 and layer.recomputed and not product.adapter
+        return self.cluster.device.fp8_speedup if eight else 1.0
+
+    def _casts_s(self, layer: Layer, tokens: FloatArray, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
+        """Seconds of casts to 8 bits: of inputs in forward, and of gradients of outputs in backward."""
+        sizes = np.zeros(2)
+        for product in layer.gemms:
+            if self._speedup(layer, product) > 1.0:
+                own = (product.k / tp, product.n) if product.row_parallel else (product.k, product.n / tp)
+                sizes += product.rows_per_token * np.array(own)
+        each = CAST_BYTES[self.framework.precision] / (cp * self._elementwise_bytes_per_s)
+        return tokens * (each * sizes[0]), tokens * (each * sizes[1])
 
     def _with_experts_s(
         self, layer: Layer, loads: Loads, tp: int, cp: int, split: bool, groups: IntArray | None
@@ -161,9 +181,11 @@ class Roofline:
         tokens = loads.tokens
         routed = (tokens if loads.routed is None else loads.routed) * layer.busiest_experts(ep)
         gemms = [
-            self.gemm_s(product, tokens, tp, cp)
+            self.gemm_s(product, tokens, tp, cp, self._speedup(layer, product))
             if product.groups == 1
-            else self.gemm_s(replace(product, groups=product.groups // ep), routed, tp, cp)
+            else self.gemm_s(
+                replace(product, groups=product.groups // ep), routed, tp, cp, self._speedup(layer, product)
+            )
             for product in layer.gemms
         ]
         times = self._passes_s(layer, loads, gemms, tp, cp, split)
@@ -203,6 +225,10 @@ class Roofline:
             # Gradients of all inputs, and of the adapters' weights.
             products = gemm + adapters
         backward = products + elementwise_back
+        if self.framework.precision != BF16:
+            casts, casts_back = self._casts_s(layer, tokens, tp, cp)
+            forward = forward + casts
+            backward = backward + casts_back
         if layer.attention:
             ahead, back = self.attention_s(layer.attention, busiest_area(layer, loads, cp), tokens, tp, cp)
             forward = forward + ahead

@@ -59,6 +59,7 @@ class DeviceSpec:
     host_launch_s: Extra = 0.0  # in which the host issues a kernel; a layer takes no less
     attention_kernel: Annotated[str, OneOf(ATTENTION_KERNELS)] = FLASH2  # that its efficiencies are of
     allocator_reserve: Extra = 0.0  # bytes held per byte of tensors, except weights, gradients, optimizer states
+    fp8_speedup: Extra = 0.0  # rate of 8-bit products over that of bf16 ones; 0: not known, or none
     peak_dtype: str = "bfloat16"  # torch's name of the type that ``peak_bf16_flops`` is of
 
 

@@ -17,6 +17,9 @@ P2P = ("blocking", "overlapped")
 SAMPLE, PACK = CP_SPLITS = ("sample", "pack")
 FP32, BF16 = GRAD_DTYPES = ("fp32", "bf16")
 UNPADDED, LONGEST, MULTIPLE = PADDINGS = ("none", "longest", "multiple")
+FP8, FP8_BLOCK = "fp8", "fp8_block"
+# Bytes that casting a value to 8 bits moves: bf16 read, rows and columns written, and fp32 scales of each 128 values.
+CAST_BYTES = {BF16: 0.0, FP8: 4.0, FP8_BLOCK: 4.0 + 2 * 4 / 128}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class FrameworkOptions:
     communicator_bytes: Annotated[float, between(0, 1e10, "from 0 to 1e10")] = 0.0
     padding: Annotated[str, OneOf(PADDINGS)] = UNPADDED
     pad_to_multiple_of: Count = 8  # tokens; only with ``padding=multiple``
+    precision: Annotated[str, OneOf(tuple(CAST_BYTES))] = BF16
     freeze: tuple[str, ...] = ()
     adapter: Adapter = field(default_factory=Adapter)
 
@@ -102,6 +106,7 @@ class FrameworkOptions:
             ("cross_entropy", self.cross_entropy, UNFUSED),
             ("attention_kernel", self.attention_kernel or "null", "null"),
             ("padding", self.padding, UNPADDED),
+            ("precision", self.precision, BF16),
             ("encoder_optimizers", self.encoder_optimizers if module.is_encoder else 1, 1),
         ):
             if value != trained:
@@ -109,7 +114,9 @@ class FrameworkOptions:
                 raise IncompatibleError(f"{key}={value}: {why}. Use harness=simulate for others")
 
     def check_device(self, device: DeviceSpec) -> None:
-        """Raise ``UserError`` for kernels of a later generation than the device runs."""
+        """Raise ``UserError`` for kernels of a later generation than the device runs, and unknown rates of products."""
+        known = self.precision == BF16 or device.fp8_speedup > 0
+        require(known, "precision", self.precision, f"{BF16} on {device.name}: no rate of its 8-bit products is known")
         available = ATTENTION_KERNELS[: ATTENTION_KERNELS.index(device.attention_kernel) + 1]
         kernel = self.attention_kernel
         allowed = f"one of {', '.join(available)} on {device.name}, or null"

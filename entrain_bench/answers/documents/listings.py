@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from entrain_bench.answers import support
 from entrain_bench.answers.labels import strategy_facts
 from entrain_bench.answers.text import markdown_table
 from entrain_bench.config.comments import documented_keys
@@ -24,7 +25,14 @@ NAMES = ("name", "num_ranks")
 
 def listings() -> dict[str, str]:
     """The tables by their names on pages."""
-    return {"keys": keys_table(), "strategies": strategies_table(), "devices": devices_table(), "links": links_table()}
+    tables = {
+        "keys": keys_table(),
+        "strategies": strategies_table(),
+        "devices": devices_table(),
+        "links": links_table(),
+    }
+    supported = {"support_families": support.families_table(), "support_devices": support.devices_table()}
+    return tables | {name: markdown_table(*table) for name, table in supported.items()}
 
 
 def keys_table() -> str:

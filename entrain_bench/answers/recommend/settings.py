@@ -16,7 +16,7 @@ import yaml
 from entrain_bench.answers.recommend.engines import DEEPSPEED, MEGATRON, SHARDED
 from entrain_bench.answers.recommend.megatron import blocks_of_stages, consecutive_ranks, num_ranks
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.framework import BF16, UNPADDED
+from entrain_bench.specs.framework import BF16, FP8, FP8_BLOCK, UNPADDED
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.module_layers import FUSED, Experts
 from entrain_bench.specs.sharding import ZERO1, ZERO2, ZERO3
@@ -88,6 +88,8 @@ def megatron_values(plan: Settled) -> dict[str, Value]:
         "freeze_LM": job.model.llm.name in framework.freeze,
         "freeze_ViT": any(module.name in framework.freeze for module in job.model.encoders),
         "bf16": True,
+        "fp8_format": "" if framework.precision == BF16 else "hybrid",
+        "fp8_recipe": {FP8: "tensorwise", FP8_BLOCK: "blockwise"}.get(framework.precision, ""),
         "grad_reduce_in_bf16": framework.grad_dtype == BF16,
         "cross_entropy_loss_fusion": fused,
         "cross_entropy_fusion_impl": "te" if fused else "",
@@ -155,7 +157,9 @@ def bridge_overrides(plan: Settled) -> list[str]:
         texts.append(f"model.virtual_pipeline_model_parallel_size={turns}")
     if "no_align_param_gather" in values:
         texts.append("ddp.align_param_gather=False")
-    return [*texts, f"ddp.grad_reduce_in_fp32={'grad_reduce_in_bf16' not in values}", "mixed_precision=bf16_mixed"]
+    scaling = {"tensorwise": "with_fp8_current_scaling_", "blockwise": "with_fp8_subchannel_scaling_"}
+    mixed = f"mixed_precision=bf16_{scaling.get(str(values.get('fp8_recipe')), '')}mixed"
+    return [*texts, f"ddp.grad_reduce_in_fp32={'grad_reduce_in_bf16' not in values}", mixed]
 
 
 def trainer_values(plan: Settled) -> Values:

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -14,9 +15,10 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.config.hub.families import CONFIG, PROCESSOR, model_values
 from entrain_bench.config.hub.fields import Fields
 from entrain_bench.config.hub.token_rules import PUBLISHED
-from entrain_bench.config.tree import choices
+from entrain_bench.config.tree import choices, config_tree
 
 HUB = "hf:"
+BUNDLED = "hub.jsonl"
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 # Newer processors are in a file of their own, next to the older one.
 NEWER_PROCESSOR = "processor_config.json"
@@ -70,7 +72,30 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
+@dataclass(frozen=True, slots=True)
+class BundledModel:
+    """Fields of a published model that its mapping reads, their source, and the month in which they were read."""
+
+    name: str
+    source: str
+    read: str
+    config: Mapping[str, Any]
+    processor: Mapping[str, Any]
+
+
+@cache
+def bundled_models() -> Mapping[str, BundledModel]:
+    """Return models of the hub that need no network, by name."""
+    lines = (config_tree() / BUNDLED).read_text().splitlines()
+    models = (BundledModel(**json.loads(line)) for line in lines)
+    return {model.name: model for model in models}
+
+
 def _published(reference: str) -> tuple[Fields, Fields]:
+    bundled = bundled_models().get(reference.removeprefix(HUB)) if reference.startswith(HUB) else None
+    if bundled and not _is_cached(bundled.name):
+        _say(f"model={reference}: sizes of {bundled.read} from {bundled.source}; hf:NAME@REVISION reads the hub")
+        return Fields(bundled.config, CONFIG), Fields(bundled.processor, PROCESSOR)
     files = {name: _json(path) for name, path in _files(reference, FILES).items()}
     newer = files.get(NEWER_PROCESSOR, {})
     processor = {key: value for key, value in newer.items() if key not in NESTED} | files.get(PROCESSOR, {})
@@ -109,6 +134,12 @@ def _files(reference: str, names: Sequence[str]) -> dict[str, Path]:
     if not (match := REPOSITORY.fullmatch(reference.removeprefix(HUB))):
         raise UserError("must be hf:ORG/NAME, a folder, or the path of a config.json")
     return _from_hub(match[1], match[2], names)
+
+
+def _is_cached(repository: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(repository, CONFIG), str)
 
 
 def _from_hub(repository: str, revision: str | None, names: Sequence[str]) -> dict[str, Path]:

@@ -25,7 +25,7 @@ from entrain_bench.costs.profiled.layers import (
 )
 from entrain_bench.costs.roofline import ATTENTION_BACKWARD, GEMM_BACKWARD, Roofline
 from entrain_bench.specs.cluster import ClusterSpec, DeviceSpec, Speed
-from entrain_bench.specs.framework import PACK, FrameworkOptions, check_dense
+from entrain_bench.specs.framework import BF16, PACK, FrameworkOptions, check_dense
 from entrain_bench.specs.layer import Layer
 from entrain_bench.specs.model import FULL, ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import UNFUSED
@@ -277,6 +277,7 @@ def cluster_with_times(
         framework.check_device(cluster.device)
         return cluster, None
     measured = {"freeze": (), "attention_kernel": None, "recompute_granularity": FULL, "cross_entropy": UNFUSED}
+    measured["precision"] = BF16
     for key, value in measured.items():
         stated = getattr(framework, key)
         shown = "null" if value is None else value or "[]"

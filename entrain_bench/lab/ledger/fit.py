@@ -312,7 +312,7 @@ def make_points(entries: Iterable[Entry], changes: Changes, memory: bool = False
     return [
         Point(entry.row.source, entry.cases[0].cluster.device.name, value, partial(predict, entry))
         for entry in entries
-        if entry.cases and entry.row.outcome == OK
+        if entry.fitted and entry.row.outcome == OK
         if (value := entry.row.peak_memory_gib if memory else entry.row.published_s)
     ]
 

@@ -21,9 +21,10 @@ import yaml
 from entrain_bench.base.errors import UserError, unknown_choice
 from entrain_bench.config.tree import config_tree
 from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, UNFUSED
-from entrain_bench.specs.framework import GRAD_DTYPES, FrameworkOptions
+from entrain_bench.specs.framework import BF16, FP8, FP8_BLOCK, GRAD_DTYPES, FrameworkOptions
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.specs.module_layers import ModuleConfig, Role
+from entrain_bench.specs.module_layers import Experts, LatentAttention, ModuleConfig, Role
+from entrain_bench.specs.parse import parse
 
 OK, OOM, ERROR = OUTCOMES = ("ok", "oom", "error")
 # A sequence length that is a limit: shorter ones exist.
@@ -47,13 +48,19 @@ NEEDED = (
     *("hidden", "layers", "heads", "vocab", "seq_len", "gpus", "tp", "pp", "dp", "cp"),
     *("microbatch_size", "global_batch", "recompute", "zero_stage"),
 )
-FLOAT8 = ("fp8", "mxfp8", "nvfp4", "float8", "int4", "int8")
+# 8-bit numbers by the start of `dtype`; MXFP8 has a scale for 32 values.
+FLOAT8 = {"fp8-mx": FP8_BLOCK, "fp8": FP8, "mxfp8": FP8_BLOCK}
+UNPRICED = ("nvfp4", "int4", "int8")
 # Ranks that share out optimizer states, stated in `zero_stage` after its number.
 GROUP = re.compile(r"over (\d+)")
 # Number of layers in `recompute`, of all or of each stage.
 SOME_LAYERS = re.compile(r"full on (\d+)( \* pp)? layers")
 # Kernels of operators other than products and attention.
 FUSED, EAGER = ("fused", "eager")
+# Kinds of models, by which errors are stated apart.
+TEXT_ALONE, MIXTURE = "text, dense", "text, experts"
+# Texts of `recompute` that cost next to nothing.
+UNREMADE = ("none", "none (no flag)", "selective", "selective (core_attn)")
 # Generations of attention kernels by the first of these texts in `attention_kernel`. A family's name means any of its
 # generations, an empty text the device's own.
 ATTENTION: Mapping[str, tuple[str | None, ...]] = {
@@ -131,6 +138,9 @@ class Source:
         framework, pipelined: fields of ``FrameworkOptions``, and those of runs with a pipeline alone.
         given, open: values for empty columns, and candidates for empty columns.
         releases: replaced values of a release's rows, by the start of its name.
+        fitted: whether constants are fitted to its rows.
+        allocated: whether its memory is that of tensors, without what the allocator reserves.
+        untimed: text in the note of rows whose time is not that of usual runs.
     """
 
     name: str
@@ -140,6 +150,9 @@ class Source:
     given: Mapping[str, Any] = field(default_factory=dict)
     open: Mapping[str, Any] = field(default_factory=dict)
     releases: Mapping[str, Any] = field(default_factory=dict)
+    fitted: bool = True
+    allocated: bool = False
+    untimed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +212,14 @@ class LedgerJob(NamedTuple):
     recompute: int
     sharded: bool
     framework: LedgerOptions
+    ep: int = 1
+    allocated: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Whether its model has experts, and its products 8 bits."""
+        model = MIXTURE if self.config.experts else TEXT_ALONE
+        return model if self.framework.precision == BF16 else f"{model}, 8 bits"
 
     @property
     def config(self) -> ModuleConfig:
@@ -218,7 +239,8 @@ def jobs_for(row: LedgerRow, book: Book) -> list[LedgerJob]:
     machines: list[dict[str, Any]] = next(suited, [])
     known = (family for family in book.families if any(word in row.model.lower() for word in family["words"]))
     family = next(known, {"skip": "architecture is not known"})
-    row, opened = _completed(row, source)
+    row, opened = _completed(row, replace(source, given={**family.get("given", {}), **source.given}))
+    experts = "experts" in family.get("model", {})
     needed = [*NEEDED, *(["sequence_parallel"] if row.tp != 1 else []), *(["vpp"] if row.pp != 1 else [])]
     missing = [name for name in needed if getattr(row, name) in (None, "") and name not in opened]
     dtype = row.dtype.lower()
@@ -227,11 +249,13 @@ def jobs_for(row: LedgerRow, book: Book) -> list[LedgerJob]:
         ("same value as in" in row.note, "repeats a value of an older release"),
         (row.outcome == ERROR, "ended with an error other than memory"),
         (row.outcome == OK and not (row.published_s or row.peak_memory_gib), "neither time nor memory is stated"),
-        (any(word in dtype for word in FLOAT8), "8-bit or 4-bit numbers are not priced"),
+        (any(word in dtype for word in UNPRICED), "4-bit numbers and integers are not priced"),
         (dtype.startswith("fp32"), "fp32 is not priced"),
-        (not dtype.startswith(("bf16", "fp16")), "number format is not stated"),
+        (not dtype.startswith(("bf16", "fp16", *FLOAT8)), "number format is not stated"),
         ("skip" in family, family.get("skip", "")),
-        ((row.ep or 1) > 1, "mixture of experts, or hybrid"),
+        ((row.ep or 1) > 1 and not experts, "mixture of experts, or hybrid"),
+        (experts and not row.ep, "not stated: ep"),
+        (experts and row.recompute not in (*UNREMADE, ""), "recomputation of parts of experts is not priced"),
         (any(word in row.task.lower() for word in ("lora", "peft")), "low-rank adapters are not priced"),
         (not machines, "device has no constants"),
         (bool(missing), f"not stated: {', '.join(missing)}"),
@@ -249,6 +273,12 @@ def jobs_for(row: LedgerRow, book: Book) -> list[LedgerJob]:
     if not jobs:
         raise reasons[0]
     return [*dict.fromkeys(jobs)]
+
+
+def comparable(row: LedgerRow, book: Book) -> LedgerRow:
+    """Return the row without its time if its source says that the time is not that of a usual run."""
+    source = book.sources.get(row.source)
+    return row._replace(published_s=None) if source and source.untimed and source.untimed in row.note else row
 
 
 def _refuse(*reasons: tuple[bool, str]) -> None:
@@ -305,6 +335,13 @@ def _job(
         "context_tokens": row.seq_len,
         **model,
     }
+    if (experts := model.get("experts")) is not None:
+        # A row that states the width of experts states no other one.
+        module["experts"] = parse(Experts, {"ffn_hidden_size": ffn, **experts}, "experts")
+        module["latent"] = parse(LatentAttention, model["latent"], "latent") if "latent" in model else None
+        copies = row.dp * row.cp
+        fits = copies % row.ep == 0 and module["experts"].count % row.ep == 0
+        _refuse((not fits, "EP divides neither experts nor DP x CP"), (sharded, "sharded experts are not priced"))
     group = GROUP.search(zero)
     settings: dict[str, Any] = {
         **source.framework,
@@ -312,6 +349,7 @@ def _job(
         "distributed_optimizer": not zero.startswith("0"),
         "sequence_parallel": row.tp > 1 and row.sequence_parallel is not False,
         "attention_kernel": kernel,
+        "precision": next((name for word, name in FLOAT8.items() if row.dtype.lower().startswith(word)), BF16),
         "kernels": EAGER if row.rmsnorm_kernel == "unfused" else family.get("kernels", FUSED),
         **({"grad_dtype": row.grad_dtype} if row.grad_dtype else {}),
         "optimizer_ranks": int(group[1]) if group else 0,
@@ -324,6 +362,8 @@ def _job(
         _recomputed(row.recompute, row.layers, row.pp),
         sharded,
         LedgerOptions(**settings),
+        row.ep or 1,
+        source.allocated,
     )
 
 

@@ -44,7 +44,10 @@ COLUMNS = (
 )
 OF_ERRORS = ("timed", "median ratio", "median error", "within 10%", "width")
 # Columns that runs have in common, by name.
-GROUPS = {"TP": "tp", "sequence": "seq_len", "attention": "attention_kernel", "recomputation": "recompute"}
+GROUPS = {"model": "kind", "TP": "tp", "sequence": "seq_len"} | {
+    "attention": "attention_kernel",
+    "recomputation": "recompute",
+}
 # Columns that runs of one job share, and those that one set of kernels adds; layouts of such runs are compared.
 JOB = ("source", "model", "seq_len", "gpus", "global_batch", "gpu_type")
 KERNELS = ("attention_kernel", "rmsnorm_kernel", "sequence_parallel", "zero_stage", "software")
@@ -188,8 +191,8 @@ def forwards_table(ledger: Ledger) -> Table:
 
 
 def model_error(frame: pd.DataFrame) -> str:
-    """Return the model error that figures state, with errors from the middle of predicted ranges."""
-    sizes = (frame["middle_ratio"].dropna().astype(float) - 1.0).abs()
+    """Return the model error that figures state, of dense models without encoders, from the middle of ranges."""
+    sizes = (frame.loc[frame["fitted"], "middle_ratio"].dropna().astype(float) - 1.0).abs()
     if sizes.empty:
         return "model error: not measured"
     count = f"{len(sizes):,} published iteration times, each source left out of the fit"

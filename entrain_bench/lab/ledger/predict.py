@@ -20,14 +20,25 @@ from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.lab.ledger.jobs import EAGER, OK, OOM, Book, LedgerJob, LedgerRow, jobs_for
+from entrain_bench.lab.ledger.jobs import (
+    EAGER,
+    OK,
+    OOM,
+    TEXT_ALONE,
+    USERS,
+    Book,
+    LedgerJob,
+    LedgerRow,
+    comparable,
+    jobs_for,
+)
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, ModuleAssignment
 from entrain_bench.program.columns import covered_per_stage, recompute_chunks
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.simulate.executor import place_program
 from entrain_bench.specs.cluster import ClusterSpec
-from entrain_bench.specs.framework import with_options
+from entrain_bench.specs.framework import BF16, with_options
 from entrain_bench.specs.layer import Layer
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.specs.module_layers import Role, build_layers
@@ -109,6 +120,10 @@ def case_maker(composer: Composer) -> Callable[[LedgerJob], Case]:
         counts = (count,) if count <= least + job.pp else (least, least + job.pp)
         programs = tuple(_program(model, job, number) for number in counts)
         cluster = make_cluster(ClusterSpec.from_config(run.cluster), job.gpus, dict(job.bandwidth))
+        if job.framework.precision != BF16:
+            job.framework.check_device(cluster.device)
+        if job.allocated:
+            cluster = replace(cluster, device=replace(cluster.device, allocator_reserve=0.0))
         rounds = (count - least) // job.pp if len(counts) > 1 else 0
         return Case(model, cluster, job, programs, rounds, run.memory_fraction)
 
@@ -159,7 +174,7 @@ def make_layout(job: LedgerJob) -> Layout:
     whole = job.recompute >= job.config.num_layers
     placed = np.ascontiguousarray(np.tile(ranks, (1, job.vpp, 1)))
     module = ModuleLayout(
-        "llm", job.tp, job.cp, layers, placed, recompute=whole, sharding=ZERO3 if job.sharded else ZERO1
+        "llm", job.tp, job.cp, layers, placed, recompute=whole, sharding=ZERO3 if job.sharded else ZERO1, ep=job.ep
     )
     return Layout((module,), job.num_microbatches)
 
@@ -178,11 +193,12 @@ def layers_of_stages(blocks: int, stages: int) -> tuple[int, ...]:
 
 
 def _program(model: ModelSpec, job: LedgerJob, count: int) -> Program:
-    """Return the program of one replica; the others only have steps."""
+    """Return the program of the replicas that exchange tokens of experts, usually one; others only have steps."""
     layout = make_layout(job)
-    shapes = shapes_from_lists((), [(job.sequence_tokens, [])] * (count * job.microbatch_size))
-    microbatch = np.arange(len(shapes)) // job.microbatch_size
-    assignment = Assignment((ModuleAssignment(np.zeros_like(microbatch), microbatch),))
+    replicas = layout.modules[0].expert_span
+    shapes = shapes_from_lists((), [(job.sequence_tokens, [])] * (replicas * count * job.microbatch_size))
+    replica, microbatch = divmod(np.arange(len(shapes)) // job.microbatch_size, count)
+    assignment = Assignment((ModuleAssignment(replica, microbatch),))
     if job.vpp > 1:
         program = interleaved_program(model, shapes, layout, assignment)
     else:
@@ -204,11 +220,16 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row and the cases that it may be; none, and a reason, if it is not predicted."""
+    """A row and the cases that it may be; none, and a reason, if it is not predicted.
+
+    ``kind`` is that of its model. ``fitted``: constants are fitted to it, as to all dense models of fitted sources.
+    """
 
     row: LedgerRow
     cases: tuple[Case, ...] = ()
     reason: str = ""
+    kind: str = ""
+    fitted: bool = False
 
     def outcome(self, predict: Callable[[Case], Prediction]) -> Outcome:
         """Return the outcome of the row, given a function that predicts a case.
@@ -235,6 +256,7 @@ class Entry:
         published_s = row.published_s
         peak_gib = row.peak_memory_gib
         line: dict[str, Any] = row._asdict() | {"row": row.line, "published_gib": peak_gib}
+        line |= {"kind": self.kind, "fitted": self.fitted}
         if not self.cases:
             unknown = {"predicted_outcome": "", "status": "left out", "reason": self.reason}
             return line | dict.fromkeys(PREDICTED) | unknown
@@ -263,9 +285,12 @@ def nearest(ends: Interval, value: float | None = None) -> float:
 
 def make_entries(rows: Iterable[LedgerRow], book: Book, make: Callable[[LedgerJob], Case]) -> Iterator[Entry]:
     """Every row with its cases."""
-    for row in rows:
+    for row in (comparable(row, book) for row in rows):
         try:
-            yield Entry(row, tuple(map(make, jobs_for(row, book))))
+            cases = tuple(map(make, jobs_for(row, book)))
+            source = book.sources.get(row.source, book.sources[USERS])
+            kind = cases[0].job.kind
+            yield Entry(row, cases, kind=kind, fitted=source.fitted and kind == TEXT_ALONE)
         except UserError as error:
             yield Entry(row, reason=str(error))
 

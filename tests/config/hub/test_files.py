@@ -18,7 +18,7 @@ import pytest
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.hub import files
-from entrain_bench.config.hub.files import is_reference, published_model
+from entrain_bench.config.hub.files import bundled_models, is_reference, published_model
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench_workloads.tokens import audio_items, image_items
 
@@ -364,3 +364,34 @@ def test_places_that_hold_nothing(tmp_path: Path) -> None:
             published_model(reference)
     with pytest.raises(UserError, match="must be hf:ORG/NAME"):
         published_model("hf:only-a-name")
+
+
+# Parameters of the language model in billions, as the models' cards state them, of one model for each family.
+STATED_B = {
+    "Qwen/Qwen3-VL-235B-A22B-Instruct": 235.0,
+    "Qwen/Qwen3-30B-A3B": 30.5,
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": 80.0,
+    "Qwen/Qwen2.5-0.5B-Instruct": 0.494,
+    "deepseek-ai/DeepSeek-V3": 671.0,
+    "deepseek-ai/DeepSeek-V2-Lite": 15.7,
+    "google/gemma-2-2b-it": 2.61,
+    "microsoft/Phi-3-mini-4k-instruct": 3.82,
+    "mistralai/Mixtral-8x7B-v0.1": 46.7,
+    "moonshotai/Kimi-K2.5": 1026.0,
+    "openai/gpt-oss-120b": 116.8,
+    "zai-org/GLM-4.5-Air": 106.0,
+}
+
+
+def test_bundled_models_need_no_network_and_are_as_large_as_their_cards_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(*_: object) -> str:
+        raise AssertionError("asked the hub")
+
+    monkeypatch.setattr(files, "_fetch", fetch)
+    assert len(bundled_models()) >= 40
+    for name in bundled_models():
+        spec = ModelSpec.from_config(published_model(f"hf:{name}"))
+        if name in STATED_B:
+            assert spec.llm.parameters / 1e9 == pytest.approx(STATED_B[name], rel=0.02), name
+    with pytest.raises(AssertionError, match="asked the hub"):
+        published_model("hf:Qwen/Qwen3-30B-A3B@main")

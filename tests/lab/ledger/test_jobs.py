@@ -9,7 +9,7 @@ import pytest
 from entrain_bench.base.errors import UserError
 from entrain_bench.lab.ledger.jobs import LedgerJob, jobs_for, load_book, read_rows
 from entrain_bench.specs.model import ModuleSpec
-from entrain_bench.specs.module_layers import Role, build_layers
+from entrain_bench.specs.module_layers import Experts, Role, build_layers
 from support.ledger import stated_row
 
 BOOK = load_book()
@@ -33,6 +33,30 @@ def test_a_row_that_states_everything_is_one_job() -> None:
     assert job.config.head_dim == 128
 
 
+def test_experts_are_those_of_the_model_and_of_a_stated_width() -> None:
+    (job,) = jobs(model="Mixtral 8x7B", ep="4", recompute="none")
+    assert job.config.experts == Experts(count=8, top_k=2, ffn_hidden_size=13824)
+    assert job.ep == 4
+    # All widths are the model's where a row has its name alone.
+    names = {"model": "deepseekv3_l4", "layers": "4", "tp": "1", "pp": "1", "dp": "8", "gpus": "8", "ep": "8"}
+    empty = dict.fromkeys(("hidden", "heads", "kv_heads", "ffn", "vocab"), "")
+    row = {**names, **empty, "recompute": "none", "gpu_type": "B200-SXM"}
+    (job,) = jobs("simumax_b200", **row)
+    assert (job.config.hidden_size, job.config.ffn_hidden_size, job.config.vocab_size) == (7168, 18432, 129280)
+    # arXiv:2412.19437, section 4.2: 256 routed experts of 2,048 and a shared one, 8 a token.
+    assert job.config.experts
+    layers = build_layers(job.config)
+    expert = 3 * 7168 * 2048
+    assert [layer.expert_parameters for layer in layers[1:5]] == [0] + [256 * expert] * 3
+    assert layers[2].idle_parameters == 248 * expert
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("fp8", "fp8"), ("FP8-MX", "fp8_block"), ("MXFP8", "fp8_block")])
+def test_numbers_of_8_bits_are_a_kind_of_their_own(dtype: str, precision: str) -> None:
+    (job,) = jobs(dtype=dtype)
+    assert (job.framework.precision, job.kind) == (precision, "text, dense, 8 bits")
+
+
 def test_what_is_left_open_is_every_job_that_it_may_have_been() -> None:
     found = jobs("own", sequence_parallel="")
     seen = [(job.framework.sequence_parallel, job.framework.grad_dtype) for job in found]
@@ -53,11 +77,13 @@ def test_optimizer_states_are_sharded_as_the_stage_says(text: str, expected: boo
     [
         ({"outcome": "error"}, "ended with an error"),
         ({"step_time_s": ""}, "neither time nor memory"),
-        ({"dtype": "MXFP8"}, "8-bit or 4-bit"),
+        ({"dtype": "NVFP4"}, "4-bit numbers"),
         ({"dtype": "fp32 (TF32 possible)"}, "fp32 is not priced"),
         ({"dtype": ""}, "number format is not stated"),
-        ({"model": "Grok-1 314B"}, "mixture of experts"),
-        ({"ep": "8"}, "mixture of experts"),
+        ({"model": "Grok-1 314B"}, "not stated: ep"),
+        ({"model": "Grok-1 314B", "ep": "16", "recompute": "none"}, "EP divides neither experts nor DP x CP"),
+        ({"model": "Grok-1 314B", "ep": "8", "recompute": "full"}, "recomputation of parts of experts"),
+        ({"model": "Moonlight 16B-A3B"}, "mixture of experts"),
         ({"model": "something"}, "architecture is not known"),
         ({"task": "finetune LoRA"}, "low-rank adapters"),
         ({"gpu_type": "abacus"}, "device has no constants"),
@@ -139,7 +165,7 @@ def table(tmp_path: Path, text: str) -> Path:
 @pytest.mark.wide
 def test_every_committed_row_is_read() -> None:
     tables = [read_rows(path) for path in BOOK.tables]
-    assert sum(map(len, tables)) == 4601
+    assert sum(map(len, tables)) == 4664
     for rows in tables:
         assert all(row.model and row.outcome for row in rows)
         assert len({row.line for row in rows}) == len(rows)

@@ -25,7 +25,8 @@ def outcome(low: float, high: float, fits: str = "ok", source: str = "mine", **c
         def outcome(self, _: object) -> Outcome:
             return Outcome((low, high), (30.0, 40.0), fits)
 
-    return Known(stated_row(source, **{"step_time_s": "10", **changes}), (None,)).line(None)  # type: ignore[arg-type]
+    row = stated_row(source, **{"step_time_s": "10", **changes})
+    return Known(row, (None,), fitted=True).line(None)  # type: ignore[arg-type]
 
 
 def left_out(reason: str, source: str = "mine") -> dict[str, Any]:

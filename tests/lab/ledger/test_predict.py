@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from entrain_bench.balancing.interleaved import interleaved_program
 from entrain_bench.balancing.schedules import chain_program, stages_behind
 from entrain_bench.config.compose import Composer
 from entrain_bench.costs.truth import CostTruth
-from entrain_bench.lab.ledger.jobs import LedgerJob, jobs_for, load_book
+from entrain_bench.lab.ledger.jobs import LedgerJob, jobs_for, load_book, read_rows
 from entrain_bench.lab.ledger.kernels import KernelRow, plan_forwards, read_kernels
 from entrain_bench.lab.ledger.predict import (
     Case,
@@ -144,6 +145,30 @@ def test_some_blocks_are_recomputed_on_each_stage() -> None:
     )
     assert none.seconds < some.seconds < full.seconds
     assert none.gib > some.gib > full.gib
+
+
+@pytest.mark.wide
+def test_mixtures_and_peaks_that_no_constant_is_fitted_to() -> None:
+    book, make, predict = load_book(), case_maker(Composer()), predictor()
+    paths = {path.stem: path for path in book.tables}
+    dgxc = read_rows(paths["nvidia_dgxc_benchmarking"])
+    lines = {
+        name: [entry.line(predict) for entry in make_entries(rows, book, make) if entry.cases]
+        for name, rows in (
+            ("grok", [row for row in dgxc if "Grok" in row.model and row.dtype == "bf16"]),
+            ("simumax", read_rows(paths["simumax_b200"])),
+            ("eight bits", [row for row in dgxc if row.dtype == "fp8" and row.gpus <= 64]),
+        )
+    }
+    assert len(lines["grok"]) == 18
+    assert len(lines["simumax"]) == 43
+    assert not any(line["fitted"] for name in lines for line in lines[name])
+    assert median(abs(line["ratio"] - 1.0) for line in lines["grok"]) < 0.06
+    assert len(lines["eight bits"]) == 35
+    assert median(abs(line["ratio"] - 1.0) for line in lines["eight bits"]) < 0.08
+    peaks = [abs(line["memory_ratio"] - 1.0) for line in lines["simumax"]]
+    assert median(peaks) < 0.05
+    assert max(peaks) < 0.10
 
 
 def test_of_a_run_that_fitted_only_what_fits_is_a_candidate() -> None:
