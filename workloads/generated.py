@@ -1,7 +1,7 @@
 """Generated traces of data that the packaged ones lack: sizes drawn so that published statistics hold.
 
-``python -m entrain_bench_workloads.generated FOLDER`` writes them; workloads/traces/PROVENANCE.md has the sources. What
-is not published is assumed, and marked so.
+``python -m entrain_bench_workloads.generated FOLDER`` writes them; workloads/traces/PROVENANCE.md has the sources. All
+other parameters are assumed, and marked so.
 """
 
 import sys
