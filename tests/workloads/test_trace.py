@@ -17,6 +17,7 @@ from entrain_bench.config.targets import instantiate
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TokenRules
 from entrain_bench.specs.workload import ListedShapes
+from entrain_bench_workloads import generated
 from entrain_bench_workloads.columns import num_taken, read_columns
 from entrain_bench_workloads.dataset.formats import FileSource
 from entrain_bench_workloads.trace import PACKAGED_TRACES, TraceWorkload
@@ -32,6 +33,9 @@ TOKEN_QUANTILES = {
     "coco_captions_val2017_by_image": [180, 345, 391, 529, 529],
     "mathvision": [36, 256, 1426, 8280, 16280],
     "sroie_receipts": [532, 1825, 16264, 16264, 16308],
+    "multi_image_generated": [48, 627, 1893, 3928, 6031],
+    "documents_generated": [338, 3176, 12045, 16300, 16380],
+    "long_video_generated": [897, 11730, 44850, 79560, 91290],
     "nextqa_oe_by_video": [2210, 11339, 26611, 43144, 66960],
 }
 SECONDS_QUANTILES = [1.9, 6.5, 15.2, 22.4, 35.2]
@@ -53,6 +57,23 @@ def sources() -> dict[str, ListedShapes]:
 @pytest.mark.parametrize("name", TOKEN_QUANTILES)
 def test_token_quantiles_of_the_provenance(name: str, sources: dict[str, ListedShapes]) -> None:
     assert half_up(np.quantile(item_tokens(sources[name].shapes), PROBABILITIES)) == TOKEN_QUANTILES[name]
+
+
+@pytest.mark.parametrize("name", generated.TRACES)
+def test_a_generated_trace_is_what_the_suite_draws(name: str) -> None:
+    assert pq.read_table(PACKAGED_TRACES / f"{name}.parquet").equals(generated.table_of(name))
+
+
+def test_published_means_of_generated_traces() -> None:
+    pages, documents, videos, meetings = (generated.table_of(name).to_pandas() for name in generated.TRACES)
+    assert pages["n_images"].mean() == pytest.approx(5.64, rel=0.03)
+    assert pages["text_chars"].mean() / 4 == pytest.approx(425, rel=0.04)
+    assert documents["text_chars"].mean() / 90 == pytest.approx(5.48, rel=0.02)
+    sides = documents[["image_widths", "image_heights"]].map(lambda listed: listed[0]).prod(axis=1)
+    assert sides.between(203_000, 58_700_000).all()
+    classes = pd.cut(videos["video_seconds"], [0, 30, 60, 120, 180]).value_counts(sort=False, normalize=True)
+    assert classes.tolist() == pytest.approx([0.450, 0.200, 0.180, 0.171], abs=0.025)
+    assert meetings["audio_seconds"].mean() == pytest.approx(2.56, rel=0.05)
 
 
 def test_speech_seconds_of_the_provenance(sources: dict[str, ListedShapes]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from entrain_bench.answers.recommend.engines import variants_of
+from entrain_bench.answers.recommend.engines import ENGINES, READERS, variants_of
 from entrain_bench.answers.recommend.settings import (
     BRIDGE,
     FRAMEWORKS,
@@ -269,3 +269,20 @@ def test_other_frameworks_by_hand() -> None:
     }
     assert takers["zero1"] == ["trainer", "swift", "llamafactory"]
     assert takers["zero3"] == ["trainer", "swift", "llamafactory", "veomni", "torchtitan"]
+
+
+def test_padding_is_that_of_the_users_framework() -> None:
+    names = {"packer": {"switch_on": {"loop": [], "sharded": []}}}
+    padding = ("padding=longest",)
+    ways = variants_of(names, READERS, [*ENGINES], False, MODEL, padding)
+    for way in ways.values():
+        # This suite's runtime packs.
+        assert all((padding[0] in attempt) == bool(way.engine) for attempt in way.attempts)
+    assert len(ways) == 4
+    kept = replicated("zero1")
+    pads = replace(kept, job=replace(kept.job, framework=replace(kept.job.framework, padding="longest")))
+    assert ("--padding_free true" in swift_flags(kept), "--padding_free false" in swift_flags(pads)) == (True, True)
+    assert {key: one.pads for key, one in FRAMEWORKS.items() if one.pads} == {
+        "trainer": "padding=longest",
+        "llamafactory": "padding=multiple",
+    }
