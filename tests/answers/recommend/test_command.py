@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
-from entrain_bench import BalancedBatchSampler
+import entrain_bench as eb
+from entrain_bench import BalancedBatchSampler, notebook
+from entrain_bench.answers.console_table import make_console
 from entrain_bench.answers.recommend import strategy_race
 from entrain_bench.answers.recommend.recommendation import NUM_DRAWS
+from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command
 from entrain_bench.commands import recommend
 from entrain_bench.config import constants
@@ -134,6 +137,18 @@ def test_three_answers_their_plans_and_that_they_are_kept(
     monkeypatch.setattr(cells_module, "run_parallel", none)
     monkeypatch.setattr(cells_module, "attempt", none)
     assert said(capsys, *FREE, "strategy=megatron,entrain,lpt")[0] == out
+    # Python has the same answer, with types.
+    monkeypatch.setattr(notebook, "WIDTH", make_console().width)
+    advice = eb.recommend(*FREE, "strategy=megatron,entrain,lpt")
+    assert repr(advice).splitlines() == out.splitlines()
+    assert advice.framework
+    assert advice.framework.name == "megatron in Megatron-LM"
+    assert advice.loop
+    assert advice.loop.settings[0] == "from entrain_bench import BalancedBatchSampler"
+    assert advice.suite
+    assert advice.suite.path
+    assert read_plan(advice.suite.path) == plan == advice.suite.plan
+    assert advice.suite.time.mean == plan.expected.iteration_time_s
     # The same answer is the same file; another answer for the job is another file.
     assert len([*folder.iterdir()]) == 4
     (folder / "tiny-synthetic-tiny.txt").write_text("mine\n")
@@ -228,6 +243,21 @@ def test_bad_input_is_one_line(arguments: list[str], says: str, capsys: pytest.C
     (line,) = err.splitlines()
     assert out == ""
     assert line.startswith(f"entrain-bench: {says}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys", "says"),
+    [
+        ((), {"measured_s": 0.0}, "measured_s=0.0: must be above 0"),
+        ((), {"within": "jax"}, "within=jax: unknown"),
+        (("harness=train",), {}, "harness=train: must be simulate"),
+    ],
+)
+def test_python_names_bad_input_as_the_command_does(
+    overrides: tuple[str, ...], keys: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        eb.recommend(*overrides, **keys)
 
 
 @pytest.mark.wide
