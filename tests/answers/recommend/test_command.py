@@ -66,7 +66,7 @@ def test_three_answers_their_plans_and_that_they_are_kept(
     out, err = said(capsys, *FREE, "strategy=megatron,megatron_rigid,entrain,lpt")
     assert re.search(r"^\[ +\d+\.\d s\] \d+ ways to run tiny on tiny; planning each$", err, re.MULTILINE)
     framework, loop, suite = (
-        re.search(rf"^{title}: (.+)\n  [0-9.]+ s per iteration \(95% .*\n", out, re.MULTILINE)
+        re.search(rf"^{title}: (.+)\n  [0-9.]+ s per iteration \(95% CI .*\n", out, re.MULTILINE)
         for title in (
             "In your framework, unmodified",
             "With a balanced sampler in your loop",
@@ -78,7 +78,8 @@ def test_three_answers_their_plans_and_that_they_are_kept(
     assert suite
     assert framework.group(1) == "megatron in Megatron-LM"
     assert loop.group(1) == "lpt in your loop"
-    assert "over rules of thumb" in framework.group(0)
+    # Four ranks have no room for the encoder's own stage that rules of thumb want.
+    assert re.search(r"^No result: rules of thumb: .* cannot be spread", out, re.MULTILINE)
     assert "over megatron in Megatron-LM" in loop.group(0)
     for part in (
         "    --tensor-model-parallel-size 1 ",
@@ -270,6 +271,7 @@ def test_plans_run_under_posterior_draws(
     read_draws.cache_clear()
     job = [*TINY, "strategy=megatron,bridge_reorder"]
     out = " ".join(said(capsys, *job)[0].split())
+    assert "over rules of thumb" in out
     assert re.search(r"over megatron in Megatron-LM, ahead in \d+% of posterior draws", out)
     assert "above 0 in at least 95% of 6 draws of the hardware constants" in out
     drawn = [record for record in Results(tmp_path / "results" / "judged").records() if record.config["constants"]]
