@@ -18,7 +18,7 @@ from entrain_bench.answers.cases import Case, Outcome, StrategyResult, cases_of,
 from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, quoted, results_word
 from entrain_bench.answers.comparison import Verdict, overall
 from entrain_bench.answers.labels import framework_of, runs_in
-from entrain_bench.answers.places import Stated, places_of, published, today
+from entrain_bench.answers.places import places_of, published, today
 from entrain_bench.answers.statistics import ENOUGH_SEEDS, Interval
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.given import check_of_job
@@ -300,11 +300,11 @@ def _result_dict(result: StrategyResult) -> dict[str, Any]:
 
 def _rivals(case: Case) -> dict[str, dict[str, Any] | None]:
     """Return the fastest published strategy of a case, and the fastest that a framework runs today."""
-    stated = {
-        one.name: Stated(one.name, framework_of(one.first.config["strategy"]), one.family) for one in case.results
-    }
-    places = places_of(case.comparison, stated)
-    rivals = {"published": published(places.values()), "today": today(places.values())}
+    frameworks = {one.name: framework_of(one.first.config["strategy"]) for one in case.results}
+    families = {one.name: one.family for one in case.results}
+    labels = {name: name for name in families}
+    places = places_of(case.comparison, labels, frameworks, families).values()
+    rivals = {"published": published(places), "today": today(places)}
     return {kind: asdict(place) if place else None for kind, place in rivals.items()}
 
 

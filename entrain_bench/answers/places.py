@@ -28,17 +28,12 @@ class Place:
     family: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Stated:
-    """A strategy's name for readers, its framework of today and its family; empty if it has none."""
-
-    name: str
-    framework: str
-    family: str
-
-
 def places_of[Name: Hashable](
-    comparison: Comparison[Name], stated: Mapping[Name, Stated], draws: Mapping[Name, Times] = {}
+    comparison: Comparison[Name],
+    labels: Mapping[Name, str],
+    frameworks: Mapping[Name, str],
+    families: Mapping[Name, str],
+    draws: Mapping[Name, Times] = {},
 ) -> dict[Name, Place]:
     """Return the places of all strategies with a result at every seed, the fastest first.
 
@@ -53,8 +48,7 @@ def places_of[Name: Hashable](
         share = share_ahead(draws.get(done[0], {}), draws.get(name, {})) if name != done[0] else 0.0
         ties = name in comparison.best or (share is not None and share < SURE)
         behind = standing.behind.mean if standing.behind else 1.0
-        own = stated[name]
-        places[name] = Place(own.name, standing.time.mean, behind, ties, own.framework, own.family)
+        places[name] = Place(labels[name], standing.time.mean, behind, ties, frameworks[name], families[name])
     return places
 
 

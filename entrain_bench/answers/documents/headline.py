@@ -9,7 +9,7 @@ import pandas as pd
 
 from entrain_bench.answers.comparison import Times, geometric_mean
 from entrain_bench.answers.labels import cluster_label, families, frameworks, names
-from entrain_bench.answers.places import Place, Stated, places_of, published, today
+from entrain_bench.answers.places import Place, places_of, published, today
 from entrain_bench.answers.tables import JOB, compared
 from entrain_bench.answers.text import listing, markdown_table, seconds, times
 
@@ -61,13 +61,11 @@ def job_rows(data: pd.DataFrame, draws: Mapping[tuple[str, str], Mapping[str, Ti
     ``draws``: seconds by posterior draw of strategies, by model and workload (``posterior.times_of``).
     """
     labels = {column: names(data, column) for column in ("strategy", *JOB)}
-    family = families(data)
-    framework = frameworks(data)
-    stated = {name: Stated(label, framework[name], family[name]) for name, label in labels["strategy"].items()}
+    stated = (labels["strategy"], frameworks(data), families(data))
     rows = []
     for (model, workload), comparison in compared(data, JOB).items():
         first = data[(data["model"] == model) & (data["workload"] == workload)].iloc[0]
-        places = places_of(comparison, stated, draws.get((model, workload), {}))
+        places = places_of(comparison, *stated, draws.get((model, workload), {}))
         rows.append(
             JobRow(
                 labels["model"][model],

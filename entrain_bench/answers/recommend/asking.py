@@ -132,7 +132,12 @@ class Asked:
         if own_keys.within and (kinds := FRAMEWORKS[own_keys.within].shardings):
             variants = {name: able for name, one in variants.items() if (able := one.sharded_as(kinds)).attempts}
         if "strategy" not in given:
-            variants = {n: one for n, one in variants.items() if one.engine or _contends(nodes[n])}
+            # Strategies of a user state no family.
+            variants = {
+                name: one
+                for name, one in variants.items()
+                if one.engine or nodes[name].get(CONTENDS) or not nodes[name].get("family")
+            }
         if not variants:
             assert own_keys.within
             raise UserError(f"{chosen}: {FRAMEWORKS[own_keys.within].name} runs none of these strategies unmodified")
@@ -305,11 +310,6 @@ def _measured(runner: StrategyRace, measured_s: float) -> dict[str, Any]:
     records = [one for one in runner.records([YOURS], seeds) if one.status == "ok"]
     times = [one.metrics["iteration_time_s"] for one in records]
     return measured_step(measured_s, mean_interval(times), spent_s(records))
-
-
-def _contends(node: Mapping[str, Any]) -> bool:
-    """Whether a strategy is considered unless others are named; those of a user are."""
-    return bool(node.get(CONTENDS)) or not node.get("family")
 
 
 def _checked_keys(overrides: Sequence[str]) -> dict[str, str]:
