@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from entrain_bench.config.compose import compose as compose
     from entrain_bench.notebook import load as load
     from entrain_bench.notebook import plot as plot
+    from entrain_bench.notebook import recommend as recommend
     from entrain_bench.notebook import show as show
     from entrain_bench.notebook import sweep as sweep
     from entrain_bench.program import Program as Program
@@ -47,6 +48,7 @@ _HOMES = {
     "metric": "records.metrics",
     "plot": "notebook",
     "prepare": "run.experiment",
+    "recommend": "notebook",
     "run_experiment": "run.experiment",
     "shapes_of": "specs.shapes",
     "show": "notebook",

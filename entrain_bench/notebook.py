@@ -19,10 +19,16 @@ from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.comparison import TIME
 from entrain_bench.answers.console_table import Column, value_columns
 from entrain_bench.answers.plots import Plot
+from entrain_bench.answers.recommend.asking import Asked, Keys, Say
+from entrain_bench.answers.recommend.engines import READERS
+from entrain_bench.answers.recommend.lines import answer_lines
+from entrain_bench.answers.recommend.recommendation import Reply
 from entrain_bench.answers.sentences import problems, sentences
 from entrain_bench.answers.text import TIME_WORDS, seconds
 from entrain_bench.answers.timelines import slowest_replica
 from entrain_bench.base.errors import UserError, unknown_choice
+from entrain_bench.config.compose import Composer
+from entrain_bench.config.given import with_data
 from entrain_bench.config.sources import add_config_dir
 from entrain_bench.figures._lanes import gantt
 from entrain_bench.figures._plot import draw_runs
@@ -35,8 +41,9 @@ from entrain_bench.records.tables import table_of
 from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.run.cells import compose_cells, is_beside, run_cells
 
-# Resolution of a figure in a notebook.
+# Resolution of a figure in a notebook, and letters of a line of text.
 DPI = 130
+WIDTH = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +134,57 @@ def load(results_dir: str = "results") -> View:
 def plot(results_dir: str = "results", kind: str = "dots", **options: Any) -> Figure:
     """Draw the runs of a folder of results (``View.plot``); ``UserError`` for a folder without runs."""
     return load(results_dir).plot(kind, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """How to train a job fastest, for three readers; None for a reader for whom nothing runs the job.
+
+    Attributes:
+        framework: in a framework, unmodified.
+        loop: with a balanced sampler in your training loop.
+        suite: with this suite's runtime.
+        text: the answer as the terminal shows it.
+    """
+
+    framework: Reply | None
+    loop: Reply | None
+    suite: Reply | None
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.text)}</pre>"
+
+
+def recommend(
+    *overrides: str,
+    within: str | None = None,
+    measured_s: float | None = None,
+    seconds: float | None = None,
+    output: str | None = None,
+    config_dir: str | None = None,
+    processes: int = 0,
+    say: Say = lambda _: None,
+) -> Advice:
+    """Answer how to train a job fastest, as ``entrain-bench recommend`` does, and write the plans.
+
+    Keywords are keys of the command; ``processes`` is that of ``sweep``, and ``say=print`` shows how far it is.
+    ``UserError`` for bad input, and if no strategy has a result.
+    """
+    add_config_dir(config_dir)
+    composer = Composer(config_dir)
+    asked = Asked.of(composer, with_data(overrides), Keys(within, measured_s, seconds, output))
+    results = Results(Path(asked.config.results_dir))
+    results.prepare()
+    found = asked.answered(composer, results, processes, say)
+    if found.answer is None:
+        raise UserError(found.reasons[0])
+    replies = found.replies(found.files(), config_dir)
+    lines = answer_lines(found.answer, replies, asked.omitted, WIDTH)
+    return Advice(**{reader: replies.get(reader) for reader in READERS}, text="\n".join(lines))
 
 
 def show(result: RunResult | Timeline | Sequence[Record]) -> View:

@@ -105,7 +105,7 @@ def _generated(root: Path, results: Results, source: Path) -> Iterator[tuple[Pat
         yield page, strategy_page(strategy, text, papers, cells, results, source / STRATEGIES)
     committed = (path.stem for path in sorted((root / STRATEGIES).glob("*.md")))
     pages = toctree(dict.fromkeys(["README", *(strategy.name for strategy in facts), *committed]))
-    text = "What every strategy balances, its schedule, and where it runs today."
+    text = "The work that every strategy balances, its schedule, and where it runs today."
     yield STRATEGIES / "index.md", "\n\n".join(["# Strategies", text, overview(facts), pages])
 
 
@@ -162,5 +162,5 @@ def command_line_page() -> str:
     parts.append("## Choices")
     for group, known in groups().items():
         rows = [[f"`{name}`", sentence] for name, sentence in known.items()]
-        parts += [f"### {group}", markdown_table([f"`{group}=`", "what it is"], rows)]
+        parts += [f"### {group}", markdown_table([f"`{group}=`", "meaning"], rows)]
     return "\n\n".join(parts) + "\n"

@@ -118,7 +118,7 @@ def overview(strategies: Iterable[StrategyFacts]) -> str:
         link = f"[{strategy.label}]({strategy.name}.md)"
         runs_in = "; ".join(strategy.runs_in) or "here only"
         rows.append([link, strategy.family, "; ".join(strategy.balances), runs_in])
-    return markdown_table(["strategy", "family", "what it balances", "where it runs today"], rows)
+    return markdown_table(["strategy", "family", "balances", "where it runs today"], rows)
 
 
 def draw_schedule(cells: list[Cell], results: Results, path: Path) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 from entrain_bench.answers.cases import Case, Outcome, StrategyResult, cases_of, name_of, varying
 from entrain_bench.answers.commands import command_line, commands_of, decisive_overrides, quoted, results_word
 from entrain_bench.answers.comparison import Verdict, overall
-from entrain_bench.answers.labels import PUBLISHED, framework_of, runs_in
+from entrain_bench.answers.labels import framework_of, runs_in
+from entrain_bench.answers.places import places_of, published, today
 from entrain_bench.answers.statistics import ENOUGH_SEEDS, Interval
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.given import check_of_job
@@ -299,25 +300,12 @@ def _result_dict(result: StrategyResult) -> dict[str, Any]:
 
 def _rivals(case: Case) -> dict[str, dict[str, Any] | None]:
     """Return the fastest published strategy of a case, and the fastest that a framework runs today."""
-    done = [one for one in case.results if one.standing.time and one.standing.verdict != Verdict.FAILED]
-    return {
-        "published": _rival(next((one for one in done if one.family == PUBLISHED), None)),
-        "today": _rival(next((one for one in done if framework_of(one.first.config["strategy"])), None)),
-    }
-
-
-def _rival(result: StrategyResult | None) -> dict[str, Any] | None:
-    if result is None or result.standing.time is None:
-        return None
-    behind = result.standing.behind
-    framework = framework_of(result.first.config["strategy"])
-    return {
-        "name": result.name,
-        "time_s": result.standing.time.mean,
-        "behind": behind.mean if behind else 1.0,
-        "ties": result.standing.verdict in (Verdict.FASTEST, Verdict.AS_GOOD),
-        "framework": framework,
-    }
+    frameworks = {one.name: framework_of(one.first.config["strategy"]) for one in case.results}
+    families = {one.name: one.family for one in case.results}
+    labels = {name: name for name in families}
+    places = places_of(case.comparison, labels, frameworks, families).values()
+    rivals = {"published": published(places), "today": today(places)}
+    return {kind: asdict(place) if place else None for kind, place in rivals.items()}
 
 
 def _more_seeds(answer: Answer, results_dir: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from entrain_bench.records.tables import GAP
 PLAIN_WIDTH = 140
 SPACE = "  "
 # Metric, scale and format of each column, the most telling first: those that the width has no room for are left out.
-# All of them compare strategies whatever their layouts; others are shown if asked for (``columns``).
+# All of them compare strategies of any layouts; others are shown if asked for (``columns``).
 METRICS = {
     "MFU %": ("mfu", 100.0, ".1f"),
     "gap %": (GAP, 100.0, ".1f"),
@@ -98,7 +98,7 @@ def summary(
 
 
 def overview(answer: Answer, width: int, asked: Sequence[str] = ()) -> Iterator[Text]:
-    """Return lines on runs: what they share, and their table."""
+    """Return lines on runs: their common labels, and their table."""
     rows = answer.results
     labels = answer.headings
     shared = [f"{name} {text}" for name, text in rows[0].labels.items() if name not in labels]
@@ -169,8 +169,8 @@ def value_columns(rows: Sequence[StrategyResult], baseline: str, asked: Sequence
 
 def _legend(headings: Sequence[str], baseline: str) -> str:
     meanings = {
-        "±": "±: half of the 95% interval over seeds",
-        SPEEDUP: f"{SPEEDUP}: over {baseline}, seed by seed (95% interval)",
+        "±": "±: half of the 95% CI over seeds",
+        SPEEDUP: f"{SPEEDUP}: over {baseline}, seed by seed (95% CI)",
         "gap %": "gap: above the lower bound of the cluster",
     }
     return "; ".join(text for heading, text in meanings.items() if heading in headings)

@@ -30,7 +30,7 @@ FAMILIES = {
     "": "Yours",
 }
 PUBLISHED = "published"
-# Keys of a strategy's ``switch_on`` that mean: a framework runs it as it is; and the column that holds its name.
+# Keys of a strategy's ``switch_on`` for engines that run it unmodified; and the column with the framework's name.
 SWITCH_ON = "switch_on"
 FRAMEWORKS = {"megatron": "Megatron-LM", "sharded": "HF Trainer"}
 TODAY = "strategy_today"

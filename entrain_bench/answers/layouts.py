@@ -17,7 +17,7 @@ def blocks_per_stage(module: ModuleSpec, layers_per_stage: Sequence[int]) -> tup
 
 
 def layout_texts(model: ModelSpec, layout: Layout) -> dict[str, str]:
-    """Return a short text for every module: degrees, layers of each stage, and what is not usual."""
+    """Return a short text for every module: degrees, layers of each stage, and unusual options."""
     texts = {}
     for module, placed in zip(model.modules, layout.modules, strict=True):
         blocks = "/".join(map(str, blocks_per_stage(module, placed.layers_per_stage)))

@@ -26,7 +26,7 @@ KINDS = {
     "lines": "every strategy over the key by=KEY",
 }
 LINES = "lines"
-# Values over those of the fastest run of a case; values as they are. Else the name of a strategy.
+# Values over those of the fastest run of a case; plain values. Else the name of a strategy.
 FASTEST = "fastest"
 NONE = "none"
 # By unit: factor, and unit as people say it.
@@ -83,8 +83,8 @@ class Plotted:
     """The data of a plot.
 
     Attributes:
-        cells: ``value`` by ``name`` and ``column``, with its 95% interval over seeds; ``overall``: mean over columns.
-        strategies: a row a name, with what is stated of its strategy; empty if no run has a value.
+        cells: ``value`` by ``name`` and ``column``, with its 95% CI over seeds; ``overall``: mean over columns.
+        strategies: a row per name, with label and order of its strategy; empty if no run has a value.
     """
 
     cells: pd.DataFrame
@@ -94,7 +94,7 @@ class Plotted:
 
 
 def plotted(answer: Answer, plot: Plot) -> Plotted:
-    """Return what a plot shows of runs; ``UserError`` for an unknown kind, metric, key or strategy."""
+    """Return the data that a plot shows; ``UserError`` for an unknown kind, metric, key or strategy."""
     _check(answer, plot)
     rows = pd.DataFrame([row for case in answer.cases for row in _rows(answer, case, plot)])
     runs = rows.dropna(subset="value") if len(rows) else rows
@@ -134,7 +134,7 @@ def _keys(record: Record) -> Mapping[str, Any]:
 
 
 def _rows(answer: Answer, case: Case, plot: Plot) -> Iterator[dict[str, Any]]:
-    """A row a run of a case: its name and what is stated of its strategy, column, seed and value."""
+    """A row per run of a case: its name, label and order of its strategy, column, seed and value."""
     over = (one.values(plot.metric) for one in case.results if plot.over in (FASTEST, one.strategy))
     bases = next(over, {})
     for result in case.results:
@@ -152,7 +152,7 @@ def _rows(answer: Answer, case: Case, plot: Plot) -> Iterator[dict[str, Any]]:
 
 
 def _intervals(values: pd.Series, keys: list[str]) -> pd.DataFrame:
-    """The mean over seeds with its 95% interval."""
+    """The mean over seeds with its 95% CI."""
     rows = []
     for key, mine in values.groupby(level=keys, sort=False):
         each = mean_interval(mine.tolist())

@@ -16,8 +16,8 @@ from entrain_bench.records.code import code_version
 from entrain_bench.records.keys import targets_of
 from entrain_bench.records.records import Record, Results, lost_runs
 
-TITLE = "Which balancing strategy to use"
-# Sections in their order: anchor and title. Markdown folds all but the first ``OPEN``.
+TITLE = "Recommended balancing strategy"
+# Sections in their order: anchor and title. Markdown folds those after the first ``OPEN``.
 SECTIONS = {
     "decision": "Decision",
     "answer": "Every case",

@@ -57,7 +57,7 @@ def problems(answer: Answer) -> list[str]:
 
 
 def headline_sentence(ahead: Mapping[str, Any]) -> str:
-    """Who is ahead over jobs (``headline.ahead``): overall, of the published systems, and in a framework today."""
+    """Leaders over jobs (``headline.ahead``): overall, of the published systems, and in a framework today."""
     return _one("headline", ahead)
 
 

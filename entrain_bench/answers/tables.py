@@ -238,7 +238,7 @@ def summarise(data: pd.DataFrame) -> pd.DataFrame:
 def time_over_fastest(data: pd.DataFrame) -> pd.DataFrame:
     """Time over the fastest strategy's of a job, geometric mean over jobs at each seed, then mean over seeds.
 
-    A row a strategy, the fastest first: ``mean``, ``low`` and ``high`` (95% interval), and ``num_jobs`` of which it has
+    A row per strategy, the fastest first: ``mean``, ``low`` and ``high`` (95% CI), and ``num_jobs`` of which it has
     a result; its mean is over these. A strategy without a seed with all of them has no row.
     """
     columns = ["strategy", "mean", "low", "high", "num_jobs"]
@@ -257,11 +257,6 @@ def time_over_fastest(data: pd.DataFrame) -> pd.DataFrame:
                 rows.append((str(name), each.mean, each.low, each.high, num_jobs[str(name)]))
     table = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[1:4], float))
     return table.set_index("strategy").sort_values("mean", kind="stable")
-
-
-def starred(label: str, row: Mapping[Any, Any]) -> str:
-    """A strategy's label, with a star if some of its seeds have no result."""
-    return f"{label}*" if 0 < row["num_ok"] < row["num_runs"] else label
 
 
 def lacking(table: pd.DataFrame, labels: Mapping[str, str], by: str = "strategy") -> str:
@@ -292,7 +287,7 @@ def range_of(data: pd.DataFrame, table: pd.DataFrame, metric: str, form: str) ->
 def split_times(data: pd.DataFrame) -> pd.DataFrame:
     """Times of forced splits into stages (``interval_over_seeds``), over those of the best split of model and trace.
 
-    ``planned``: whether the planner takes the split by itself (``forced_stages`` is empty), at any seed.
+    ``planned``: whether the planner takes the split unforced (``forced_stages`` is empty), at any seed.
     """
     keys = [*JOB, "encoder_stages"]
     forced = data[data["forced_stages"].notna()].astype({"encoder_stages": int})

@@ -1,4 +1,4 @@
-"""What pictures of timelines show (``timeline_frame``): one replica of a run, its lanes, and memory over time."""
+"""Data of pictures of timelines (``timeline_frame``): one replica of a run, its lanes, and memory over time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def slowest_replica(actions: pd.DataFrame) -> pd.DataFrame:
 
 
 def kinds_of(actions: pd.DataFrame) -> list[str]:
-    """What every action of ``slowest_replica`` is, in words."""
+    """Describe every action of ``slowest_replica`` in words."""
     return [
         f"{spell(module)} {PASSES[kind]}{', deferred' if later else ''}" if kind in PASSES else STEP
         for module, kind, later in actions[["module", "pass", "deferred"]].itertuples(index=False)

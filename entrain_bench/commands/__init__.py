@@ -3,7 +3,7 @@
 # Arguments and help of every verb: the lines of ``--help``, which imports no verb.
 SUMMARIES = {
     "check": ("strategy=NAME [KEY=VALUE ...]", "run the conformance tests on one strategy"),
-    "check-terms": ("[KEY=VALUE ...]", "try what a reviewer would: random options, budget, network, noise"),
+    "check-terms": ("[KEY=VALUE ...]", "try a reviewer's doubts: random options, budget, network, noise"),
     "claims": ("[NAME ...] [KEY=VALUE ...]", "judge published claims, or show one with its commands"),
     "figures": ("[NAME ...] [KEY=VALUE ...]", "execute missing runs, draw figures, write pages"),
     "ledger": ("[KEY=VALUE ...]", "predict published training runs, or your own, and print the errors"),

@@ -28,7 +28,7 @@ def main(request: Request[NoKeys]) -> int:
     for number, verdict in enumerate(examine(checks), start=1):
         verdicts.append(verdict)
         say(f"[{number}/{len(checks)}] {verdict.case.check}: {verdict.case.name}: {verdict.outcome}")
-    # A row for every check, then whatever failed or was skipped, and why, each reason once.
+    # A row for every check, then all that failed or were skipped, and why, each reason once.
     table = Table("check", "ok", "skipped", "failed", "seconds")
     for check in dict.fromkeys(verdict.case.check for verdict in verdicts):
         rows = [verdict for verdict in verdicts if verdict.case.check == check]

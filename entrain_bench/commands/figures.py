@@ -29,7 +29,7 @@ HASH_DIGITS = 8
 MAX_NAME = 60
 # Rows of the table of a figure, at most.
 MAX_ROWS = 30
-# The figure of a newcomer, and what to type then.
+# The figure of a newcomer, and the next commands.
 QUICK = "quick"
 NEXT = """
 your job:       entrain-bench recommend model=qwen25vl_llama3_3b workload=chartqa cluster=16xh100

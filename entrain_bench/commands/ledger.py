@@ -25,7 +25,9 @@ class Keys(Folder):
     """Own keys."""
 
     ledger: str | None = own(None, "CSV of runs in the columns of experiments/ledger; null: that folder's tables")
-    fit: bool = own(False, "fit constants to that folder's tables and yours; print them and errors of sources left out")
+    fit: bool = own(
+        False, "fit constants to that folder's tables and yours; print them and leave-one-source-out errors"
+    )
     posterior: str | None = own(None, "file to write: sets of constants that the tables permit (50 a device)")
 
 

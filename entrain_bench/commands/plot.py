@@ -28,11 +28,11 @@ HASH_DIGITS = 8
 
 @dataclass(frozen=True, slots=True)
 class Keys(Folder):
-    """What is drawn; ``strategy``, ``workload``, ``model``, ``cluster`` and ``seed`` choose runs."""
+    """The picture; ``strategy``, ``workload``, ``model``, ``cluster`` and ``seed`` choose runs."""
 
     metric: str = own(TIME, "a column of table.csv")
     by: str = own("", "key along the columns, or along x of lines; empty: every case")
-    normalize: str = own("", f"{FASTEST} (times, if empty), a strategy, or {NONE}: what values are over")
+    normalize: str = own("", f"{FASTEST} (times, if empty), a strategy, or {NONE}: the divisor of values")
 
 
 VERB = Verb(

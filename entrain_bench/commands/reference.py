@@ -68,7 +68,7 @@ def main(request: Request[Keys]) -> int:
     wanted = [*reference_outputs(), *(outputs([MEASURED]) if keys.measured else [])]
     study = Study(Results(Path(keys.results_dir)))
     if not make(wanted, study):
-        say("results/reference and docs are left as they were")
+        say("results/reference and docs are unchanged")
         return EXIT_FAILED
     changed = changes(keys, wanted, study)
     for line in changed:

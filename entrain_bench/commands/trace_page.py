@@ -67,7 +67,7 @@ def _scan_lines(source: Mapping[str, Any], scanned: Any) -> Iterator[str]:
 
 
 def _uncounted_lines(uncounted: Any, unread: Mapping[str, int]) -> Iterator[str]:
-    """Yield what the scan found and does not count, with its share, and marks that differ from media."""
+    """Yield found fields that the scan does not count, with their share, and marks that differ from media."""
     if uncounted.unmatched:
         share = uncounted.unmatched / uncounted.rows
         yield (

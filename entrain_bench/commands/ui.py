@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 PORT = 5000
 # Experiments whose links are printed.
 MAX_LINKS = 10
-# Nothing is sent, nothing runs beside the pages, and libraries warn of nothing that a user could change.
+# Nothing is sent, only the pages run, and libraries warn of nothing that a user could change.
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -46,21 +43,3 @@ class Watch:
 def say(line: str) -> None:
     """A line on standard error."""
     print(line, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def heartbeat(line: Callable[[], str], every_s: float) -> Iterator[None]:
-    """Say a line now and then while the body runs, so that nobody takes work for silence."""
-    stop = threading.Event()
-
-    def beat() -> None:
-        while not stop.wait(every_s):
-            say(line())
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()

@@ -1,4 +1,4 @@
-"""The forms that figures and plots share: sorted dots beside a heatmap, heatmaps, lines with intervals."""
+"""The forms that figures and plots share: sorted dots with a heatmap, heatmaps, lines with intervals."""
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import cycle, groupby
@@ -21,10 +21,10 @@ HEAD_IN = 0.85
 LEAST_ROWS = 4
 # Inches of a column of a heatmap with numbers.
 COLUMN_IN = 0.28
-# Labels of columns up to so many letters stand upright.
+# Labels of columns up to this number of letters are upright.
 SHORT_LETTERS = 4
 SLANTED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-# So many columns are as wide as a title; of more each has room for so many letters.
+# Up to this number, columns are as wide as a title; each of more has room for this number of letters.
 FEW_COLUMNS = 4
 LETTERS = 4
 # Where the shades of times over the fastest's end.
@@ -151,7 +151,7 @@ def lines(
     colours: Mapping[str, style.Colour],
     labels: Mapping[str, str],
 ) -> None:
-    """A line for each name with a colour, points in the order of x, markers in the order of ``labels``.
+    """A line for each name with a color, points in the order of x, markers in the order of ``labels``.
 
     Where the table has ``<y>_low`` and ``<y>_high``, whiskers show that interval.
     """
@@ -175,7 +175,7 @@ def marker_of[Name](names: Iterable[Name]) -> dict[Name, str]:
 def handles(
     colours: Mapping[str, style.Colour], labels: Mapping[str, str], line: Literal["-", ""] = "-", marker: str = ""
 ) -> list[Artist]:
-    """The entries of a legend: a line with its marker, or the same for all, for each name that has a colour."""
+    """The entries of a legend: a line with its marker, or the same for all, for each name that has a color."""
     markers = dict.fromkeys(labels, marker) if marker else marker_of(labels)
     return [
         Line2D([], [], linestyle=line, color=colour, marker=markers[name], mec="white", mew=0.3, label=labels[name])

@@ -1,4 +1,4 @@
-"""Pictures of any runs in the forms of the figures: sorted dots beside a heatmap, a heatmap, lines over a key."""
+"""Pictures of any runs in the forms of the figures: sorted dots with a heatmap, a heatmap, lines over a key."""
 
 from io import BytesIO
 from typing import Any
@@ -20,7 +20,7 @@ DEFAULT = Plot()
 
 
 def draw_runs(answer: Answer, plot: Plot = DEFAULT, axes: Axes | None = None) -> Picture:
-    """Draw runs, into axes if there are any; the table has every name and column with its 95% interval over seeds.
+    """Draw runs, into axes if there are any; the table has every name and column with its 95% CI over seeds.
 
     ``UserError`` for an unknown kind, metric, key or strategy.
     """

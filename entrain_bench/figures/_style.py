@@ -1,4 +1,4 @@
-"""The look that figures share: seaborn's theme, sizes, one colour a system, legends, and panels without data."""
+"""The look that figures share: seaborn's theme, sizes, one color per system, legends, and panels without data."""
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -63,10 +63,10 @@ _OTHER_HEX = ["#029e73", "#cc78bc", "#56b4e9", "#6a3d9a", "#949494", "#d55e00", 
 _SYSTEM_HEX = ["#8c8c8c", "#0173b2", "#005555", "#aa1555", "#8095ff", "#aa5515", "#eabfff", "#402a00", "#2a1580"]
 SYSTEM_COLOURS: list[Colour] = [*map(to_rgb, [*_SYSTEM_HEX, "#ffeaaa"])]
 NUM_ORDERED = len(SYSTEM_COLOURS) - 1
-# Colours where more systems are shown than have one of their own, by ``strategy.family``.
+# Colors where more systems are shown than have one of their own, by ``strategy.family``.
 _FAMILY_HEX = {"published": "#0173b2", "out_of_the_box": "#8f8f8f", "simple": "#005555", OURS: "#de8f05", "": "#402a00"}
 FAMILY_COLOURS: dict[str, Colour] = {family: to_rgb(colour) for family, colour in _FAMILY_HEX.items()}
-# Shades of what is worse, and of what is good.
+# Shades of worse and of good values.
 WORSE = sns.light_palette("#d55e00", as_cmap=True)
 GOOD = sns.light_palette("#0173b2", as_cmap=True)
 
@@ -94,7 +94,7 @@ def panels(rows: int, columns: int, width_in: float, height_in: float, **options
 
 
 def palette(names: Iterable[str]) -> dict[str, Colour]:
-    """A colour-blind-safe colour for each name that is no system's, by order of appearance."""
+    """A color for each name that is no system's, by order of appearance."""
     return dict(zip(names, cycle(map(to_rgb, _OTHER_HEX)), strict=False))
 
 
@@ -117,7 +117,7 @@ def strategy_colours(display_orders: Mapping[str, int | None], ours: Iterable[st
 
 
 def mixed(colour: Colour, ground: float, share: float = 0.55) -> Colour:
-    """The colour mixed with white (``ground`` 1) or black (0)."""
+    """The color mixed with white (``ground`` 1) or black (0)."""
     red, green, blue = (part + (ground - part) * share for part in colour)
     return red, green, blue
 

@@ -41,7 +41,7 @@ def draw(data: pd.DataFrame) -> Picture:
         panel.tick_params(axis="y", length=0)
         if len(shown):
             said.append(f"{title}, {shown.idxmax()} gains most ({shown.max():+.1f}%)")
-    figure.supxlabel("gain (%)")
+    figure.supxlabel("gain (%); bar: mean of jobs")
     legend_above(figure, handles(colours, dict(zip(colours, colours, strict=True)), line="", marker="o"), 3)
     message = f"In the mean of jobs, {'; '.join(said)}." if said else "No mechanism has a result."
     return Picture(figure, table.drop(columns="percent"), f"Gain: time without over time with, minus 1. {message}")

@@ -50,7 +50,7 @@ def draw(data: pd.DataFrame) -> Picture:
         f"Of {len(mine)} combinations of balancer, trace and stack, {(several & (mine['speedup_low'] > 1)).sum()} are "
         f"significantly faster and {(several & (mine['speedup_high'] < 1)).sum()} slower than {strategies[first]}; at "
         f"most {best['speedup']:.2f}x ({strategies[best['strategy']]}, {traces[best['workload']]}, {best['row']}). "
-        "A star marks missing seeds, a question mark 95% intervals that include 1; n/a has nothing to compare with."
+        "A star marks missing seeds, a question mark 95% CIs that include 1; n/a has nothing to compare with."
     )
     return Picture(figure, table, message)
 

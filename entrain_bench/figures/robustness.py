@@ -20,7 +20,7 @@ from entrain_bench.records.records import Results
 
 EXPERIMENT = "robustness"
 RUNS = True
-# Labels of so many columns fit beside each other.
+# Labels of this number of columns fit in a row.
 FEW = 2
 
 
@@ -40,7 +40,7 @@ def draw(table: pd.DataFrame) -> Picture:
     cells = cells.assign(text=cells["tau"].map("{:.2f} ".format) + named)
     rows = [*cells["row"].unique()]
     jobs = [*cells[JOB].drop_duplicates().itertuples(index=False, name=None)]
-    heads = pd.MultiIndex.from_tuples([(models[model], traces[trace]) for model, trace in jobs])
+    heads = [f"{models[model]}, {traces[trace]}" for model, trace in jobs]
     values, texts = (
         cells.pivot(index="row", columns=JOB, values=name).loc[rows, jobs].set_axis(heads, axis="columns")
         for name in ("tau", "text")
@@ -48,7 +48,7 @@ def draw(table: pd.DataFrame) -> Picture:
     figure, (panel,) = panels(1, 1, DOUBLE_COLUMN_IN, 0.75 + ROW_IN * len(rows))
     heatmap(panel, values, texts, cmap=GOOD, vmin=0, vmax=1.6)
     if len(heads) <= FEW:
-        panel.set_xticks(panel.get_xticks(), heads.get_level_values(1), rotation=0, ha="center")
+        panel.set_xticks(panel.get_xticks(), heads, rotation=0, ha="center")
     panel.set_xlabel("rank correlation with the first row")
     wins = cells.loc[cells["winner"] != "", "winner"].tolist()
     most = max(labels, key=wins.count)

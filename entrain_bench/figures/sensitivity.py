@@ -23,7 +23,7 @@ EXPERIMENT = "sensitivity"
 RUNS = True
 # Relative times up to this are as good as the best split.
 CLOSE = 1.01
-CHOSEN: dict[str, Any] = {"markersize": 6.5, "mec": INK, "mew": 0.9}
+CHOSEN: dict[str, Any] = {"markersize": 6.5, "mec": INK, "mew": 0.9, "clip_on": False}
 
 
 def load(cells: Sequence[Cell], results: Results) -> pd.DataFrame:

@@ -77,12 +77,12 @@ def test_who_is_ahead_over_jobs() -> None:
 def test_chances() -> None:
     lead = Spread(1.1, 0.984, 1.306)
     assert say("chance", "a", ChanceSummary(0.75, lead, 8, 1, 1, 0), "job") == (
-        "Over 8 posterior draws of the hardware constants, a has P(fastest) 0.75. Its speedup over the fastest other "
-        "strategy is 0.98x to 1.31x (90% interval)."
+        "Over 8 posterior draws of the hardware constants, a has P(fastest) 0.75. Its speedup over the runner-up "
+        "is 0.98x to 1.31x (90% interval)."
     )
     assert say("chance", "a", ChanceSummary(0.75, lead, 8, 2, 2, 1), "job") == (
         "Over 8 posterior draws of the hardware constants, a has P(fastest) 0.75, mean over 2 jobs (at least 0.9 in 1)."
-        " Its speedup over the fastest other strategy is 0.98x to 1.31x (geometric mean; 90% interval)."
+        " Its speedup over the runner-up is 0.98x to 1.31x (geometric mean; 90% interval)."
     )
 
 

@@ -135,7 +135,7 @@ def test_a_failure_leaves_the_reference_as_it_was(
     for path in (checkout.root / "results" / "runs").rglob("*.json"):
         path.unlink()
     assert checkout.command("reference") == 1
-    assert "left as they were" in capsys.readouterr().err
+    assert "are unchanged" in capsys.readouterr().err
     assert (checkout.root / "reference" / "table.parquet").read_bytes() == before
     assert checkout.command("verify") == 1
     assert "some cells have no result" in capsys.readouterr().out

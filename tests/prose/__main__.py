@@ -20,15 +20,8 @@ PAGES = ("*.md", "docs/**/*.md", "examples/**/*.md", "results/README.md", "exper
 TEMPLATES = "entrain_bench/**/templates/*.md"
 TEXTS = ("experiments/claim/*.yaml", "experiments/table/*.yaml")
 COMMENTS = ("experiments/*.yaml", "experiments/**/*.yaml")
-# Docstrings, comments and messages are read; names that begin so are not checked for riddles yet.
+# Docstrings, comments and messages are read.
 PYTHON = ("entrain_bench/**/*.py", "strategies/**/*.py", "workloads/**/*.py", "experiments/*.py", "docs/sitegen/*.py")
-LATER = (
-    "entrain_bench/answers/",
-    "entrain_bench/figures/",
-    "entrain_bench/commands/",
-    "docs/sitegen/",
-    "experiments/config.",
-)
 # Whole pages, and blocks of others, whose texts are checked where they come from.
 GENERATED = re.compile(r"docs/(?:claims(?:/\w+)?|results|calibration|terms)\.md")
 BLOCK = re.compile(r"<!-- (?!end)\w.*?<!-- end -->", re.DOTALL)
@@ -102,7 +95,7 @@ def read() -> dict[str, str]:
     for name, text in _files(*COMMENTS):
         texts[f"{name}: comments"] = "\n".join(re.findall(r"(?:^|\s)# ?(.*)|$", text, re.MULTILINE))
     for name, code in _files(*PYTHON):
-        for line, text in python_texts(code) if not name.startswith(LATER) else ():
+        for line, text in python_texts(code):
             texts[f"{name}:{line}"] = f"{texts.get(f'{name}:{line}', '')}\n\n{text}"
     screens = (help_text(topic) for topic in ("", KEYS, *verbs()))
     return texts | {"--help": "\n\n".join(described(screen) for screen in screens)}
@@ -146,7 +139,7 @@ def python_texts(code: str) -> Iterator[tuple[int, str]]:
 
 
 def problems(text: str, name: str = "docs") -> list[str]:
-    words = PLAINER | RIDDLES if ":" in name and not name.startswith(LATER) else PLAINER
+    words = PLAINER | RIDDLES if ":" in name else PLAINER
     lines = []
     pattern = re.compile(rf"\b(?:{'|'.join(words)})\b", re.IGNORECASE)
     for sentence in filterfalse(ALLOWED.__contains__, sentences(text)):

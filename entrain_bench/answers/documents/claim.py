@@ -45,8 +45,8 @@ FREE = (
 PARTS = (f"{STRATEGY}.", f"{STRATEGY}/")
 TUNED = ("layout.", "microbatch_size", *PARTS, "tuning", "cluster.device.")
 FAIR_WORDS = (
-    "One rule for all claims: the same job for both sides; degrees, microbatch size and recomputation are free and "
-    "tuned in the same way; where systems are compared, the tuned Megatron baseline is one of them."
+    "One rule for all claims: both sides do the same job. Degrees, microbatch size and recomputation are free and "
+    "tuned in the same way. Where systems are compared, the tuned Megatron baseline is one of them."
 )
 
 # Overrides that replace those of a setting, by side.
@@ -205,9 +205,9 @@ class Claim:
         paper, where: arXiv number or another source by its name (``cited``), and the place in it.
         value: the published number, or the ends of a range, in ``unit``; empty for an order.
         unit: ``x`` for a ratio, ``%`` for a change (with ``to``) or a share (without), else that of the metric itself.
-        settings: by label: ``PUBLISHED``, as far as the paper states it (in words: ``paper_setting``); ``FAIR``, the
-            same job, tuned by one rule for both sides, if there is a baseline; ``OTHERWISE``, the published one with
-            the opposite of the deciding assumption; other choices of values that the paper does not state.
+        settings: by label. ``PUBLISHED`` is the paper's as far as it states one (in words: ``paper_setting``). ``FAIR``
+            is the same job, tuned by one rule for both sides, if there is a baseline. ``OTHERWISE`` is the published
+            one with the opposite of the deciding assumption. Others choose values that the paper does not state.
         assumption, opposite: the deciding assumption, and its opposite.
         no_source: whether the number was not found in the paper, so that nothing can be judged.
         why: explanation of agreement or difference.
@@ -215,7 +215,7 @@ class Claim:
         differs: settings of the cells that the runs cannot have (``gpus``, ``model``, ``data``, a key of their
             setting), with the reason.
         group, title: claims that are shown as one, and their common name; empty for none.
-        headline: short words for what the paper's abstract promises by this number; empty for other claims.
+        headline: short words for a promise of the paper's abstract by this number; empty for other claims.
         file: name of the YAML, without its suffix.
     """
 

@@ -23,7 +23,7 @@ from entrain_bench.run.study import Output, Study
 TEMPLATES = Path(__file__).parents[1] / "templates"
 FINDINGS = "claims.json"
 INDEX = "claims.md"
-# For pages that show no claim: how many speedups hold under equal tuning, and what abstracts promise.
+# For pages that show no claim: the number of speedups that hold under equal tuning, and promises of abstracts.
 HOLDING = "tables/claims_hold.md"
 HEADLINES = "tables/headline_claims.md"
 # Papers that this suite began with; the table of headlines on other pages has theirs.
@@ -256,7 +256,9 @@ def claim_details(judged: JudgedClaim) -> dict[str, str]:
         "As published": f"{published}. {claim.published.words}",
         "Other choices": f"{row['other_choices']}." if row["other_choices"] else "",
         "Equal tuning": f"{_in_words(claim, findings[FAIR])}. {claim.settings[FAIR].words}" if FAIR in findings else "",
-        "What decides": f"{row['assumption']}: {_in_words(claim, findings[OTHERWISE])}." if claim.assumption else "",
+        "Deciding assumption": f"{row['assumption']}: {_in_words(claim, findings[OTHERWISE])}."
+        if claim.assumption
+        else "",
         "Why": claim.why,
     }
     return {label: text for label, text in details.items() if text}

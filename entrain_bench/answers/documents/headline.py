@@ -1,4 +1,4 @@
-"""Who is ahead on each job: the fastest overall, the fastest published, and the fastest that a framework runs today."""
+"""Leaders of each job: the fastest overall, the fastest published, and the fastest that a framework runs today."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,18 +8,9 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from entrain_bench.answers.comparison import Comparison, Times, Verdict, geometric_mean
-from entrain_bench.answers.labels import (
-    FRAMEWORKS,
-    PUBLISHED,
-    SWITCH_ON,
-    TODAY,
-    cluster_label,
-    families,
-    frameworks,
-    names,
-)
-from entrain_bench.answers.posterior import SURE, share_ahead
+from entrain_bench.answers.comparison import Times, geometric_mean
+from entrain_bench.answers.labels import FRAMEWORKS, SWITCH_ON, TODAY, cluster_label, families, frameworks, names
+from entrain_bench.answers.places import Place, places_of, published, today
 from entrain_bench.answers.tables import JOB, compared
 from entrain_bench.answers.text import listing, markdown_table, seconds, times
 from entrain_bench.config.tree import choices, config_tree
@@ -29,24 +20,6 @@ from entrain_bench.run.study import SweepOverrides
 SIZES = {"batch": "global_batch", "nodes": "cluster.num_nodes", "gpus_per_node": "cluster.gpus_per_node"}
 # The rival that takes thirty lines: every sample dealt by longest processing time.
 BASELINE = "lpt"
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A strategy in a job.
-
-    Attributes:
-        time_s: mean seconds per iteration.
-        behind: its time over the fastest's; 1 for the fastest.
-        ties: whether the fastest has no lead over it that counts, over paired seeds and under the posterior.
-        framework: the framework that runs it today; empty if none does.
-    """
-
-    strategy: str
-    time_s: float
-    behind: float
-    ties: bool
-    framework: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +54,7 @@ class Summary:
         if not known:
             return None
         ratios = [place.behind for place in known]
-        counts = Counter(f"{one.strategy} in {one.framework}" if one.framework else one.strategy for one in known)
+        counts = Counter(f"{one.name} in {one.framework}" if one.framework else one.name for one in known)
         return cls(dict(counts.most_common()), min(ratios), max(ratios), geometric_mean(ratios), len(known))
 
 
@@ -108,12 +81,11 @@ def job_rows(data: pd.DataFrame, draws: Mapping[tuple[str, str], Mapping[str, Ti
     ``draws``: seconds by posterior draw of strategies, by model and workload (``posterior.times_of``).
     """
     labels = {column: names(data, column) for column in ("strategy", *JOB)}
-    family = families(data)
-    today = frameworks(data)
+    stated = (labels["strategy"], frameworks(data), families(data))
     rows = []
     for (model, workload), comparison in compared(data, JOB).items():
         first = data[(data["model"] == model) & (data["workload"] == workload)].iloc[0]
-        places = _places(comparison, draws.get((model, workload), {}), labels["strategy"], today)
+        places = places_of(comparison, *stated, draws.get((model, workload), {}))
         rows.append(
             JobRow(
                 labels["model"][model],
@@ -121,33 +93,13 @@ def job_rows(data: pd.DataFrame, draws: Mapping[tuple[str, str], Mapping[str, Ti
                 cluster_label(str(first["cluster"])),
                 first["batch"] / (first["nodes"] * first["gpus_per_node"]),
                 next(iter(places.values()), None),
-                next((place for name, place in places.items() if family[name] == PUBLISHED), None),
-                next((place for name, place in places.items() if today[name]), None),
+                published(places.values()),
+                today(places.values()),
                 places.get(BASELINE),
-                [place.strategy for name, place in [*places.items()][1:] if place.ties and not today[name]],
+                [place.name for place in [*places.values()][1:] if place.ties and not place.framework],
             )
         )
     return rows
-
-
-def _places(
-    comparison: Comparison[str],
-    draws: Mapping[str, Times],
-    labels: Mapping[str, str],
-    today: Mapping[str, str],
-) -> dict[str, Place]:
-    """The places of all strategies with a result at every seed, the fastest first."""
-    done = [name for name in comparison.ranked if comparison.standings[name].verdict != Verdict.FAILED]
-    places = {}
-    for name in done:
-        standing = comparison.standings[name]
-        if standing.time is None:
-            continue
-        share = share_ahead(draws.get(done[0], {}), draws.get(name, {})) if name != done[0] else 0.0
-        ties = name in comparison.best or (share is not None and share < SURE)
-        behind = standing.behind.mean if standing.behind else 1.0
-        places[name] = Place(labels[name], standing.time.mean, behind, ties, today[name])
-    return places
 
 
 def ahead(rows: Sequence[JobRow]) -> dict[str, Any]:
@@ -182,4 +134,4 @@ def _cell(place: Place | None, where: str = "") -> str:
         return "no result"
     mark = "**" if place.ties else ""
     behind = f", {times(place.behind)}" if place.behind != 1 else ""
-    return f"{mark}{place.strategy}{where} {seconds(place.time_s)} s{mark}{behind}"
+    return f"{mark}{place.name}{where} {seconds(place.time_s)} s{mark}{behind}"

@@ -113,7 +113,7 @@ def mechanisms_section(study: Study) -> str:
         f"`strategy=braid`. Layouts are tuned with one budget; options are fixed. Definitions: `figure={EXPERIMENT}`."
     )
     notes = "\n" + "".join(lacking) if lacking else ""
-    return f"## What each mechanism gains\n\n{text}\n\n{markdown_table(heading, rows, right=heading[2:3])}{notes}"
+    return f"## Gain of each mechanism\n\n{text}\n\n{markdown_table(heading, rows, right=heading[2:3])}{notes}"
 
 
 def gain_name(mechanism: str, switch: str) -> str:

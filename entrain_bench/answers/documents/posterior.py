@@ -15,7 +15,7 @@ import yaml
 from entrain_bench.answers.comparison import TIME, Comparison, Verdict
 from entrain_bench.answers.documents.definition import overrides
 from entrain_bench.answers.posterior import KEY, chances, contenders, times_of
-from entrain_bench.answers.tables import MISSING, compared, run_table
+from entrain_bench.answers.tables import JOB, MISSING, compared, run_table
 from entrain_bench.base.errors import UserError
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.constants import speed_of
@@ -28,7 +28,6 @@ DEFINITION = "posterior.yaml"
 FILE = "posterior.csv"
 # Runs of the repository's reference; other code has other keys.
 COMMITTED = Path("results/reference/table.parquet")
-JOB = ["model", "workload"]
 
 # Status of runs by key, and seconds per iteration of those with a result.
 type Known = Mapping[str, tuple[str, float | None]]

@@ -15,19 +15,18 @@ from entrain_bench.answers.documents.tables import TABLES
 from entrain_bench.answers.labels import FAMILIES, families, names
 from entrain_bench.answers.posterior import Chance, chances, times_of
 from entrain_bench.answers.sentences import headline_sentence, posterior_sentences
-from entrain_bench.answers.tables import compared, interval_over_seeds, over_seeds, run_table, without_result
+from entrain_bench.answers.tables import CASE, compared, interval_over_seeds, over_seeds, run_table, without_result
 from entrain_bench.answers.text import count, markdown_table, seconds
 from entrain_bench.base.files import write_atomically
 from entrain_bench.records.metrics import BELIEVED
 from entrain_bench.records.tables import GAP
 from entrain_bench.run.study import Output, Study, SweepOverrides
 
-CASE = ["model", "workload", "strategy"]
 # The text in brackets, and the column of runs whose mean it shows.
 GAPS = {"gap": "gap_to_lower_bound", "gap_of_all": GAP}
 # The headline's sweep.
 SWEEP = "iteration_time"
-AHEAD = "Who is ahead"
+AHEAD = "Fastest strategies"
 TIMES = "Every strategy tuned with one budget, everything free"
 POSTERIOR = "Under draws of the hardware constants"
 # Template of the page: the text above the tables.
@@ -94,7 +93,7 @@ def posterior_markdown(data: pd.DataFrame, odds: Mapping[tuple[str, str], Mappin
                 job = f"{labels['model'][model]} {labels['workload'][workload]}"
                 lead = f"{chance.lead.median:.2f}x ({chance.lead.low:.2f}x to {chance.lead.high:.2f}x)"
                 rows.append([job, labels["strategy"][name], f"{chance.probability:.2f}", lead, f"{chance.num_draws}"])
-    heading = ["model, workload", "strategy", "P(fastest)", "speedup over the fastest other", "draws"]
+    heading = ["model, workload", "strategy", "P(fastest)", "speedup over the runner-up", "draws"]
     return f"### {POSTERIOR}\n\n{markdown_table(heading, rows, right=heading[2:])}"
 
 

@@ -1,4 +1,4 @@
-"""Where a strategy runs beside this suite: engines that frameworks share, what each can run, and the frameworks.
+"""Where a strategy runs outside of this suite: engines that frameworks share, their limits, and the frameworks.
 
 An engine is a way to execute an iteration: Megatron-LM's pipelines, or one copy of the model per rank with ZeRO or
 FSDP. A strategy's YAML names its engines under ``switch_on``, with the overrides that it needs there. The two engines
@@ -35,7 +35,7 @@ type Reasons = Callable[[Job, Program], Iterator[str]]
 
 
 def _megatron_attempts(model: ModelSpec) -> dict[str, Attempts]:
-    """The tuner chooses what to recompute; if flags cannot say that, the LLM, all modules, nothing."""
+    """The tuner chooses the recomputed modules; if flags cannot say that, the LLM, all modules, none."""
     every = [module.name for module in model.modules]
     return {"": [(), *((_recompute(names),) for names in ([model.llm.name], every, []))]}
 
@@ -100,7 +100,7 @@ class Engine:
     """A way to execute an iteration that frameworks share.
 
     Attributes:
-        label: what names of its variants end with.
+        label: end of the names of its variants.
         reader: whose answer it belongs to.
         overrides: settings of the job in it.
         attempts: by suffix of a name, overrides to try in turn.
@@ -162,9 +162,9 @@ def variants_of(
     model: ModelSpec,
     padding: Overrides = (),
 ) -> dict[str, Variant]:
-    """Return what the readers can run, by name; ``names`` has the YAML of strategies.
+    """Return the variants that readers can run, by name; ``names`` has the YAML of strategies.
 
-    ``fixes``: the user says what is recomputed. ``padding``: that of the user's framework; this suite packs.
+    ``fixes``: the user chooses the recomputed modules. ``padding``: that of the user's framework; this suite packs.
     ``UserError`` for an engine that is not known.
     """
     found = {}
@@ -193,7 +193,7 @@ def _kept(overrides: Overrides, fixes: bool) -> Overrides:
 
 
 def refusal(runner: StrategyRace, engine: str, name: str, seed: int) -> str:
-    """Why an engine does not run what a strategy plans at a seed; empty if it does, and without an engine."""
+    """Why an engine does not run a strategy's plan at a seed; empty if it does, and without an engine."""
     if not engine:
         return ""
     job = prepare(runner.config(name, seed)).job

@@ -7,19 +7,25 @@ from typing import Any
 
 from entrain_bench.answers.comparison import Comparison, Verdict
 from entrain_bench.answers.console_table import Column, fitting, table_lines
-from entrain_bench.answers.recommend.recommendation import Recommendation, Spent
+from entrain_bench.answers.labels import MODEL_ERROR
+from entrain_bench.answers.recommend.recommendation import Recommendation, Reply, Spent
 from entrain_bench.answers.text import NOTHING, TIME_WORDS, decimals, ends, listing, load_template, percent, seconds
 
 INDENT = "  "
 
 
-def answer_lines(answer: Recommendation, more: Mapping[str, Any], width: int) -> list[str]:
-    """Return the answer, wrapped at ``width``; ``more``: names of files, settings, and what was not considered."""
-    tables = {
+def answer_lines(
+    answer: Recommendation, replies: Mapping[str, Reply], omitted: Mapping[str, Any], width: int
+) -> list[str]:
+    """Return the answer, wrapped at ``width``; ``replies`` have settings, ``omitted`` is not considered."""
+    more = {
+        "replies": replies,
+        "omitted": omitted,
+        "error": MODEL_ERROR,
         "ranking": ranking_lines(answer.comparison, width),
         "spent": spent_lines(answer.spent, width - len(INDENT)),
     }
-    return _lines("answer", {**answer.values, **more, **tables, "replies": answer.replies}, width)
+    return _lines("answer", {**answer.values, **more}, width)
 
 
 def summary_lines(answer: Recommendation, width: int) -> list[str]:

@@ -1,10 +1,10 @@
-"""What Megatron-LM runs unmodified: reasons against layouts and programs.
+"""Limits of unmodified Megatron-LM: reasons against layouts and programs.
 
 Read in NVIDIA/Megatron-LM at commit d98e8a64 (2026-08-22): ``megatron/training/arguments.py``,
 ``megatron/training/config``, ``megatron/core/transformer/transformer_config.py``, ``pretrain_vlm.py`` and
 ``examples/multimodal``. Encoders are whole on the LLM's first stage (``add_encoder``, ``pipeline_model_parallel_size =
-1``), with its TP, without sequence or context parallelism, and take no virtual stages; LLM stages have equally many
-layers, except the first and the last (``num_layers_in_first_pipeline_stage`` and its like, above 0); the schedule is
+1``), with its TP, without sequence or context parallelism. They take no virtual stages. LLM stages have equally many
+layers, except the first and the last (``num_layers_in_first_pipeline_stage`` and its like, above 0). The schedule is
 1F1B over microbatches of equally many samples.
 """
 
@@ -76,11 +76,11 @@ def layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
         yield "its expert-parallel groups are of consecutive ranks, which --use-tp-pp-dp-mapping gives to stages"
     blocks = blocks_of_stages(llm)
     if min(blocks) < 1 or len({*blocks[1:-1]}) > 1 or (llm.pp > pp and len({*blocks}) > 1):
-        yield f"stages of {'/'.join(map(str, blocks))} layers; all but the first and the last must have as many"
+        yield f"stages of {'/'.join(map(str, blocks))} layers; those between the first and the last must have as many"
     if job.framework.encoder_optimizers > 1:
         yield f"encoders have one copy of optimizer states (encoder_optimizers={job.framework.encoder_optimizers})"
     if job.framework.recompute_granularity != FULL and any(placed.recompute for placed in layout.modules):
-        yield "its recompute_modules=mlp keeps what the norm before makes (recompute_granularity=selective)"
+        yield "its recompute_modules=mlp keeps the output of the norm before (recompute_granularity=selective)"
     if job.framework.p2p != "blocking" and llm.pp == pp > 1:
         yield f"1F1B waits for its transfers (p2p={job.framework.p2p})"
     if job.framework.cross_entropy == EAGER:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from entrain_bench.answers.commands import commands_of
@@ -53,7 +54,7 @@ CHOSEN = ("model", "workload", "cluster")
 # Keys that a plan's file states separately; the planner's options that led to the layout are left out.
 STATED = (*CHOSEN, "global_batch", "microbatch_size")
 OF_THE_PLANNER = ("strategy/planner", "strategy.planner", "layout.")
-# The variant that gains are over: what one would run without this suite.
+# The variant that gains are over: the usual setting without this suite.
 OTHERWISE = "rules of thumb"
 YOURS = "as you run it"
 # Classes of time that balancing can save.
@@ -71,10 +72,11 @@ class Reply:
     """The answer for one reader.
 
     Attributes:
-        time: mean over the fresh seeds, with the 95% interval of the mean over ``FURTHER`` others.
+        time: mean over the fresh seeds, with the 95% CI of the mean over ``FURTHER`` others.
         gain: speedup over ``over`` at these seeds; None for that variant itself and without a result of it.
         sure: P(gain > 1) under the posterior; None without draws.
         ties: names of judged plans over which it has no lead that counts, nor they over it.
+        path, settings: the plan's file and the lines to type, once the plan is written.
     """
 
     reader: str
@@ -87,6 +89,8 @@ class Reply:
     sure: float | None
     peak_bytes: float
     ties: Sequence[str]
+    path: Path | None = None
+    settings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked: variants, the name of the one that gains are over, and the user's overrides by key.
+    """A question: variants, the name of the one that gains are over, and the user's overrides by key.
 
     ``usual`` has choices and values of the keys that are not given.
     """
@@ -112,7 +116,7 @@ class Question:
     usual: Mapping[str, str]
 
     def field(self, reader: str) -> list[str]:
-        """Names of the variants of a reader; the fastest for one who changes the runtime may be anybody's."""
+        """Names of the variants of a reader; one who changes the runtime may take any variant."""
         return [name for name, one in self.variants.items() if one.reader == reader]
 
 
@@ -348,7 +352,7 @@ def mean_size(config: RunConfig, layout: Layout) -> float:
 
 
 def measured_step(measured: float, expected: Interval, spent: Mapping[str, float]) -> dict[str, Any]:
-    """Return what a measured iteration time can and cannot be, beside the expected one and where its time goes.
+    """Compare a measured iteration time with the expected one, and with the part of it that balance could save.
 
     ``imbalance``: the most that perfect balance could gain; the expected time has the imbalance of the data in it.
     """

@@ -120,7 +120,7 @@ def megatron_flags(plan: Settled) -> list[str]:
     ]
 
 
-# Where Megatron-Bridge's ConfigContainer has what Megatron-LM's arguments say; True and False are written for flags.
+# Fields of Megatron-Bridge's ConfigContainer by argument of Megatron-LM; True and False are written for flags.
 BRIDGE: Mapping[str, str] = {
     "tensor_model_parallel_size": "model.tensor_model_parallel_size",
     "pipeline_model_parallel_size": "model.pipeline_model_parallel_size",
@@ -176,7 +176,7 @@ def trainer_values(plan: Settled) -> Values:
 
 
 def deepspeed_values(plan: Settled) -> Values:
-    """Return DeepSpeed's configuration; Trainer fills in what is ``auto``."""
+    """Return DeepSpeed's configuration; Trainer fills in values that are ``auto``."""
     sizes = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
     zero = {"stage": STAGES[plan.sharding], "overlap_comm": True, "contiguous_gradients": True}
     return {**dict.fromkeys(sizes, "auto"), "bf16": {"enabled": True}, "zero_optimization": zero}

@@ -66,9 +66,9 @@ def standings(times: Mapping[str, Times], baseline: str = "") -> Comparison[str]
 class StrategyRace:
     """Runs strategies on a job; earlier runs are read.
 
-    ``free`` are keys that the tuner chooses unless a variant or the job sets them; ``variants`` have the overrides of
-    every strategy by its name, the first its choice (``strategy=dip``); ``overrides`` are the job's, without strategy
-    and seed, and count before others; ``keys`` are those of all runs that were asked for.
+    ``free`` are keys that the tuner chooses unless a variant or the job sets them. ``variants`` have the overrides of
+    every strategy by its name, the first its choice (``strategy=dip``). ``overrides`` are the job's, without strategy
+    and seed, and count before others. ``keys`` are those of all runs that were asked for.
     """
 
     free: Sequence[str]
@@ -179,8 +179,8 @@ def race(
 ) -> Raced:
     """Race all variants of a runner, those of each field against each other; those ``kept`` run at all seeds.
 
-    Those with ``refusals`` have no result. No round begins without time. ``watch`` is told the times and how many go on
-    after each round.
+    Those with ``refusals`` have no result. No round begins without time. ``watch`` is told the times and how many are
+    left after each round.
     """
     times = dict[str, Times]()
     racing = [*runner.variants]

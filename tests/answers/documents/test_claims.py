@@ -237,7 +237,7 @@ def test_other_choices_and_the_assumption_are_measured_and_told(tmp_path: Path) 
         "small: 2.50x (2.50 to 2.50x) (exceeds); large: 1.25x (1.25 to 1.25x) (not reproduced)"
     )
     text = claim_text(judged)
-    assert "  What decides: rigid; otherwise, tuned: 1.00x (1.00 to 1.00x) (not reproduced)." in text
+    assert "  Deciding assumption: rigid; otherwise, tuned: 1.00x (1.00 to 1.00x) (not reproduced)." in text
     assert "  Other choices: small: 2.50x" in text
     # The first page leaves out what other choices gave, but not that the verdict depends on them.
     line = (

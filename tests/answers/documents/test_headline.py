@@ -55,13 +55,13 @@ def test_a_row_names_the_fastest_of_all_the_published_and_that_in_a_framework() 
     assert row.published
     assert row.baseline
     assert row.today
-    assert (row.today.strategy, row.today.framework, row.today.ties) == ("Megatron", "Megatron-LM", False)
-    assert (row.fastest.strategy, row.fastest.behind, row.fastest.ties) == ("Braid", 1.0, True)
+    assert (row.today.name, row.today.framework, row.today.ties) == ("Megatron", "Megatron-LM", False)
+    assert (row.fastest.name, row.fastest.behind, row.fastest.ties) == ("Braid", 1.0, True)
     assert row.fastest.time_s == pytest.approx(1.1)
     # The faster one of two published systems.
-    assert (row.published.strategy, row.published.ties) == ("OmniBal", False)
+    assert (row.published.name, row.published.ties) == ("OmniBal", False)
     assert row.published.behind == pytest.approx(1.3 / 1.1, rel=1e-3)
-    assert (row.baseline.strategy, row.baseline.ties) == ("LPT", True)
+    assert (row.baseline.name, row.baseline.ties) == ("LPT", True)
     assert row.tied == ["LPT"]
 
 
@@ -104,7 +104,7 @@ def test_a_lead_that_constants_may_undo_is_a_tie(lost: int, ties: bool) -> None:
 def test_who_lacks_a_seed_has_no_place() -> None:
     (row,) = job_rows(runs(TIMES | {"braid": [0.1, 0.1, None]}))
     assert row.fastest
-    assert row.fastest.strategy == "LPT"
+    assert row.fastest.name == "LPT"
     (row,) = job_rows(runs({"braid": [None, None, None]}))
     assert (row.fastest, row.published, row.today, row.baseline, row.tied) == (None, None, None, None, [])
     assert ahead([row]) == {"num_jobs": 1, "num_tied": 0, "fastest": None, "published": None, "today": None}

@@ -49,7 +49,7 @@ FIRST = np.arange(DP * PP * TP).reshape(DP, PP, TP)
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"layers": (1, 3, 3, 3)}, "stages of 0/3/3/2 layers; all but the first and the last must have as many"),
+        ({"layers": (1, 3, 3, 3)}, "stages of 0/3/3/2 layers; those between the first and the last must have as many"),
         ({"layers": (2, 2, 3, 3)}, "stages of 1/2/3/2 layers"),
         ({"vision_ranks": FIRST[:, 1:2]}, "vision is not whole on the first stage of llm"),
         ({"vision_ranks": FIRST[:, :2], "vision_layers_per_stage": (2, 3)}, "vision is not whole on the first stage"),

@@ -128,18 +128,16 @@ def test_the_race_finds_the_fastest_of_the_main_figure() -> None:
     assert max(ratios_to_least) <= 1.05
 
 
-def test_what_contends_is_close_to_the_fastest_of_a_job() -> None:
-    """The YAML of strategies says what the main figure shows."""
+def test_the_fastest_of_every_job_contends() -> None:
+    """Without ``strategy=``, recommend considers the fastest strategy of every job of the main figure."""
     runs = pd.read_parquet(REFERENCE)
     runs = runs[runs[["layout_tp", "layout_dp"]].isna().all(axis=1)]
     runs = runs[(runs[[name for name in USUAL if name not in SIZED]] == pd.Series(USUAL).drop([*SIZED])).all(axis=1)]
     means = runs[runs["status"] == "ok"].groupby(["model", "workload", "cluster", "global_batch", "strategy"])
     means = means["iteration_time_s"].agg(["mean", "count"]).query("count >= 3")["mean"].unstack("strategy")
-    ratios = means.div(means.min(axis=1), axis=0)[means.notna().sum(axis=1) > 10].min()
-    stated = {
-        file.stem for file in (config_tree() / "strategy").glob("*.yaml") if "\ncontends: true" in file.read_text()
-    }
-    assert stated == {*ratios.index[ratios <= 1.015]}
+    fastest = {*means[means.notna().sum(axis=1) > 10].idxmin(axis=1)}
+    assert len(fastest) > 1
+    assert all("\ncontends: true" in (config_tree() / "strategy" / f"{name}.yaml").read_text() for name in fastest)
 
 
 def words(macro: str, *values: object) -> list[str]:
