@@ -299,7 +299,7 @@ class _Trace:
 
 
 def _are_frames(offsets: IntArray, num_videos: IntArray) -> BoolArray:
-    """Which entries of rows are sizes of frames: as many of the last ones as a row has videos."""
+    """A mask of the entries that are sizes of frames: as many of the last of a row as it has videos."""
     owners = rows_of(offsets)
     return np.asarray(offsets[1:][owners] - np.arange(len(owners)) <= num_videos[owners])
 

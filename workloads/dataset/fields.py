@@ -135,13 +135,13 @@ def table_of(path: str | None) -> Table:
         for source in (given, own)
         for name, values in check_mapping(source.get("conventions", {}), "conventions").items()
     }
-    roles = {
-        key: {name: role for source in (own, given) for role, names in source.get(key, {}).items() for name in names}
+    turns, types, endings = (
+        {name: role for source in (own, given) for role, names in source.get(key, {}).items() for name in names}
         for key in ("turns", "types", "endings")
-    }
-    marks = "|".join(f"(?:{pattern})" for pattern in own.pop("marks").values())
-    kept = {key: own[key] for key in ("media", "paths", "seconds", "lists")}
-    return Table(conventions, **roles, marks=re.compile(rf"(?:<img>(?P<path>[^<>]+)</img>|{marks})\n?"), **kept)
+    )
+    marks = "|".join(f"(?:{pattern})" for pattern in own["marks"].values())
+    pattern = re.compile(rf"(?:<img>(?P<path>[^<>]+)</img>|{marks})\n?")
+    return Table(conventions, turns, types, endings, pattern, own["media"], own["paths"], own["seconds"], own["lists"])
 
 
 def kind_of(name: str) -> str | None:
@@ -165,7 +165,7 @@ class Chosen:
     def names(self) -> tuple[str, ...]:
         """All names that are given."""
         given = (*self.text, self.images, self.audio, self.video, self.seconds)
-        return tuple(dict.fromkeys(name for name in given if name not in (None, AUTO)))  # type: ignore[misc]
+        return tuple(dict.fromkeys(name for name in given if name not in (None, AUTO)))
 
 
 @lru_cache(maxsize=4096)
