@@ -239,12 +239,13 @@ class _Reading:
         """Add a field of the row."""
         if role == "path":
             role = kind_of(_file_name(value))
-            if role is None and "seconds" in self._roles.values() and isinstance(value, str):
+            # A URL with another ending may be a page.
+            if role is None and "seconds" in self._roles.values() and isinstance(value, str) and "://" not in value:
                 role = "audio"
             # Another field holds that kind, or it is not wanted.
             if role and (role in self._roles.values() or getattr(self._chosen, role) != AUTO):
                 role = None
-        if role == "one" and isinstance(listed := _parsed(value), list):
+        if role == "one" and isinstance(listed := _parsed(value), list) and listed:
             self._read("text", name, listed[0], _DEPTH)
             self._leave(f"{name} after the first", listed[1:], _DEPTH)
         elif role in ("text", "one"):

@@ -57,6 +57,9 @@ def test_a_path_with_another_ending_and_a_length_next_to_it_is_a_sound() -> None
     sample = sample_of({"path": "x.sph", "duration": 4}, Chosen(), "")
     assert (sample.audio, sample.seconds) == ([Known(seconds=4.0)], 4.0)
     assert sample_of({"path": "x.sph", "text": "a"}, Chosen(), "").left == {("text", "path"): 5}
+    page = sample_of({"url": "https://a.org/x", "duration": 4, "text": "a"}, Chosen(), "")
+    assert (page.audio, page.left) == ([], {("text", "url"): 15})
+    assert sample_of({"question": "a", "answers": "[]"}, Chosen(), "").texts == ["a"]
 
 
 def test_texts_that_belong_together_are_read_together(tmp_path: Path) -> None:
