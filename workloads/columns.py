@@ -98,7 +98,7 @@ FRAME_HINT = "; workload.frame_size=[640,360] is that of frames which have none"
 
 @dataclass(frozen=True, slots=True)
 class TraceColumns:
-    """Checked columns of a trace, by sample, image and video; sides in pixels, NaN for no audio or video.
+    """Checked columns of a trace, by sample, image, sound and video; sides in pixels.
 
     ``sample_ids`` are integers or strings; ``text`` is in tokens or in characters (``text_in_tokens``).
     """
@@ -109,7 +109,9 @@ class TraceColumns:
     num_images: IntArray
     image_widths: FloatArray
     image_heights: FloatArray
+    num_sounds: IntArray
     audio_seconds: FloatArray
+    num_videos: IntArray
     video_seconds: FloatArray
     frame_widths: FloatArray
     frame_heights: FloatArray
@@ -121,7 +123,7 @@ def read_columns(path: Path, take: Take = ALL, frame_size: tuple[float, float] |
     """Read a trace; without ``frame_size`` (width, height) every video must state the size of its frames.
 
     ``text_tokens`` or else ``text_chars`` is required; an absent or all-null column means that no sample has that
-    modality. ``image_widths`` and ``image_heights`` list a row's images, then the size of its video's frames, if any.
+    modality. ``image_widths`` and ``image_heights`` list a row's images, then the size of each of its videos' frames.
 
     ``UserError`` for a missing, empty or invalid file, missing or misspelt columns, and values outside their range.
     """
@@ -130,28 +132,27 @@ def read_columns(path: Path, take: Take = ALL, frame_size: tuple[float, float] |
     if not trace.has(text_name):
         raise trace.error("needs a column text_tokens or text_chars; it is missing or all null")
     text = trace.numbers(text_name)
-    audio, video = (trace.numbers(name, absent=np.nan) for name in ("audio_seconds", "video_seconds"))
-    has_video = ~np.isnan(video)
-
-    offsets, widths, heights = trace.sizes(has_video, frame_size)
+    num_sounds, audio = trace.seconds("audio_seconds")
+    num_videos, video = trace.seconds("video_seconds")
+    offsets, widths, heights = trace.sizes(num_videos, frame_size)
     counts = np.diff(offsets)
-    num_images = counts - has_video
+    num_images = counts - num_videos
     trace.check(num_images >= 0, "image_widths", counts, "the size of the frames of the row's video" + FRAME_HINT)
     declared = trace.numbers("n_images", absent=np.nan)
     allowed = "the number of images in image_widths (a video's frame size not counted)"
     trace.check(np.isnan(declared) | (declared == num_images), "n_images", declared, allowed)
-    empty = (text == 0) & (counts == 0) & np.isnan(audio)
+    empty = (text == 0) & (counts == 0) & (num_sounds == 0)
     trace.check(~empty, text_name, text, "positive in a row without images, audio and video")
 
-    is_frame = np.zeros(len(widths), np.bool_)
-    is_frame[(offsets[1:] - 1)[has_video]] = True
+    is_frame = _are_frames(offsets, num_videos)
     names = trace.identities("sample_id") if trace.has("sample_id") else np.arange(trace.num_rows)
     cjk = trace.numbers("text_cjk") if text_name == "text_chars" and trace.has("text_cjk") else None
     if cjk is not None:
         trace.check(cjk <= text, "text_cjk", cjk, "at most text_chars")
     images = widths[~is_frame], heights[~is_frame]
     frames = widths[is_frame], heights[is_frame]
-    return TraceColumns(names, text, text_name == "text_tokens", num_images, *images, audio, video, *frames, cjk)
+    timed = num_sounds, audio, num_videos, video
+    return TraceColumns(names, text, text_name == "text_tokens", num_images, *images, *timed, *frames, cjk)
 
 
 def _read(path: Path, take: Take) -> tuple[list[str], pa.Table]:
@@ -245,8 +246,18 @@ class _Trace:
         self.check(COLUMNS[name].holds(values) | nulls, name, values, allowed)
         return values if absent is None else np.where(nulls, absent, values)
 
+    def seconds(self, name: str) -> tuple[IntArray, FloatArray]:
+        """Numbers of sounds or videos ``[samples]`` and their lengths; a row has one number, a list, or null."""
+        if self.has(name) and pa.types.is_nested(self._columns[name].type):
+            offsets, values = self._lists(name)
+            self.check(COLUMNS[name].holds(values), name, values, COLUMNS[name].allowed, rows_of(offsets))
+            return np.diff(offsets), values
+        values = self.numbers(name, absent=np.nan)
+        present = ~np.isnan(values)
+        return present.astype(np.int64), values[present]
+
     def sizes(
-        self, has_video: BoolArray, frame_size: tuple[float, float] | None
+        self, num_videos: IntArray, frame_size: tuple[float, float] | None
     ) -> tuple[IntArray, FloatArray, FloatArray]:
         """The lists of widths and heights: row offsets ``[samples + 1]`` and both sides in pixels ``[entries]``."""
         offsets, widths = self._lists("image_widths")
@@ -254,15 +265,14 @@ class _Trace:
         height_counts = np.diff(height_offsets)
         self.check(np.diff(offsets) == height_counts, "image_heights", height_counts, "as many entries as image_widths")
         if frame_size is not None:
-            unlisted = has_video & (np.diff(offsets) == self.numbers("n_images", absent=0.0))
-            widths, heights = (np.insert(sides, offsets[1:][unlisted], 0.0) for sides in (widths, heights))
-            offsets = offsets + np.concatenate(([0], np.cumsum(unlisted)))
-            last = offsets[1:][has_video] - 1
-            unknown = last[(widths[last] == 0) | (heights[last] == 0)]
+            missing = np.where(np.diff(offsets) == self.numbers("n_images", absent=0.0), num_videos, 0)
+            widths, heights = (np.insert(sides, np.repeat(offsets[1:], missing), 0.0) for sides in (widths, heights))
+            offsets = offsets + offsets_from_counts(missing)
+            unknown = _are_frames(offsets, num_videos) & ((widths == 0) | (heights == 0))
             widths[unknown], heights[unknown] = frame_size
         owners = rows_of(offsets)
         for name, values in (("image_widths", widths), ("image_heights", heights)):
-            allowed = COLUMNS[name].allowed + (FRAME_HINT if np.any(has_video[owners[values == 0]]) else "")
+            allowed = COLUMNS[name].allowed + (FRAME_HINT if np.any(num_videos[owners[values == 0]]) else "")
             self.check(COLUMNS[name].holds(values), name, values, allowed, owners)
         thick = np.maximum(widths, heights) <= MAX_ASPECT_RATIO * np.minimum(widths, heights)
         sides = np.stack([widths, heights], axis=1)
@@ -276,7 +286,7 @@ class _Trace:
         column = self._columns[name]
         kind = column.type
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
-            raise self.error(f"column {name}: has type {kind}; must be lists of pixels")
+            raise self.error(f"column {name}: has type {kind}; must be lists")
         counts = pc.list_value_length(column).fill_null(0)
         offsets = offsets_from_counts(counts.to_numpy(zero_copy_only=False))
         return offsets, self._floats(name, column.flatten())
@@ -286,6 +296,12 @@ class _Trace:
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
             raise self.error(f"column {name}: holds {kind}; must be numbers")
         return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+
+
+def _are_frames(offsets: IntArray, num_videos: IntArray) -> BoolArray:
+    """A mask of the entries that are sizes of frames: as many of the last of a row as it has videos."""
+    owners = rows_of(offsets)
+    return np.asarray(offsets[1:][owners] - np.arange(len(owners)) <= num_videos[owners])
 
 
 def _nulls(column: Any) -> BoolArray:

@@ -12,7 +12,7 @@ import numpy as np
 from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of, sum_rows
 from entrain_bench.base.errors import UserError, require
 from entrain_bench.specs.parse import Allowed, OneOf, between
-from entrain_bench.specs.shapes import SampleShapes, shapes_of
+from entrain_bench.specs.shapes import Items, SampleShapes, shapes_of
 from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
 from entrain_bench.specs.workload import ListedShapes, Moved, Samples, stable_rng
 
@@ -71,6 +71,13 @@ def truncated(shapes: SampleShapes, context_tokens: int) -> SampleShapes:
         "sample_names": None if shapes.sample_names is None else shapes.sample_names[left],
     }
     return replace(shapes, **shorter)
+
+
+def _of_samples(counts: IntArray, items: Items) -> Items:
+    """Items of sounds or videos, as those of samples that have ``counts`` of these ``[samples]``."""
+    owners = rows_of(offsets_from_counts(counts))
+    together = np.bincount(owners, weights=items.counts, minlength=len(counts))
+    return replace(items, counts=together.astype(np.int64))
 
 
 def _is_frame_size(size: tuple[int, ...]) -> bool:
@@ -181,8 +188,10 @@ class TraceWorkload:
         frame_tokens = self.min_video_frame_tokens, self.max_video_frame_tokens
         items = {
             "image": image_items(columns.num_images, *sides, rules, self.max_image_tokens),
-            "video": video_items(columns.video_seconds, *frame_sides, rules, *frame_tokens),
-            "audio": audio_items(columns.audio_seconds, rules),
+            "video": _of_samples(
+                columns.num_videos, video_items(columns.video_seconds, *frame_sides, rules, *frame_tokens)
+            ),
+            "audio": _of_samples(columns.num_sounds, audio_items(columns.audio_seconds, rules)),
         }
         return shapes_of(self._text(columns, rules), items, columns.sample_ids)
 

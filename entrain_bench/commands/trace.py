@@ -49,6 +49,9 @@ class TraceKeys:
         None, "shards scanned at the same time; null: one per core up to 8, or all CPUs of the cluster"
     )
     ray_address: str | None = own(None, "host:port of a running Ray cluster; null: start one on this machine")
+    max_rows: int | None = own(
+        200_000, "rows from which on a random part of the shards is scanned, with stated errors; null: scan all"
+    )
     timeout_s: float = own(60.0, "seconds per sample; a sample that takes longer fails its shard")
 
 

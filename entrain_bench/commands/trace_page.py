@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from entrain_bench.answers.analysis import encoder_shares
@@ -56,6 +57,10 @@ def _scan_lines(source: Mapping[str, Any], scanned: Any) -> Iterator[str]:
     again = "; scanned before, and its files have not changed (remove the trace to scan again)" if scanned.again else ""
     where = source.get("path", kind)
     yield f"{scanned.samples:,} samples from {scanned.shards:,} shards of {where} ({kind}){again}."
+    if scanned.shards < scanned.all_shards:
+        errors = ", ".join(f"{name} {error:.1%}" for name, error in scanned.errors.items())
+        said = f"Means may be off by (95% confidence): {errors}." if errors else "One shard tells no error."
+        yield f"A random part of {scanned.all_shards:,} shards. {said} To scan all, set max_rows=null."
     yield f"Found: {', '.join(f'{many:,} {kind}' for kind, many in scanned.items.items())}."
     yield f"{bad:,} left out{':' if bad else '.'}"
     if bad:
@@ -175,7 +180,9 @@ def _columns(path: Path) -> dict[str, FloatArray]:
     )
     sizes = {"megapixels": width * height / MEGAPIXEL}
     for name in columns.keys() & table.column_names:
-        sizes[name] = table.column(name).drop_null().to_numpy().astype(np.float64)
+        column = table.column(name).combine_chunks()
+        flat = column.flatten() if pa.types.is_list(column.type) else column.drop_null()
+        sizes[name] = flat.to_numpy(zero_copy_only=False).astype(np.float64)
     return {title: sizes[name] for name, title in columns.items() if name in sizes and sizes[name].max(initial=0) > 0}
 
 

@@ -153,6 +153,21 @@ def test_every_column_of_a_mixed_trace(tmp_path: Path) -> None:
     assert rows(shapes) == [[("image", 4), ("image", 6)], video, [("audio", 750), ("audio", 25)], []]
 
 
+def test_rows_with_several_sounds_and_videos(tmp_path: Path) -> None:
+    workload = write(
+        tmp_path,
+        text_tokens=[3, 4, 5],
+        image_widths=[[84, 56, 640], [640], []],
+        image_heights=[[56, 56, 360], [360], []],
+        audio_seconds=[[], [31.0, 2.0], None],
+        video_seconds=[[2.0, 1.0], [1.0], []],
+    )
+    # A second is an item; a frame of 56 x 56 becomes 12 x 12 LLM tokens, of which 128 are the least.
+    small, large = ("video", 144), ("video", 299)
+    sounds = [("audio", 750), ("audio", 25), ("audio", 50)]
+    assert rows(workload.source(RULES).shapes) == [[("image", 6), small, small, large], [large, *sounds], []]
+
+
 def test_text_alone_is_a_trace_and_ids_default_to_rows(tmp_path: Path) -> None:
     shapes = write(tmp_path, text_chars=[8, 9], audio_seconds=pa.nulls(2)).source(RULES).shapes
     assert shapes.text_tokens.tolist() == [2, 3]
@@ -210,6 +225,8 @@ def test_working_directory_and_packaged_names(tmp_path: Path, monkeypatch: pytes
         ({"text_chars": [1, 1], "audio_seconds": [1.0, 0.0]}, r"row 2, column audio_seconds: 0\.0; must be a number"),
         *(({"text_chars": [1], "audio_seconds": [wrong]}, "row 1, column audio_seconds") for wrong in WRONG_SECONDS),
         ({"text_chars": [1], "video_seconds": [1.0]}, "row 1, column image_widths: 0; must be the size of the frames"),
+        ({"text_chars": [1, 1], "audio_seconds": [[], [1.0, 0.0]]}, r"row 2, column audio_seconds: 0\.0; must be"),
+        ({"text_chars": [1], "video_seconds": [[1.0, 2.0]], **ONE_IMAGE}, "row 1, column image_widths: 1; must be the"),
         ({"text_chars": [1], "n_images": [1], "video_seconds": [1.0], **ONE_IMAGE}, r"row 1, column n_images: 1\.0"),
         ({"text_chars": [4, 0]}, r"row 2, column text_chars: 0\.0; must be positive in a row without images"),
         ({"text_chars": [4], "sample_id": [0.5]}, "column sample_id: has type double; must be integers or strings"),

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+import stat
 from binascii import Error as Base64Error
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ AUTO = "auto"
 KINDS = ("images", "audio", "video")
 # A value that a reader did not read: a column or a member of bytes with an unknown name.
 UNREAD = object()
+# Where a part or a struct holds its medium.
+_PLACES = ("bytes", "path", "url", "base64", "data", "image", "file", "file_name", "image_name", "image_path", "source")
 # Fields of a sample that are not counted: how many keep their names; the others are summed.
 _MAX_LEFT = 64
 _DEPTH = 12
@@ -60,22 +63,21 @@ class RawSample:
     """A sample, not decoded; texts are tokenized one by one, ``seconds`` is the stated length of the sound or video.
 
     ``left`` are fields that are not counted: of each kind (``text`` or a medium) the characters or values by field.
-    ``marks`` is the number of places in texts that mark media, -1 if they are not compared.
+    ``marks`` is the number of places in texts that mark media, 0 if they are not compared.
     """
 
-    texts: Sequence[str] = ()
-    images: Sequence[Medium] = ()
-    audio: Medium | None = None
-    video: Medium | None = None
+    texts: list[str] = field(default_factory=list)
+    images: list[Medium] = field(default_factory=list)
+    audio: list[Medium] = field(default_factory=list)
+    video: list[Medium] = field(default_factory=list)
     seconds: float | None = None
-    marks: int = -1
-    left: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    marks: int = 0
+    left: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
-    def unmatched(self) -> str:
-        """How marks and media differ, in words; empty if they do not, or there are no marks."""
-        found = len(self.images) + (self.audio is not None) + (self.video is not None)
-        return f"{self.marks} marks, {found} media" if self.marks > 0 and self.marks != found else ""
+    def num_media(self) -> int:
+        """All images, sounds and videos."""
+        return len(self.images) + len(self.audio) + len(self.video)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,27 +99,27 @@ class Convention:
 
 @dataclass(frozen=True)
 class Table:
-    """All that conventions.yaml states."""
+    """All that conventions.yaml states; ``turns``, ``types`` and ``endings`` by name."""
 
     conventions: Mapping[str, Convention]
     turns: Mapping[str, str]
     types: Mapping[str, str]
+    endings: Mapping[str, str]
+    marks: re.Pattern[str]
     media: Mapping[str, Sequence[str]]
     paths: Sequence[str]
     seconds: Sequence[str]
-    marks: re.Pattern[str]
     lists: Sequence[str]
-    endings: Mapping[str, str]
 
-    def media_names(self) -> set[str]:
-        """All fields that hold media."""
-        own = (name for one in self.conventions.values() for kind in KINDS for name in getattr(one, kind))
-        return {*self.paths, *own, *(name for names in self.media.values() for name in names)}
+    def names(self, *roles: str) -> set[str]:
+        """Return all fields of some roles; ``images``, ``audio``, ``video`` include those that any convention has."""
+        own = {name for one in self.conventions.values() for role in roles for name in getattr(one, role)}
+        return own.union(*(self.media.get(role, ()) for role in roles))
 
 
 @lru_cache(maxsize=8)
 def table_of(path: str | None) -> Table:
-    """The conventions of the suite, after those of a file; ``UserError`` for a file that states none."""
+    """Return the conventions of the suite, after those of a file; ``UserError`` for a file that states none."""
     own = yaml.safe_load(Path(__file__).with_name("conventions.yaml").read_text())
     given: Mapping[str, Any] = {}
     if path is not None:
@@ -128,24 +130,23 @@ def table_of(path: str | None) -> Table:
             raise UserError(f"{where}: cannot be read ({' '.join(str(error).split())[:120]})") from error
         if unknown := [key for key in given if key not in ("conventions", "turns", "types")]:
             raise UserError(f"{where}: {unknown[0]}: unknown. Must be conventions, turns or types")
-    parts = {key: {**check_mapping(given.get(key, {}), key), **own[key]} for key in ("conventions", "turns", "types")}
     conventions = {
-        name: parse(Convention, given.get("conventions", {}).get(name, values), f"conventions.{name}")
-        for name, values in parts["conventions"].items()
+        name: parse(Convention, values, f"conventions.{name}")
+        for source in (given, own)
+        for name, values in check_mapping(source.get("conventions", {}), "conventions").items()
     }
-    turns, types = (
+    turns, types, endings = (
         {name: role for source in (own, given) for role, names in source.get(key, {}).items() for name in names}
-        for key in ("turns", "types")
+        for key in ("turns", "types", "endings")
     )
     marks = "|".join(f"(?:{pattern})" for pattern in own["marks"].values())
-    endings = {ending: kind for kind, names in own["endings"].items() for ending in names}
     pattern = re.compile(rf"(?:<img>(?P<path>[^<>]+)</img>|{marks})\n?")
-    return Table(conventions, turns, types, own["media"], own["paths"], own["seconds"], pattern, own["lists"], endings)
+    return Table(conventions, turns, types, endings, pattern, own["media"], own["paths"], own["seconds"], own["lists"])
 
 
 def kind_of(name: str) -> str | None:
     """Return the kind of a file by the ending of its name: images, audio, video, or None."""
-    return table_of(None).endings.get(name.rpartition(".")[2].lower())
+    return table_of(None).endings.get(name.partition("?")[0].rpartition(".")[2].lower())
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +164,13 @@ class Chosen:
     @property
     def names(self) -> tuple[str, ...]:
         """All names that are given."""
-        given = (getattr(self, kind) for kind in (*KINDS, "seconds"))
-        return tuple(dict.fromkeys(name for name in (*self.text, *given) if name not in (None, AUTO)))
+        given = (*self.text, self.images, self.audio, self.video, self.seconds)
+        return tuple(dict.fromkeys(name for name in given if name not in (None, AUTO)))
 
 
 @lru_cache(maxsize=4096)
 def roles_of(names: tuple[str, ...], chosen: Chosen) -> Mapping[str, str]:
-    """The role of each field of a row: text, json, one (of a list), images, audio, video, path, seconds."""
+    """Return the role of each field of a row: text, json, one (of a list), images, audio, video, path, seconds."""
     table = table_of(chosen.conventions)
     convention = next((each for each in table.conventions.values() if each.fits(names)), Convention())
     roles = dict[str, str]()
@@ -177,15 +178,12 @@ def roles_of(names: tuple[str, ...], chosen: Chosen) -> Mapping[str, str]:
         roles |= {name: role for role in ("json", "one", "text") for name in getattr(convention, role)}
     roles |= {name: "text" for name in chosen.text if name != AUTO}
     roles |= {name: "path" for name in table.paths if name not in roles}
-    for kind in KINDS:
+    for kind in (*KINDS, "seconds"):
         name = getattr(chosen, kind)
-        known = (*getattr(convention, kind), *table.media[kind]) if name == AUTO else (name,)
-        found = next((each for each in known if each in names and roles.get(each, "path") == "path"), None)
-        if found:
-            roles[found] = kind
-    found = next((n for n in table.seconds if n in names), None) if chosen.seconds == AUTO else chosen.seconds
-    if found:
-        roles[found] = "seconds"
+        usual = table.seconds if kind == "seconds" else (*getattr(convention, kind), *table.media[kind])
+        known = usual if name == AUTO else (name,)
+        found = [each for each in known if each in names and roles.get(each, "path") == "path"]
+        roles |= dict.fromkeys(found[:1], kind)
     return {name: role for name, role in roles.items() if name in names}
 
 
@@ -199,11 +197,25 @@ def sample_of(row: Row | list[Any], chosen: Chosen, folder: str, content: bool =
     if inner := {name: _inner(row, name.split(".")) for name in chosen.names if "." in name}:
         row = {**row, **inner}
     names = tuple(name for name, value in row.items() if value is not None and value != "" and value != [])
-    return _Reading(row, roles_of(names, chosen), chosen, folder, content).sample(names)
+    roles = roles_of(names, chosen)
+    reading = _Reading(chosen, roles)
+    for name in names:
+        reading.field(name, row[name], roles.get(name))
+    sample = reading.sample
+    for name in (name for name, role in roles.items() if role == "seconds"):
+        if not is_number(row[name]):
+            raise BadSampleError(Reason.RECORD, f"{name}: {str(row[name])[:40]!r} is no number of seconds")
+        sample.seconds = float(row[name])
+    for kind, found in reading.media.items():
+        if kind != "images" and len(found) == 1 and sample.seconds is not None and not content:
+            getattr(sample, kind).append(Known(*(_stated_size(row) or (0, 0)), sample.seconds))
+        else:
+            getattr(sample, kind).extend(medium_of(value, name, folder, content) for name, value in found)
+    return sample
 
 
 def _inner(value: Any, keys: Sequence[str]) -> Any:
-    """The value of a field of a field, also of each entry of a list."""
+    """Return the value of a field of a field, also of each entry of a list."""
     if isinstance(value, list | tuple):
         each = (_inner(entry, keys) for entry in value)
         return [one for entry in each for one in (entry if isinstance(entry, list) else [entry])]
@@ -213,157 +225,125 @@ def _inner(value: Any, keys: Sequence[str]) -> Any:
 
 
 class _Reading:
-    """The texts and media found in a row so far, and its fields that are not counted."""
+    """The sample of a row so far, and the media that it names, by kind."""
 
-    def __init__(self, row: Row, roles: Mapping[str, str], chosen: Chosen, folder: str, content: bool) -> None:
-        self._row = row
-        self._roles = roles
+    def __init__(self, chosen: Chosen, roles: Mapping[str, str]) -> None:
+        self.sample = RawSample()
+        self.media: dict[str, list[tuple[str, Any]]] = {kind: [] for kind in KINDS}
         self._chosen = chosen
-        self._folder = folder
-        self._content = content
+        self._roles = roles
         self._table = table_of(chosen.conventions)
-        self._texts = list[str]()
-        self._media: dict[str, list[tuple[str, Any]]] = {kind: [] for kind in KINDS}
-        self._marks = 0
-        self._left = dict[tuple[str, str], int]()
+        self._compares = chosen.compare and None not in (chosen.images, chosen.audio, chosen.video)
 
-    def sample(self, names: Sequence[str]) -> RawSample:
-        """Return the sample."""
-        for name in names:
-            self._field(name, self._row[name], self._roles.get(name))
-        seconds = next((self._row[name] for name, role in self._roles.items() if role == "seconds"), None)
-        if seconds is not None and not is_number(seconds):
-            raise BadSampleError(
-                Reason.RECORD, f"{self._chosen.seconds}: {str(seconds)[:40]!r} is no number of seconds"
-            )
-        length = None if seconds is None else float(seconds)
-        images = [medium_of(value, name, self._folder, self._content) for name, value in self._media["images"]]
-        audio, video = (self._timed(kind, length) for kind in ("audio", "video"))
-        compared = self._chosen.compare and None not in (getattr(self._chosen, kind) for kind in KINDS)
-        return RawSample(self._texts, images, audio, video, length, self._marks if compared else -1, self._left)
-
-    def _timed(self, kind: str, seconds: float | None) -> Medium | None:
-        values = self._media[kind]
-        if not values:
-            return None
-        name, value = values[0]
-        if len(values) > 1:
-            frames = all(kind_of(_file_name(each)) == "images" for _, each in values)
-            hint = f". Set source.video=null source.images={name} to count frames as images" if frames else ""
-            raise BadSampleError(Reason.RECORD, f"{name}: {len(values)} of them; a sample has one{hint}")
-        if seconds is not None and not self._content:
-            return Known(*(_stated_size(self._row) or (0, 0)), seconds)
-        return medium_of(value, name, self._folder, self._content)
-
-    def _field(self, name: str, value: Any, role: str | None) -> None:
+    def field(self, name: str, value: Any, role: str | None) -> None:
+        """Add a field of the row."""
         if role == "path":
             role = kind_of(_file_name(value))
-            if role is None and "seconds" in self._roles.values() and isinstance(value, str):
+            # A URL with another ending may be a page.
+            if role is None and "seconds" in self._roles.values() and isinstance(value, str) and "://" not in value:
                 role = "audio"
             # Another field holds that kind, or it is not wanted.
             if role and (role in self._roles.values() or getattr(self._chosen, role) != AUTO):
                 role = None
-        if role in KINDS:
-            self._add(role, name, _parsed(value))
-        elif role == "one" and isinstance(value := _parsed(value), list):
-            self._text(name, value[0], _DEPTH)
-            for other in value[1:]:
-                self._leave(f"{name} after the first", other, _DEPTH)
-        elif role == "json":
-            self._json(value)
+        if role == "one" and isinstance(listed := _parsed(value), list) and listed:
+            self._read("text", name, listed[0], _DEPTH)
+            self._leave(f"{name} after the first", listed[1:], _DEPTH)
         elif role in ("text", "one"):
-            self._text(name, _turns(value, self._table), _DEPTH)
-        elif role is None:
-            self._leave(name, value, _DEPTH)
+            self._read("text", name, self._turns(value), _DEPTH)
+        elif role != "seconds":
+            self._read(role, name, _parsed(value) if role in KINDS else value, _DEPTH)
 
-    def _add(self, kind: str, name: str, value: Any) -> None:
-        values = value if isinstance(value, list | tuple) else [value]
-        self._media[kind] += [(name, each) for each in values if not _is_nothing(each)]
-
-    def _json(self, value: Any) -> None:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=lambda _: "")
-        self._texts.append(text)
-
-    def _text(self, name: str, value: Any, depth: int) -> None:
-        """Take the texts and media of a value: itself, its turns, or their parts."""
-        if value is None or value is UNREAD or value != value:
+    def _read(self, role: str | None, name: str, value: Any, depth: int) -> None:
+        """Add a value in its role; without one it is not counted."""
+        if value is None or (value is UNREAD and role == "text") or value != value:
             return
-        if isinstance(value, str):
-            self._texts.append(self._unmarked(value) if "<" in value else value)
+        if role in KINDS:
+            self._medium(role, name, value)
+        elif role == "json":
+            plain = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=lambda _: "")
+            self.sample.texts.append(plain)
+        elif role != "text":
+            self._leave(name, value, depth)
+        elif isinstance(value, str):
+            self.sample.texts.append(self._table.marks.sub(self._mark, value) if "<" in value else value)
         elif isinstance(value, bool | int | float):
-            self._texts.append(str(value))
+            self.sample.texts.append(str(value))
         elif isinstance(value, list | tuple) and depth:
             for each in value:
-                self._text(name, each, depth - 1)
+                self._read("text", name, each, depth - 1)
         elif isinstance(value, Mapping) and depth:
             self._turn(name, value, depth - 1)
         else:
             raise BadSampleError(Reason.RECORD, f"{name}: {type(value).__name__} is no text or conversation")
 
     def _turn(self, name: str, turn: Mapping[str, Any], depth: int) -> None:
+        """Add a turn, or a part of one whose type may say that it is a medium."""
         kind = self._table.types.get(str(turn.get("type")))
-        media = [
-            key for key, value in turn.items() if self._table.turns.get(key) in KINDS and value not in (None, "", [])
-        ]
-        if kind:
-            if not media:
-                media = [key for key in _PLACES if turn.get(key)]
+        roles = {key: self._table.turns.get(key) for key in turn}
+        media = [key for key, role in roles.items() if role in KINDS and turn[key] not in (None, "", [])]
+        if kind and not media:
+            media = [key for key in _PLACES if turn.get(key)]
             # Without the medium, the part is a mark of one that another field holds.
-            self._marks += not media
-        for key, value in turn.items():
-            role = self._table.turns.get(key)
+            self.sample.marks += self._compares and not media
+        for key, role in roles.items():
             if key in media:
-                self._add(kind or role or "", f"{name}.{key}", value)
-            elif value is None or role in KINDS or (role == "none" and _is_short(value)):
-                continue
-            elif role == "text":
-                self._text(f"{name}.{key}", value, depth)
-            elif role == "json":
-                self._json(value)
-            else:
-                self._leave(f"{name}.{key}", value, depth)
+                self._medium(kind or role or "", f"{name}.{key}", turn[key])
+            elif role not in KINDS and not (role == "none" and _is_short(turn[key])):
+                self._read(role, f"{name}.{key}", turn[key], depth)
 
-    def _unmarked(self, text: str) -> str:
-        """Count the marks of a text, and return the text without them."""
+    def _medium(self, kind: str, name: str, value: Any) -> None:
+        """Add the media of a value; nulls of a list are none."""
+        values = value if isinstance(value, list | tuple) else [value]
+        found = [each for each in values if not _is_nothing(each)]
+        if kind == "video" and found and all(kind_of(_file_name(each)) == "images" for each in found):
+            hint = f"Set source.video=null source.images={name} to count frames as images"
+            raise BadSampleError(Reason.RECORD, f"{name}: {len(found)} images in place of a video. {hint}")
+        self.media[kind] += [(name, each) for each in found]
 
-        def taken(match: re.Match[str]) -> str:
-            if match["path"]:
-                self._add("images", "<img>", match["path"].strip())
-            else:
-                self._marks += 1
-            return ""
+    def _mark(self, match: re.Match[str]) -> str:
+        """Count a mark of a text, which is no text itself; ``<img>`` has the name of its image."""
+        if match["path"]:
+            self._medium("images", "<img>", match["path"].strip())
+        else:
+            self.sample.marks += self._compares
+        return ""
 
-        return self._table.marks.sub(taken, text)
+    def _turns(self, value: Any) -> Any:
+        """Return turns that are JSON in a text; other values themselves."""
+        parsed = _parsed(value)
+        turns = parsed if isinstance(parsed, list) else [parsed]
+        is_turns = all(isinstance(each, Mapping) and "text" in map(self._table.turns.get, each) for each in turns)
+        return parsed if is_turns else value
 
     def _leave(self, name: str, value: Any, depth: int) -> None:
         """Note a field that is not counted, if it holds text or media."""
         if "." in name and name in self._chosen.names:
             return
+        if isinstance(value, Mapping) and depth:
+            for key, each in value.items():
+                self._leave(name if key in ("bytes", "path") else f"{name}.{key}", each, depth - 1)
+            return
+        if isinstance(value, list | tuple) and depth:
+            for each in value:
+                self._leave(name, each, depth - 1)
+            return
+        kind = "text"
+        amount = 1
         if isinstance(value, str):
             file_kind = kind_of(value) if "." in value[-6:] and not any(map(str.isspace, value)) else None
             kind = "images" if value.startswith("data:image") else file_kind or "text"
             amount = len(value) if kind == "text" else 1
         elif isinstance(value, bytes) or value is UNREAD:
-            kind, amount = "bytes", 1
-        elif isinstance(value, Mapping) and depth:
-            for key, each in value.items():
-                self._leave(name if key in ("bytes", "path") else f"{name}.{key}", each, depth - 1)
-            return
-        elif isinstance(value, list | tuple) and depth:
-            for each in value:
-                self._leave(name, each, depth - 1)
-            return
+            kind = "bytes"
         elif isinstance(value, Mapping | list | tuple):
-            kind, name, amount = "text", f"{name} (nested deeper)", len(str(value))
+            name = f"{name} (nested deeper)"
+            amount = len(str(value))
         else:
             return
-        key = (kind, name if (kind, name) in self._left or len(self._left) < _MAX_LEFT else "others")
+        left = self.sample.left
+        key = (kind, name if (kind, name) in left or len(left) < _MAX_LEFT else "others")
         if amount:
-            self._left[key] = self._left.get(key, 0) + amount
-
-
-# Where a part or a struct holds its medium.
-_PLACES = ("bytes", "path", "url", "base64", "data", "image", "file", "file_name", "image_name", "image_path", "source")
+            left[key] = left.get(key, 0) + amount
 
 
 def _is_nothing(value: Any) -> bool:
@@ -377,7 +357,7 @@ def _is_short(value: Any) -> bool:
 
 
 def _parsed(value: Any) -> Any:
-    """The value of JSON in a text that is a list or a mapping; other values themselves."""
+    """Return the value of JSON in a text that is a list or a mapping; other values themselves."""
     if isinstance(value, str) and value[:1] in ("[", "{"):
         try:
             return json.loads(value)
@@ -386,22 +366,23 @@ def _parsed(value: Any) -> Any:
     return value
 
 
-def _turns(value: Any, table: Table) -> Any:
-    """Turns that are JSON in a text; other values themselves."""
-    parsed = _parsed(value)
-    if parsed is not value:
-        turns = parsed if isinstance(parsed, list) else [parsed]
-        if all(isinstance(each, Mapping) and any(table.turns.get(key) == "text" for key in each) for each in turns):
-            return parsed
-    return value
-
-
 def medium_of(value: Any, name: str, folder: str, content: bool) -> Medium:
-    """The medium of a value: content, also in base64, a file's name, or stated sizes; ``BadSampleError`` for others."""
+    """Return the medium of a value: content, also in base64, a file's name, or stated sizes.
+
+    ``BadSampleError`` for other values.
+    """
     if isinstance(value, bytes | Section | Path):
         return value
     if isinstance(value, str):
-        return _named_medium(value, folder)
+        head, comma, encoded = value.partition(",") if value.startswith("data:") else ("", "", value)
+        if not comma and not _BASE64.match(value):
+            if value.startswith(("http://", "https://", "s3://", "gs://")):
+                raise BadSampleError(Reason.URL, value[:80])
+            return inside(folder, value.removeprefix("file://"))
+        try:
+            return base64.b64decode(encoded)
+        except (Base64Error, ValueError) as error:
+            raise BadSampleError(Reason.RECORD, f"{name}: no base64 behind {head[:40]!r}: {error}") from error
     if isinstance(value, Mapping):
         place = next((key for key in _PLACES if value.get(key) is not None), None)
         size = _stated_size(value)
@@ -412,22 +393,6 @@ def medium_of(value: Any, name: str, folder: str, content: bool) -> Medium:
         if place:
             return medium_of(value[place], name, folder, content)
     raise BadSampleError(Reason.RECORD, f"{name}: {type(value).__name__} is no content, file name or size")
-
-
-def _named_medium(value: str, folder: str) -> Medium:
-    head, comma, encoded = value[:256].partition(",")
-    if head.startswith("data:") and comma:
-        encoded = value.partition(",")[2]
-    elif not _BASE64.match(value):
-        if head.startswith(("http://", "https://", "s3://", "gs://")):
-            raise BadSampleError(Reason.URL, head[:80])
-        return inside(folder, value.removeprefix("file://"))
-    else:
-        encoded = value
-    try:
-        return base64.b64decode(encoded)
-    except (Base64Error, ValueError) as error:
-        raise BadSampleError(Reason.RECORD, f"no base64: {error}") from error
 
 
 def _file_name(value: Any) -> str:
@@ -448,30 +413,40 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
+@lru_cache(maxsize=4096)
+def _real(folder: str) -> str:
+    """Return a folder without links and with a slash at its end; the system looks at each of its levels."""
+    return os.path.realpath(folder).rstrip(os.sep) + os.sep
+
+
 def inside(root: str, name: str) -> Path:
     """Return the regular file of a name below a root; ``BadSampleError`` for others, also behind links."""
     if "\0" in name or not name:
         raise BadSampleError(Reason.OUTSIDE, repr(name[:80]))
     if not root:
         raise BadSampleError(Reason.OUTSIDE, f"{name}: source.root says where its files are")
-    base = os.path.realpath(root)
+    base = _real(root)
     # A name may be absolute if it lies below the root.
-    tops = (base.rstrip(os.sep) + os.sep, os.path.abspath(root).rstrip(os.sep) + os.sep)  # noqa: PTH100
+    tops = (base, os.path.abspath(root).rstrip(os.sep) + os.sep)  # noqa: PTH100
     below = next((name.removeprefix(top) for top in tops if name.startswith(top)), name)
     if leaves_root(below):
         hint = f" (source.root={root}; source.root=/ allows all)" if name.startswith("/") else ""
         raise BadSampleError(Reason.OUTSIDE, name + hint)
+    folder, _, last = below.rpartition("/")
+    path = _real(base + folder) + last
     try:
-        path = Path(base, below).resolve(strict=True)
-        # A pipe would block its reader.
-        is_file = path.is_file()
-    except (OSError, ValueError, RuntimeError) as error:
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            path = os.path.realpath(path, strict=True)
+            mode = os.lstat(path).st_mode
+    except OSError as error:
         raise BadSampleError(Reason.MISSING, name) from error
-    if not path.is_relative_to(base):
+    if not path.startswith(base):
         raise BadSampleError(Reason.OUTSIDE, f"{name}: a link")
-    if not is_file:
+    # A pipe would block its reader.
+    if not stat.S_ISREG(mode):
         raise BadSampleError(Reason.MISSING, f"{name}: no regular file")
-    return path
+    return Path(path)
 
 
 def leaves_root(name: str) -> bool:

@@ -29,7 +29,7 @@ from entrain_bench.base.errors import UserError, require
 from ..budget import BUDGET
 from ..columns import Take, num_taken
 from .errors import BadSampleError, Reason, one_line, over_budget
-from .fields import UNREAD, Chosen, RawSample, Row, Section, kind_of, leaves_root, roles_of, table_of
+from .fields import KINDS, UNREAD, Chosen, RawSample, Row, Section, kind_of, leaves_root, roles_of, table_of
 from .source import Limits, Shard, Source
 
 # Rows of a shard; a row group is never cut.
@@ -65,6 +65,8 @@ class Format:
     index: Callable[[Shard], Index | None] = lambda _: None
     # Whether a file is cut into shards.
     cut: bool = True
+    # Names of files that are read with them.
+    also: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +105,10 @@ class FileSource(Source):
     def unread(self) -> Mapping[str, int]:
         """Return endings of files next to those that are read, and how many; those of media may be named by rows."""
         taken = {_format_of(Path(file.place)) for file in self.files()}
+        also = {name for kind in taken if kind for name in kind.also}
         others = [name for name in _names(Path(self.path).expanduser()) if _format_of(name) not in (FOLDER, *taken)]
-        return dict(Counter(name.suffix or name.name for name in others if name.suffix != ".md"))
+        named = [name for name in others if name.suffix != ".md" and name.name not in also]
+        return dict(Counter(name.suffix or name.name for name in named))
 
     def shards(self) -> list[Shard]:
         """Return parts of files; ``UserError`` for no files, an array that is no JSON, and a record too long."""
@@ -203,8 +207,9 @@ def _parquet_rows(shard: Shard, chosen: Chosen, limits: Limits) -> Rows:  # noqa
         if missing := [name for name in named if name not in columns]:
             others = f"it has no field {missing[0]}; fields: {', '.join(columns)}"
             raise BadSampleError(Reason.FILE, others)
-        known = {*table_of(chosen.conventions).media_names(), *roles_of(tuple(columns), chosen), *named}
-        names = [name for name, kind in columns.items() if name in known or re.search("string", kind)]
+        table = table_of(chosen.conventions)
+        known = {*table.names(*KINDS), *table.paths, *roles_of(tuple(columns), chosen), *named}
+        names = [name for name, kind in columns.items() if name in known or "string" in kind]
         # A struct of a text and bytes with an unknown name is not read.
         unread = {name: UNREAD for name, kind in columns.items() if "binary" in kind and name not in known}
         names = [name for name in names if name not in unread]
@@ -268,21 +273,20 @@ def _json_rows(shard: Shard, chosen: Chosen, limits: Limits) -> Rows:  # noqa: A
         return
     start, stop = shard.part or (0, None)
     for end, content in _split(shard, start):
-        try:
-            yield _parsed(content)
-        except BadSampleError as error:
-            yield error
+        yield _parsed(content)
         if stop is not None and end >= stop:
             return
 
 
 @lru_cache(maxsize=1024)
 def _layout(place: str, version: str) -> str:  # noqa: ARG001
-    """Return how a file of JSON is laid out: array, lines, or object, which is no row but may hold a list of rows."""
+    """Return how a file of JSON is laid out: array, lines, or object, which is no row but may hold rows."""
     with _opened(place) as file:
         first, second = (file.readline(MAX_RECORD_BYTES).removeprefix(_BOM).strip() for _ in range(2))
     if first.startswith(b"["):
         return "lines" if second.startswith(b"[") else "array"
+    if ".json" not in Path(place).suffixes:
+        return "lines"
     try:
         row = json.loads(first)
     except (ValueError, RecursionError):
@@ -296,9 +300,12 @@ def _is_row(values: Mapping[str, Any]) -> bool:
     return any(each.fits(tuple(values)) for each in table_of(None).conventions.values())
 
 
-def _lists(values: Mapping[str, Any]) -> list[str]:
-    """Return the names of lists of records in an object."""
-    return [name for name, each in values.items() if isinstance(each, list) and each and isinstance(each[0], dict)]
+def _lists(values: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the lists of records in an object; one without a name if all of its values are records."""
+    if values and all(isinstance(each, dict) for each in values.values()):
+        # A key may be the name of a medium.
+        return {"": [{"path": key, **each} if kind_of(key) else each for key, each in values.items()]}
+    return {key: each for key, each in values.items() if isinstance(each, list) and each and isinstance(each[0], dict)}
 
 
 def _records_of_object(shard: Shard) -> Rows:
@@ -308,33 +315,29 @@ def _records_of_object(shard: Shard) -> Rows:
         content = file.read(MAX_RECORD_BYTES + 1)
     if len(content) > MAX_RECORD_BYTES:
         raise UserError(f"{where}: one JSON object of more than {MAX_RECORD_BYTES} bytes; write its records as JSONL")
-    try:
-        values = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: no JSON ({one_line(error)})") from error
-    if _is_row(values):
-        yield values
-        return
+    values = _parsed(content)
+    if isinstance(values, BadSampleError):
+        raise UserError(f"{where}: {values}")
+    assert isinstance(values, dict)
     lists = _lists(values)
-    if len(lists) != 1 or lists[0] not in table_of(None).lists:
-        what = ", ".join(f"{name} ({len(values[name]):,})" for name in lists) or "none"
+    named = [name for name in lists if name in ("", *table_of(None).lists)]
+    if not _is_row(values) and (len(lists) != 1 or not named):
+        what = ", ".join(f"{name} ({len(each):,})" for name, each in lists.items()) or "none"
         raise UserError(
             f"{where}: one JSON object, not an array or lines; its lists of records: {what}. Write one as JSONL"
         )
-    yield from values[lists[0]]
+    yield from [values] if _is_row(values) else lists[named[0]]
 
 
-def _parsed(content: bytes) -> Row | list[Any]:
-    """Parse a record; ``BadSampleError`` for anything but a JSON object, or a list of them."""
+def _parsed(content: bytes) -> Row | list[Any] | BadSampleError:
+    """Parse a record: a JSON object, or a list of them; an error for anything else."""
     try:
         record = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise BadSampleError(Reason.RECORD, f"no JSON: {error}") from error
-    if isinstance(record, list) and record and all(isinstance(each, dict) for each in record):
+        return BadSampleError(Reason.RECORD, f"no JSON: {error}")
+    if isinstance(record, dict) or (isinstance(record, list) and record and all(isinstance(e, dict) for e in record)):
         return record
-    if not isinstance(record, dict):
-        raise BadSampleError(Reason.RECORD, "no mapping")
-    return record
+    return BadSampleError(Reason.RECORD, "no mapping")
 
 
 def _split(shard: Shard, start: int) -> Iterator[tuple[int, bytes]]:
@@ -405,7 +408,7 @@ def _tar_rows(shard: Shard, chosen: Chosen, limits: Limits) -> Rows:
     Texts and fields of JSON are fields of a row, media by kind; media of plain files are places in them.
     """
     table = table_of(chosen.conventions)
-    texts = {*chosen.names, *(n for each in table.conventions.values() for n in each.text + each.one)}
+    texts = {*chosen.names, *table.names("text", "one")}
     for _, members in _grouped(shard, shard.part[0] if shard.part else 0):
         error: BadSampleError | None = None
         row = dict[str, Any]()
@@ -433,6 +436,8 @@ def _tar_rows(shard: Shard, chosen: Chosen, limits: Limits) -> Rows:
                     media.setdefault(kind, []).append(content)
                 elif is_json:
                     record = _parsed(content)
+                    if isinstance(record, BadSampleError):
+                        raise record
                     row |= {"json": record} if isinstance(record, list) else record
                 else:
                     row[suffix] = content.decode(errors="replace")
@@ -520,7 +525,7 @@ def _folder_rows(shard: Shard, chosen: Chosen, limits: Limits) -> Rows:  # noqa:
     """Read media of a folder, each with the text of a file of its name: .txt, .caption, or a line of LibriSpeech's."""
     lines = dict[str, str]()
     for file in sorted(Path(shard.place).glob("*.trans.txt")):
-        lines |= {name: text for name, _, text in (line.partition(" ") for line in file.read_text().splitlines())}
+        lines |= _keyed(file)
     for group in _groups(shard)[slice(*shard.part)]:
         row = dict[str, Any]()
         for file in group:
@@ -536,6 +541,27 @@ def _folder_rows(shard: Shard, chosen: Chosen, limits: Limits) -> Rows:  # noqa:
         yield row | ({"transcript": lines[key]} if key in lines else {})
 
 
+def _keyed(file: Path) -> dict[str, str]:
+    """Return the lines of a file without their first words, by these; none if there is no file."""
+    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    return {key: rest.strip() for key, _, rest in (line.strip().partition(" ") for line in lines) if key}
+
+
+def _kaldi_rows(shard: Shard, chosen: Chosen, limits: Limits) -> Rows:  # noqa: ARG001
+    """Read a Kaldi folder: the utterances of its segments, or else of wav.scp, with their texts and lengths."""
+    folder = Path(shard.place).parent
+    sounds, texts, lengths, segments = (_keyed(folder / name) for name in _KALDI)
+    for key in segments or sounds:
+        recording, *times = segments.get(key, key).split()
+        sound = sounds.get(recording, recording)
+        seconds = float(times[1]) - float(times[0]) if len(times) > 1 else float(lengths.get(key, 0))
+        if sound.endswith("|") and not seconds:
+            yield BadSampleError(Reason.RECORD, f"{key}: wav.scp names a command. Write its length to utt2dur")
+        else:
+            yield {"audio": sound, "transcript": texts.get(key)} | ({"seconds": seconds} if seconds else {})
+
+
+_KALDI = ("wav.scp", "text", "utt2dur", "segments")
 _JSON = (".json", ".jsonl", ".ndjson")
 _TABLE = (".csv", ".tsv")
 FOLDER = Format("media", [f".{ending}" for ending in table_of(None).endings], _folder_rows, _folder_index)
@@ -546,6 +572,7 @@ FORMATS = (
     Format("webdataset", [".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"], _tar_rows, _tar_index, cut=False),
     Format("json", [end + packed for end in _JSON for packed in ("", *_COMPRESSED)], _json_rows, _json_index),
     Format("table", [end + packed for end in _TABLE for packed in ("", *_COMPRESSED)], _table_rows),
+    Format("kaldi", [_KALDI[0]], _kaldi_rows, also=_KALDI),
     FOLDER,
 )
 

@@ -22,8 +22,9 @@ from .errors import BadSampleError, Reason, one_line, over_budget
 from .fields import RawSample
 from .formats import FileSource
 from .media import STATED_WITHIN_S, VideoFrames, decoded_image, decoded_sound, image_tiles, resized
-from .scan import BYTES, measure, read_scan, token_ids, tokenizer_version, vocabulary_of
+from .scan import measure, read_scan
 from .source import Limits, Shard
+from .tokenizers import BYTES, token_ids, tokenizer_version, vocabulary_of
 
 type ShapesOf = Callable[[TraceColumns], SampleShapes]
 
@@ -80,9 +81,8 @@ class TraceSamples:
         sample, number, _ = _place(shapes, item)
         with _naming(shapes.name_of(sample)):
             raw, _ = self._measured(shapes, sample)
-            assert raw.audio is not None
             start_s = number * self.rules.audio_segment_s
-            return decoded_sound(raw.audio, self.limits, start_s, start_s + self.rules.audio_segment_s)
+            return decoded_sound(raw.audio[0], self.limits, start_s, start_s + self.rules.audio_segment_s)
 
     def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
         """Return the token ids of a sample's text; if the sample was shortened, the first ones."""
@@ -108,11 +108,14 @@ class TraceSamples:
         """Read a sample, and its shape now; the listed items must be the first that it has."""
         raw = self._read(shapes.name_of(sample))
         row = measure(raw, self.limits)
-        if raw.audio is not None and raw.seconds is not None:
-            if abs(row["audio_seconds"] - raw.seconds) > STATED_WITHIN_S:
-                what = f"its sound takes {row['audio_seconds']:g} s, the data states {raw.seconds:g}"
+        if max(len(raw.audio), len(raw.video)) > 1:
+            raise BadSampleError(Reason.RECORD, "several sounds or videos are not supported with harness.data=files")
+        if raw.audio and raw.seconds is not None:
+            (seconds,) = row["audio_seconds"]
+            if abs(seconds - raw.seconds) > STATED_WITHIN_S:
+                what = f"its sound takes {seconds:g} s, the data states {raw.seconds:g}"
                 raise BadSampleError(Reason.CHANGED, what)
-            row["audio_seconds"] = raw.seconds
+            row["audio_seconds"] = [raw.seconds]
         now = self.shapes_of(_columns(row))
         first, last = shapes.item_offsets[sample : sample + 2].tolist()
         listed = last - first
@@ -150,8 +153,7 @@ class TraceSamples:
         many = self.rules.temporal_patch_frames
 
         def begin() -> VideoFrames:
-            assert raw.video is not None
-            return VideoFrames(raw.video, self.limits, groups * many, *sides)
+            return VideoFrames(raw.video[0], self.limits, groups * many, *sides)
 
         return remembered(self.kept.videos, name, begin, 2).between(group * many, (group + 1) * many)
 
@@ -257,15 +259,12 @@ def _items(shapes: SampleShapes, first: int, last: int) -> list[str]:
 def _columns(row: Mapping[str, Any]) -> TraceColumns:
     """Return a trace's columns for one sample, with one character of text, because it may have no item."""
     images = row["n_images"]
-    widths, heights, audio, video = (
-        np.array(value, np.float64).reshape(-1)
-        for value in (row["image_widths"], row["image_heights"], row["audio_seconds"], row["video_seconds"])
-    )
+    names = ("image_widths", "image_heights", "audio_seconds", "video_seconds")
+    widths, heights, audio, video = (np.array(row[name], np.float64) for name in names)
     frames = widths[images:], heights[images:]
-    one = np.ones(1)
-    return TraceColumns(
-        np.arange(1), one, True, np.array([images]), widths[:images], heights[:images], audio, video, *frames
-    )
+    timed = np.array([len(audio)]), audio, np.array([len(video)]), video
+    sides = widths[:images], heights[:images]
+    return TraceColumns(np.arange(1), np.ones(1), True, np.array([images]), *sides, *timed, *frames)
 
 
 @contextmanager

@@ -4,16 +4,15 @@ import errno
 import hashlib
 import io
 import json
-import os
+import math
 import re
 import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from importlib.metadata import version
-from itertools import chain, starmap
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.base.files import remove_partial, stream_atomically, write_atomically
 from entrain_bench.run.parallel import Died, RayCluster, num_processes, run_parallel
@@ -33,18 +31,20 @@ from .fields import KINDS, RawSample
 from .formats import FileSource
 from .media import audio_seconds, image_size, video_header
 from .source import Limits, Shard, Source
+from .tokenizers import token_ids, tokenizer_version
 from .uncounted import Uncounted
 
 # Part of every digest: raise it if the scan changes, so that earlier parts are not reused.
-FORMAT = 8
+FORMAT = 9
 PROCESSES = "processes"
 RAY = "ray"
-# A tokenizer: every UTF-8 byte is a token, as for byte-level models (ByT5, arXiv:2105.13626).
-BYTES = "bytes"
 # Where a file says how it was made.
 METADATA_KEY = b"entrain_bench.scan"
 # Left-out samples that are listed; all are counted.
 MAX_LISTED = 20
+# Rows from which on shards are drawn at random, and the seed.
+MAX_ROWS = 200_000
+_SEED = 0
 ITEMS = ("texts", "images", "sounds", "videos")
 # Kana, ideographs of Chinese and Japanese, and Hangul; with their punctuation and full-width forms.
 _CJK = re.compile(r"[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uff00-\uffef]")
@@ -56,26 +56,29 @@ _COLUMNS: Mapping[str, pa.DataType] = {
     "n_images": pa.int32(),
     "image_widths": pa.list_(pa.int32()),
     "image_heights": pa.list_(pa.int32()),
-    "audio_seconds": pa.float64(),
-    "video_seconds": pa.float64(),
+    "audio_seconds": pa.list_(pa.float64()),
+    "video_seconds": pa.list_(pa.float64()),
 }
+# Means whose errors a sample states.
+_MEASURES = {"text": "text_chars", "images": "n_images", "seconds of audio": "audio_seconds"} | {
+    "seconds of video": "video_seconds"
+}
+_TIMED = ("audio_seconds", "video_seconds")
 type Advance = Callable[[int, int, int], None]
 
 
 def measure(sample: RawSample, limits: Limits) -> dict[str, Any]:
     """Return the sizes of a sample by the headers of its media, as in a row of a trace.
 
-    The last sides are those of a video's frames, 0 if unknown. ``BadSampleError`` if it cannot be in a trace.
+    The last sides are those of its videos' frames, 0 if unknown. ``BadSampleError`` if it cannot be in a trace.
     """
     chars = sum(map(len, sample.texts))
     limits.check("text_chars", chars, f"{chars} characters")
-    limits.check("media", len(sample.images), f"{len(sample.images)} images")
+    limits.check("media", sample.num_media, f"{sample.num_media} media")
     sizes = [image_size(image, limits) for image in sample.images]
-    audio = None if sample.audio is None else audio_seconds(sample.audio, limits)
-    video = None if sample.video is None else video_header(sample.video, limits)
-    if video is not None:
-        sizes.append((video.width, video.height))
-    if not (chars or sizes or audio):
+    videos = [video_header(video, limits) for video in sample.video]
+    sizes += [(video.width, video.height) for video in videos]
+    if not (chars or sample.num_media):
         raise BadSampleError(Reason.EMPTY)
     return {
         "text_chars": chars,
@@ -83,8 +86,8 @@ def measure(sample: RawSample, limits: Limits) -> dict[str, Any]:
         "n_images": len(sample.images),
         "image_widths": [width for width, _ in sizes],
         "image_heights": [height for _, height in sizes],
-        "audio_seconds": audio,
-        "video_seconds": None if video is None else video.seconds,
+        "audio_seconds": [audio_seconds(sound, limits) for sound in sample.audio],
+        "video_seconds": [video.seconds for video in videos],
     }
 
 
@@ -103,6 +106,9 @@ class ScanReport:
     uncounted: Uncounted = field(default_factory=Uncounted)
     # Endings of files next to those that are read, and how many.
     unread: Mapping[str, int] = field(default_factory=dict)
+    # Shards of the data, and the largest errors of means at 95% confidence as shares, if some were drawn.
+    all_shards: int = 0
+    errors: Mapping[str, float] = field(default_factory=dict)
 
     def __add__(self, other: "ScanReport") -> "ScanReport":
         return ScanReport(
@@ -129,6 +135,7 @@ class Scan:
     limits: Limits = field(default_factory=Limits)
     tokenizer: str | None = None
     timeout_s: float = 60.0
+    max_rows: int | None = MAX_ROWS
     engine: str = PROCESSES
     workers: int | None = None
     ray_address: str | None = None
@@ -136,10 +143,11 @@ class Scan:
     def __post_init__(self) -> None:
         require(self.engine in (PROCESSES, RAY), "engine", self.engine, f"{PROCESSES} or {RAY}")
         require(self.workers is None or self.workers >= 1, "workers", self.workers, "at least 1, or null")
+        require(self.max_rows is None or self.max_rows >= 1, "max_rows", self.max_rows, "at least 1, or null")
         require(0.1 <= self.timeout_s <= 1e6, "timeout_s", self.timeout_s, "from 0.1 to 1e6")
 
     def run(self, output: Path, advance: Advance = lambda *_: None) -> ScanReport:
-        """Scan all shards that were not scanned before, and write the trace.
+        """Scan all shards that were not scanned before, or as many random ones as have ``max_rows``; write the trace.
 
         Finished shards are kept in ``<output>.parts`` until the trace is written. Equal scans are reused.
 
@@ -160,15 +168,17 @@ class Scan:
             "tokenizer_version": tokenizer_version(self.tokenizer),
         }
         digests = [_digest([FORMAT, settings, asdict(shard)]) for shard in shards]
-        whole = _digest(digests)
+        whole = _digest([*digests, self.max_rows])
         if earlier and earlier.get("digest") == whole:
             return replace(ScanReport.read(output), again=True)
         folder = output.with_name(f"{output.name}.parts")
         folder.mkdir(parents=True, exist_ok=True)
         remove_partial(folder)
         parts = [folder / f"{digest}.parquet" for digest in digests]
-        self._scan([ShardTask(self, *pair) for pair in zip(shards, parts, strict=True)], advance)
-        tally = sum(map(ScanReport.read, parts), ScanReport())
+        taken = self._scan([ShardTask(self, *pair) for pair in zip(shards, parts, strict=True)], advance)
+        parts = [part for part in parts if part in taken]
+        errors = _sampling_errors(parts, len(shards)) if len(parts) < len(shards) else {}
+        tally = replace(sum(map(ScanReport.read, parts), ScanReport()), all_shards=len(shards), errors=errors)
         try:
             if isinstance(self.source, Source):
                 items = dict(zip(KINDS, (tally.items[name] for name in ITEMS[1:]), strict=True))
@@ -194,30 +204,68 @@ class Scan:
         shutil.rmtree(folder)
         return tally
 
-    def _scan(self, tasks: Sequence["ShardTask"], advance: Advance) -> None:
-        """Scan the shards that have no part yet; ``ExecutionError`` if a shard cannot be read."""
-        missing = [task for task in tasks if not task.part.exists()]
-        done = (ScanReport.read(task.part) for task in tasks if task not in missing)
+    def _scan(self, tasks: Sequence["ShardTask"], advance: Advance) -> set[Path]:
+        """Scan the shards that have no part yet, and return the parts to take.
+
+        With ``max_rows``, shards come in random order, and the first that have as many rows are taken. More may be
+        scanned by then, because several are scanned at the same time. ``ExecutionError`` for unreadable shards.
+        """
         cluster = RayCluster(self.ray_address, "engine=ray") if self.engine == RAY else None
         processes = self.workers or (-1 if cluster else num_processes())
+        most = math.inf if self.max_rows is None else self.max_rows
+        order = np.random.default_rng(_SEED).permutation(len(tasks)).tolist() if self.max_rows else range(len(tasks))
+        rows = dict[Path, int]()
+        total = 0
         failures = list[str]()
-        for result in chain(done, starmap(_named, run_parallel(scan_shard, missing, processes, cluster))):
-            if isinstance(result, ScanReport):
-                advance(len(tasks), result.samples, sum(result.counts.values()))
-            else:
+
+        def note(task: ShardTask, result: ScanReport | str) -> None:
+            nonlocal total
+            if isinstance(result, str):
                 failures.append(result)
+                return
+            bad = sum(result.counts.values())
+            rows[task.part] = result.samples + bad
+            total += rows[task.part]
+            wanted = len(rows) * most / max(1, total)
+            advance(math.ceil(min(len(tasks), max(wanted, len(rows)))), result.samples, bad)
+
+        def missing() -> Iterator[ShardTask]:
+            for number in order:
+                if total >= most:
+                    return
+                if tasks[number].part.exists():
+                    note(tasks[number], ScanReport.read(tasks[number].part))
+                else:
+                    yield tasks[number]
+
+        for task, result in run_parallel(scan_shard, missing(), processes, cluster):
+            note(task, _named(task, result))
         if failures:
             raise ExecutionError(
                 f"{len(failures)} of {len(tasks)} shards could not be scanned ({failures[0]}). "
                 "The other shards are kept. To resume, run the same command"
             )
+        parts = [part for number in order if (part := tasks[number].part) in rows]
+        before = accumulate((rows[part] for part in parts), initial=0)
+        return {part for part, earlier in zip(parts, before, strict=False) if earlier < most}
 
     def _write(self, file: IO[bytes], parts: Sequence[Path], made: Mapping[str, Any]) -> None:
         """Write the trace; its bytes depend on the arguments only."""
-        schema = self.schema.with_metadata({METADATA_KEY: json.dumps(made, sort_keys=True)})
+        schema = self.schema
+        for name in _TIMED:
+            lists = (pq.read_table(part, columns=[name])[name] for part in parts)
+            # Most data have at most one, which a trace states as a number.
+            if all((pc.max(pc.list_value_length(column)).as_py() or 0) <= 1 for column in lists):
+                schema = schema.set(schema.get_field_index(name), pa.field(name, pa.float64()))
+        schema = schema.with_metadata({METADATA_KEY: json.dumps(made, sort_keys=True)})
         with pq.ParquetWriter(file, schema, compression="zstd") as writer:
             for part in parts:
-                writer.write_table(pq.read_table(part).cast(schema))
+                table = pq.read_table(part)
+                for place, name in enumerate(table.column_names):
+                    if table[name].type != schema.field(name).type:
+                        values = [each[0] if each else None for each in table[name].to_pylist()]
+                        table = table.set_column(place, name, pa.array(values, pa.float64()))
+                writer.write_table(table.cast(schema))
 
     @property
     def schema(self) -> pa.Schema:
@@ -306,10 +354,38 @@ def _read(task: ShardTask, uncounted: Uncounted) -> Iterator[tuple[str, dict[str
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
+def _sampling_errors(parts: Sequence[Path], total: int) -> dict[str, float]:
+    """Return how far means of a sample of shards may be off, as shares, at 95% confidence.
+
+    Shards differ more than rows do, so errors are those of a ratio over shards (Cochran, Sampling Techniques, 6.3),
+    with Student's factor. No error is known of one shard.
+    """
+    from scipy.stats import t
+
+    tables = [pq.read_table(part) for part in parts]
+    counts = np.array([len(table) for table in tables], np.float64)
+    sums = {
+        name: np.array([pc.sum(_flat(table[column])).as_py() or 0 for table in tables], np.float64)
+        for name, column in _MEASURES.items()
+    }
+    many = len(parts)
+    errors = dict[str, float]()
+    for name, values in sums.items():
+        if many > 1 and values.sum() > 0:
+            deviations = values - values.sum() / counts.sum() * counts
+            variance = (1 - many / total) * many / (many - 1) * (deviations**2).sum()
+            errors[name] = float(t.ppf(0.975, many - 1) * np.sqrt(variance) / values.sum())
+    return errors
+
+
+def _flat(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.list_flatten(column) if pa.types.is_list(column.type) else column
+
+
 def _count_items(table: pa.Table) -> dict[str, int]:
     texts = pc.sum(pc.greater(table["text_chars"], 0)).as_py() or 0
     images = pc.sum(table["n_images"]).as_py() or 0
-    timed = [len(table) - table[name].null_count for name in ("audio_seconds", "video_seconds")]
+    timed = [pc.sum(pc.list_value_length(table[name])).as_py() or 0 for name in _TIMED]
     return dict(zip(ITEMS, (texts, images, *timed), strict=True))
 
 
@@ -329,47 +405,3 @@ def read_scan(path: Path) -> dict[str, Any] | None:
 
 def _digest(values: object) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def tokenizer_version(tokenizer: str | None) -> str:
-    """Return ``bytes``, a file's hash, or nothing for none; ``UserError`` for a file that is no tokenizer."""
-    if tokenizer is None or tokenizer == BYTES:
-        return tokenizer or ""
-    _tokenizer(tokenizer)
-    return hashlib.sha256(Path(tokenizer).expanduser().read_bytes()).hexdigest()
-
-
-def token_ids(pieces: Sequence[str], tokenizer: str) -> IntArray:
-    """Return the tokens of pieces of text, tokenized one by one without special tokens ``[tokens]``, int64."""
-    if tokenizer == BYTES:
-        content = b"".join(piece.encode(errors="surrogatepass") for piece in pieces)
-        return np.frombuffer(content, np.uint8).astype(np.int64)
-    # The library takes no halves of surrogate pairs.
-    valid = [piece.encode(errors="replace").decode() for piece in pieces]
-    encoded = _tokenizer(tokenizer).encode_batch_fast(valid, add_special_tokens=False)
-    return np.array([token for piece in encoded for token in piece.ids], np.int64)
-
-
-def vocabulary_of(tokenizer: str) -> int:
-    """Return one more than the largest id of a tokenizer."""
-    return 256 if tokenizer == BYTES else 1 + max(_tokenizer(tokenizer).get_vocab(with_added_tokens=True).values())
-
-
-@lru_cache(maxsize=1)
-def _tokenizer(name: str) -> Any:
-    # The library reads this when it is imported; scans use all cores already.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from tokenizers import Tokenizer
-
-    path = Path(name).expanduser()
-    if not path.is_file():
-        raise UserError(f"tokenizer={name}: does not exist. Must be the path of a tokenizer.json, {BYTES} or null")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    # The library has no exception of its own.
-    except Exception as error:
-        raise UserError(f"tokenizer={name}: no tokenizer.json ({' '.join(str(error).split())[:120]})") from error
-    # Both are settings for batches of tensors.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer

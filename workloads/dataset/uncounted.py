@@ -1,7 +1,7 @@
 """Data that a scan does not count: fields by name, and marks in texts that differ from the media found."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,15 @@ from .fields import KINDS, Chosen, RawSample
 
 # Share of rows from which a scan fails: marks and media that differ, or names of media that nothing reads.
 MAX_SHARE = 0.01
-# Fields that keep their names; the others are summed.
+# Fields that keep their names; the others are summed by kind.
 _MAX_FIELDS = 256
+
+
+def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    """Add counts by name."""
+    for name, many in more.items():
+        key = name if name in counts or len(counts) < _MAX_FIELDS else f"{name.partition(' ')[0]} others"
+        counts[key] = counts.get(key, 0) + many
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,51 +41,42 @@ class Uncounted:
     # Characters of texts that are counted, and media found.
     chars: int = 0
     media: int = 0
-    # By kind and name, rows and amount.
-    left: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    # By kind and name with a space between them.
+    left_rows: dict[str, int] = field(default_factory=dict)
+    left_amounts: dict[str, int] = field(default_factory=dict)
     unmatched: int = 0
     example: str = ""
 
     def add(self, name: str, row: Any, sample: RawSample) -> None:
         """Add a row, its name, and its sample."""
         self.rows += 1
-        for key, value in row.items() if isinstance(row, Mapping) else ():
-            if value not in (None, "", []) and (key in self.fields or len(self.fields) < _MAX_FIELDS):
-                self.fields[key] = self.fields.get(key, 0) + 1
+        if isinstance(row, Mapping):
+            _add(self.fields, {key: 1 for key, value in row.items() if value not in (None, "", [])})
         self.chars += sum(map(len, sample.texts))
-        self.media += len(sample.images) + (sample.audio is not None) + (sample.video is not None)
-        for (kind, place), amount in sample.left.items():
-            self._leave(kind, place, 1, amount)
-        if sample.unmatched:
+        self.media += sample.num_media
+        amounts = {f"{kind} {place}": amount for (kind, place), amount in sample.left.items()}
+        _add(self.left_amounts, amounts)
+        _add(self.left_rows, dict.fromkeys(amounts, 1))
+        if sample.marks not in (0, sample.num_media):
             self.unmatched += 1
-            self.example = self.example or f"{name}: {sample.unmatched}"
-
-    def _leave(self, kind: str, place: str, rows: int, amount: int) -> None:
-        names = self.left.setdefault(kind, {})
-        entry = names.setdefault(place if place in names or len(names) < _MAX_FIELDS else "others", [0, 0])
-        entry[0] += rows
-        entry[1] += amount
+            self.example = self.example or f"{name}: {sample.marks} marks, {sample.num_media} media"
 
     def __add__(self, other: "Uncounted") -> "Uncounted":
-        both = Uncounted(
-            self.rows + other.rows,
-            dict(Counter(self.fields) + Counter(other.fields)),
-            self.chars + other.chars,
-            self.media + other.media,
-            unmatched=self.unmatched + other.unmatched,
-            example=self.example or other.example,
-        )
-        for left in (self.left, other.left):
-            for kind, names in left.items():
-                for place, (rows, amount) in names.items():
-                    both._leave(kind, place, rows, amount)
+        both = deepcopy(self)
+        for name in ("rows", "chars", "media", "unmatched"):
+            setattr(both, name, getattr(self, name) + getattr(other, name))
+        for name in ("fields", "left_rows", "left_amounts"):
+            _add(getattr(both, name), getattr(other, name))
+        both.example = self.example or other.example
         return both
 
     def left_fields(self) -> Iterator[LeftField]:
         """Yield the fields that are not counted, those of media first, then texts by their characters."""
-        for kind in sorted(self.left, key=lambda each: each == "text"):
-            for name, (rows, amount) in sorted(self.left[kind].items(), key=lambda pair: (-pair[1][1], pair[0])):
-                yield LeftField(kind, name, rows, amount)
+        found = [
+            LeftField(*key.split(" ", 1), rows, self.left_amounts[key])  # type: ignore[call-arg, arg-type]
+            for key, rows in self.left_rows.items()
+        ]
+        yield from sorted(found, key=lambda each: (each.kind == "text", -each.amount, each.name))
 
     def refuse(self, where: str, chosen: Chosen, items: Mapping[str, int]) -> None:
         """Raise ``UserError`` for media that nothing reads, for unknown fields, and where marks and media differ.

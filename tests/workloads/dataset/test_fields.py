@@ -39,8 +39,8 @@ def report(source: Any, folder: Path) -> ScanReport:
 def test_every_known_name_is_found(kind: str, name: str, tmp_path: Path) -> None:
     (tmp_path / f"x{ENDINGS[kind]}").write_bytes(b"x")
     sample = sample_of({name: f"x{ENDINGS[kind]}", "text": "a"}, Chosen(), str(tmp_path))
-    found = {"images": [*sample.images], "audio": [sample.audio], "video": [sample.video]}
-    assert found == {"images": [], "audio": [None], "video": [None]} | {kind: [tmp_path / f"x{ENDINGS[kind]}"]}
+    found = {"images": [*sample.images], "audio": [*sample.audio], "video": [*sample.video]}
+    assert found == {"images": [], "audio": [], "video": []} | {kind: [tmp_path / f"x{ENDINGS[kind]}"]}
     assert (sample.texts, sample.left) == (["a"], {})
 
 
@@ -55,8 +55,11 @@ def test_a_manifest_gives_its_sounds_and_videos(tmp_path: Path) -> None:
 
 def test_a_path_with_another_ending_and_a_length_next_to_it_is_a_sound() -> None:
     sample = sample_of({"path": "x.sph", "duration": 4}, Chosen(), "")
-    assert (sample.audio, sample.seconds) == (Known(seconds=4.0), 4.0)
+    assert (sample.audio, sample.seconds) == ([Known(seconds=4.0)], 4.0)
     assert sample_of({"path": "x.sph", "text": "a"}, Chosen(), "").left == {("text", "path"): 5}
+    page = sample_of({"url": "https://a.org/x", "duration": 4, "text": "a"}, Chosen(), "")
+    assert (page.audio, page.left) == ([], {("text", "url"): 15})
+    assert sample_of({"question": "a", "answers": "[]"}, Chosen(), "").texts == ["a"]
 
 
 def test_texts_that_belong_together_are_read_together(tmp_path: Path) -> None:

@@ -175,6 +175,16 @@ def test_stated_lengths_may_be_rounded(tmp_path: Path) -> None:
         samples.sound(shapes, 1)
 
 
+def test_several_videos_of_a_sample_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "v.mp4").write_bytes(video_bytes(64, 48, 10))
+    write_jsonl(tmp_path / "d.jsonl", [{"text": "a", "videos": ["v.mp4", "v.mp4"]}])
+    samples, shapes = opened(scanned(FileSource(path=str(tmp_path / "d.jsonl")), tmp_path / "t.parquet"))
+    with pytest.raises(
+        UserError, match=r"^sample d.jsonl:0: .*several sounds or videos are not supported with harness"
+    ):
+        samples.picture(shapes, 0)
+
+
 def test_a_shortened_video_is_decoded_as_far_as_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its groups are those that the whole video has."""
     (tmp_path / "v.mp4").write_bytes(video_bytes(64, 48, 40, shades=True))

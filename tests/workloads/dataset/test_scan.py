@@ -10,12 +10,16 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from entrain_bench.base.errors import ExecutionError, UserError
+from entrain_bench.commands.trace_page import _scan_lines
 from entrain_bench_workloads.columns import read_columns
 from entrain_bench_workloads.dataset import scan as scan_module
 from entrain_bench_workloads.dataset.errors import Reason
@@ -23,7 +27,7 @@ from entrain_bench_workloads.dataset.fields import Known, RawSample, Row
 from entrain_bench_workloads.dataset.formats import FileSource
 from entrain_bench_workloads.dataset.scan import Scan, ScanReport, read_scan
 from entrain_bench_workloads.dataset.source import Limits, Shard
-from support.datasets import image_bytes, write_finevision
+from support.datasets import image_bytes, run_here, write_finevision
 from support.processes import descendants_of, eventually, runs
 
 
@@ -129,6 +133,45 @@ def test_what_was_finished_is_not_scanned_again(tmp_path: Path, monkeypatch: pyt
     assert scanned == ["s1"]
     assert not run(replace(once, shards_of=(3, 2, 5)), tmp_path / "t.parquet").again
     assert sorted(scanned) == ["s0", "s1", "s1", "s2"]
+
+
+def test_more_rows_than_wanted_are_a_random_part_of_the_shards(tmp_path: Path) -> None:
+    source = Numbers(shards_of=(10,) * 40)
+    with patch.object(scan_module, "run_parallel", run_here):
+        report = run(source, tmp_path / "t.parquet", max_rows=95)
+        whole = run(source, tmp_path / "all.parquet", max_rows=None)
+        assert run(source, tmp_path / "t.parquet", max_rows=95).again
+    names = pq.read_table(tmp_path / "t.parquet")["sample_id"].to_pylist()
+    shards = list(dict.fromkeys(name.partition(":")[0] for name in names))
+    assert (report.samples, report.shards, report.all_shards) == (100, 10, 40)
+    # In the order of the data, and not its first.
+    assert shards == sorted(shards, key=lambda name: int(name[1:])) != [f"s{number}" for number in range(10)]
+    # Shards that are the same tell means without error.
+    assert report.errors == {"text": 0.0, "images": 0.0}
+    lines = [*_scan_lines({"_target_": "tests.Numbers"}, report)]
+    assert lines[0] == "100 samples from 10 shards of Numbers (Numbers)."
+    said = "Means may be off by (95% confidence): text 0.0%, images 0.0%. To scan all, set max_rows=null."
+    assert lines[1] == f"A random part of 40 shards. {said}"
+    assert (whole.samples, whole.all_shards, whole.errors) == (400, 40, {})
+
+
+@pytest.mark.wide
+def test_stated_errors_of_a_random_part_hold_nineteen_times_in_twenty(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    parts = [tmp_path / f"{number}.parquet" for number in range(60)]
+    for part in parts:
+        # Rows of a shard are alike: their mean is the shard's.
+        chars = rng.poisson(rng.uniform(50, 500), rng.integers(5, 30))
+        frame = {"text_chars": chars, "n_images": chars * 0, "audio_seconds": [[]] * len(chars)}
+        columns = {**frame, "video_seconds": [[]] * len(chars)}
+        pq.write_table(pa.table(columns, pa.schema([(name, scan_module._COLUMNS[name]) for name in columns])), part)
+    everything = np.concatenate([pq.read_table(part)["text_chars"].to_numpy() for part in parts]).mean()
+    held = 0
+    for _ in range(100):
+        drawn = [parts[number] for number in rng.choice(60, 12, replace=False)]
+        found = np.concatenate([pq.read_table(part)["text_chars"].to_numpy() for part in drawn]).mean()
+        held += abs(found / everything - 1) <= scan_module._sampling_errors(drawn, 60)["text"]
+    assert 85 <= held <= 100
 
 
 @pytest.mark.wide

@@ -65,8 +65,8 @@ def test_other_columns(tmp_path: Path) -> None:
     }
     pq.write_table(pa.table(rows), tmp_path / "a.parquet")
     (_, first), (_, second) = measured(FileSource(path=str(tmp_path), text="caption", images="image", audio="audio"))
-    assert (first["image_widths"], first["audio_seconds"]) == ([10], None)
-    assert (second["image_widths"], second["audio_seconds"]) == ([], 2.0)
+    assert (first["image_widths"], first["audio_seconds"]) == ([10], [])
+    assert (second["image_widths"], second["audio_seconds"]) == ([], [2.0])
 
 
 def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
