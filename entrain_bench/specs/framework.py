@@ -81,7 +81,7 @@ class FrameworkOptions:
 
     def check_executable(self, module: ModuleSpec, cp: int, harness: str) -> None:
         """Raise ``IncompatibleError`` for settings that are priced, but that ranks cannot run for this module."""
-        check_dense(module, f"harness={harness}")
+        check_dense(module, f"harness={harness}", trains=harness == "train")
         whole_encoder = self.sequence_parts(module, cp) < cp
         uneven = self.cp_split == PACK and cp > 1 and harness == "emulate"
         for key, value, trained in (
@@ -116,10 +116,10 @@ class FrameworkOptions:
         return cls(**given | {"freeze": tuple(str(name) for name in given["freeze"])})
 
 
-def check_dense(module: ModuleSpec, what: str) -> None:
-    """Raise ``IncompatibleError`` for parts of a module that are priced, but that ranks cannot run."""
+def check_dense(module: ModuleSpec, what: str, *, trains: bool = False) -> None:
+    """Raise ``IncompatibleError`` for parts of a module that are priced, but not run: experts only if it ``trains``."""
     for name in ("experts", "latent", "linear_attention", "gated_attention"):
-        if getattr(module.config, name):
+        if getattr(module.config, name) and not (trains and name == "experts"):
             where = f"model.modules.{module.name}.{name}"
             raise IncompatibleError(f"{where}: is not supported with {what}. Use harness=simulate, or another model")
 

@@ -19,9 +19,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
+from entrain_bench.costs.experts import meeting_chunks
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.sharding import HYBRID
@@ -34,7 +35,7 @@ from entrain_bench.train.messages.rank_plan import (
     plan_rank,
 )
 from entrain_bench.train.messages.transfers import Channels, Transfers, cut_rows, gather_rows
-from entrain_bench.train.modules.packing import StageGroups
+from entrain_bench.train.modules.packing import ExpertGroups, StageGroups
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.modules.stage import build_stage
 from entrain_bench.train.running.data import Content, Inputs, Loader, MadeUp, Request, SampleData, make_loader
@@ -42,6 +43,7 @@ from entrain_bench.train.running.stages import (
     OptimizerSettings,
     ShardedStage,
     TrainedStage,
+    empty_pass,
     global_norm,
     shard_stage,
     train_stage,
@@ -109,9 +111,10 @@ def make_groups(model: ModelSpec, framework: FrameworkOptions, layout: Layout, m
             tp = maker.find(rows)
             cp = maker.find(rows.reshape(-1, placed.cp, placed.tp).swapaxes(1, 2).reshape(-1, placed.cp))
             dp_cp = maker.find(rows.T, (index, stage))
+            experts = _expert_groups(placed, rows, maker, (index, stage))
             if tp and cp and dp_cp:
                 split = framework.of(spec).sequence_parallel
-                stages[index, stage] = StageGroups(tp, cp, dp_cp, split, framework.cp_split)
+                stages[index, stage] = StageGroups(tp, cp, dp_cp, split, framework.cp_split, experts=experts)
             for degree, (width, copies) in enumerate(zip(placed.widths, copy_ranks(placed), strict=False)):
                 rows = copies[:, stage].reshape(-1, width[0])
                 tp = maker.find(rows)
@@ -120,6 +123,20 @@ def make_groups(model: ModelSpec, framework: FrameworkOptions, layout: Layout, m
                     groups = replace(stages[index, stage], tp=tp, cp=cp, weights_tp=placed.tp)
                     widths[index, stage][degree] = groups
     return Groups(stages, widths, tied, maker.channels, maker.control, alone)
+
+
+def _expert_groups(
+    placed: ModuleLayout, rows: IntArray, maker: GroupMaker, stage: tuple[int, int]
+) -> ExpertGroups | None:
+    """Groups for the experts of a stage on TP groups ``rows``; None for none."""
+    if placed.ep == 1:
+        return None
+    # A process group numbers its ranks as they rise.
+    blocks = np.sort(rows.reshape(-1, placed.ep, placed.tp), axis=1)
+    ep = maker.find(blocks.swapaxes(1, 2).reshape(-1, placed.ep))
+    tp_ep = maker.find(blocks.reshape(len(blocks), -1))
+    same = maker.find(blocks.reshape(len(blocks), -1).T, stage)
+    return ExpertGroups(ep, tp_ep, same) if ep and tp_ep and same else None
 
 
 @dataclass(slots=True)
@@ -205,7 +222,7 @@ class Iteration:
     weight_passes: dict[tuple[int, int, int], WeightPass] = field(default_factory=dict)
     losses: list[tuple[int, Tensor]] = field(default_factory=list)
     input_stall_s: float = 0.0
-    empty: dict[tuple[int, int, int], Iterator[None]] = field(default_factory=dict)
+    empty: dict[tuple[int, int, int, int], Iterator[None]] = field(default_factory=dict)
     _norm: float | None = None
 
     def begin(self, step: Step) -> None:
@@ -248,12 +265,11 @@ class Iteration:
 
     def take_part(self, step: Step) -> None:
         """Run a pass of other replicas, whose collectives need this one."""
-        stage = self._stage(step)
-        assert isinstance(stage, ShardedStage)
-        chunks = self.work.program.chunks[step.place.module]
-        key = step.place.module, int(chunks.microbatch[step.chunk]), int(chunks.part[step.chunk])
+        module, number, chunk = _key(step)
+        chunks = self.work.program.chunks[module]
+        key = module, number, int(chunks.microbatch[chunk]), int(chunks.part[chunk])
         if step.kind is Pass.FORWARD or key not in self.empty:
-            self.empty[key] = stage.empty_pass()
+            self.empty[key] = empty_pass(self._stage(step), _remade_layers(self.work.program, *_key(step)))
             if step.kind is not Pass.FORWARD:
                 # Forwards without collectives have no steps of their own.
                 next(self.empty[key])
@@ -313,8 +329,8 @@ class Iteration:
         assert inputs.pack.token_ids is not None
         # Tokens that encoders hand over; counted on the CPU, where the ids are.
         num_rows = int((inputs.pack.token_ids < 0).sum())
-        # A backward of sharded weights is a collective: a chunk of text alone has one where others' want gradients.
-        if not num_rows and not (wants_gradient and isinstance(trained, ShardedStage)):
+        # If replicas meet in backwards, a chunk of text alone has one where others' want gradients.
+        if not num_rows and not (wants_gradient and trained.meets):
             return None
         shape = num_rows, self.work.program.model.llm.config.hidden_size
         return gather_rows(step, received, partial(self._zeros, shape)).requires_grad_(wants_gradient)
@@ -338,9 +354,18 @@ class Iteration:
 def _forward_request(program: Program, step: Step) -> Request:
     """Arguments of ``SampleData.inputs`` for a forward."""
     module, stage, chunk = _key(step)
-    remade = int(program.remade[module][chunk, stage]) if program.remade else 0
+    remade = _remade_layers(program, module, stage, chunk)
     members = program.chunks[module].units(chunk)
     return program.model.modules[module], stage, members, remade, program.splits_backward(module)
+
+
+def _remade_layers(program: Program, module: int, stage: int, chunk: int) -> int:
+    """Layers that a chunk's backward runs again: the most of all chunks that it shares experts with."""
+    if not program.remade:
+        return 0
+    remade = program.remade[module][:, stage]
+    meeting = meeting_chunks(program.layout.modules[module], program.chunks[module])
+    return int(remade[chunk] if meeting is None else remade[meeting == meeting[chunk]].max())
 
 
 def _key(step: Step) -> tuple[int, int, int]:
