@@ -64,7 +64,7 @@ class ProgramTimes:
         layer_s = []
         for module, placed in zip(self._job.model.modules, layout.modules, strict=True):
             batch = (self._job.global_batch, placed.dp * layout.num_microbatches)
-            layer_s.append(self._layers.mean_microbatch_s(module, placed.tp, placed.cp, *batch))
+            layer_s.append(self._layers.mean_microbatch_s(module, placed, *batch))
         return layer_s
 
     def _besides_passes(
