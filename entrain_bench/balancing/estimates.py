@@ -209,7 +209,7 @@ class ProfiledSamples:
 
 
 def name_of(groups: IntArray | None) -> tuple[object, ...]:
-    """What tells expert-parallel groups from others, for keys; nothing without."""
+    """Return the part of a key that identifies expert-parallel groups; empty without."""
     return () if groups is None else (groups.shape, groups.tobytes())
 
 

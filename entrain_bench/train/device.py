@@ -178,8 +178,9 @@ def _exchange(
     received: Tensor, sent: Tensor, output_split_sizes: Any = None, input_split_sizes: Any = None, **options: Any
 ) -> None:
     """``all_to_all_single`` with sizes that megatron-core has left in tensors, for they are not on a GPU."""
-    sizes = [None if given is None else [*map(int, given)] for given in (output_split_sizes, input_split_sizes)]
-    dist.all_to_all_single(received, sent, *sizes, **options)
+    sizes = {"output_split_sizes": output_split_sizes, "input_split_sizes": input_split_sizes}
+    listed = {name: None if given is None else [*map(int, given)] for name, given in sizes.items()}
+    dist.all_to_all_single(received, sent, **listed, **options)
 
 
 def _gather_own(gathered: list[Any], own: Any) -> None:

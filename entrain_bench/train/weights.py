@@ -74,7 +74,7 @@ SCHEMES: dict[str, Scheme] = {
     "llama": _LLAMA,
     "qwen3_moe": Scheme(
         block=_LLAMA.block,
-        # Braces stand for the expert's number.
+        # Braces: the expert's number.
         parts=_LLAMA.parts
         | {
             "q_layernorm": ("self_attn.q_norm",),
