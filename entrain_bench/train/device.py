@@ -178,9 +178,9 @@ def _exchange(
     received: Tensor, sent: Tensor, output_split_sizes: Any = None, input_split_sizes: Any = None, **options: Any
 ) -> None:
     """``all_to_all_single`` with sizes that megatron-core has left in tensors, for they are not on a GPU."""
-    sizes = {"output_split_sizes": output_split_sizes, "input_split_sizes": input_split_sizes}
-    listed = {name: None if given is None else [*map(int, given)] for name, given in sizes.items()}
-    dist.all_to_all_single(received, sent, **listed, **options)
+    splits = (output_split_sizes, input_split_sizes)
+    taken, given = (None if sizes is None else [*map(int, sizes)] for sizes in splits)
+    dist.all_to_all_single(received, sent, output_split_sizes=taken, input_split_sizes=given, **options)
 
 
 def _gather_own(gathered: list[Any], own: Any) -> None:
