@@ -382,7 +382,7 @@ class EntrainAssigner:
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Replica, encoder microbatch and LLM microbatch of every sample, from estimated workloads."""
         placed = layout.modules[-1]
-        encoder_s, llm_s = profile.estimates.samples(shapes, placed.tp, placed.cp)
+        encoder_s, llm_s = profile.estimates.samples(shapes, placed.tp, placed.cp, placed.expert_groups)
         by_encoder = np.argsort(-encoder_s, kind="stable")
         # Step a: every replica receives equally many samples.
         replica = fill_groups(by_encoder, llm_s, np.zeros(placed.dp), False)
@@ -442,7 +442,7 @@ class DeferringAssigner:
                     f"strategy.assigner.base={type(self.base).__name__}: puts {module.name} items of sample {sample} "
                     "and the sample in different microbatches; deferral needs them in the same one"
                 )
-        _, llm_s = profile.estimates.samples(shapes, placed.tp, placed.cp)
+        _, llm_s = profile.estimates.samples(shapes, placed.tp, placed.cp, placed.expert_groups)
         encoder = np.empty(len(shapes), np.int64)
         deferred = np.empty(len(shapes), np.int64)
         with each_replica_alone(placed.dp):

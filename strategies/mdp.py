@@ -98,7 +98,7 @@ class BalancedVision:
         num_ranks = llm.pp // llm.stages_per_rank
         place = np.zeros(1 + int(llm.ranks.max()), np.int64)
         place[llm.ranks[:, :num_ranks]] = np.arange(num_ranks)[:, None]
-        llm_s = profile.estimates.units(job.model.llm, shapes, llm.tp, llm.cp).sum()
+        llm_s = profile.estimates.units(job.model.llm, shapes, llm.tp, llm.cp, llm.expert_groups).sum()
         stage_s = LLM_FORWARDS * llm_s / (llm.dp * layout.num_microbatches * llm.pp)
         modules = []
         for module, placed in zip(job.model.encoders, encoders, strict=True):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from entrain_bench.balancing.estimates import name_of
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
@@ -48,9 +49,11 @@ def _kinds_s(module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, pro
     def made() -> FloatArray:
         units = module.units(shapes)
         mean = float(module.lengths(shapes, units).mean()) if len(units) else 0.0
-        return np.maximum(matmul(profile.layers.forward_fit(module, placed.tp, placed.cp), [mean**2, mean, 1.0]), 1e-12)
+        fit = profile.layers.forward_fit(module, placed.tp, placed.cp, placed.expert_groups)
+        return np.maximum(matmul(fit, [mean**2, mean, 1.0]), 1e-12)
 
-    return profile.estimates.remember(shapes, ("kinds", module.name, placed.tp, placed.cp), made)
+    key = ("kinds", module.name, placed.tp, placed.cp, *name_of(placed.expert_groups))
+    return profile.estimates.remember(shapes, key, made)
 
 
 def stages_s(
@@ -58,7 +61,7 @@ def stages_s(
 ) -> tuple[FloatArray, FloatArray]:
     """Estimated forward seconds ``[chunks, stages]``; share of a full backward's products needed ``[stages]``."""
     seconds = np.zeros(shapes.num_items if module.per_item else len(shapes))
-    seconds[module.units(shapes)] = profile.estimates.units(module, shapes, placed.tp, placed.cp)
+    seconds[module.units(shapes)] = profile.estimates.units(module, shapes, placed.tp, placed.cp, placed.expert_groups)
     kinds = _kinds_s(module, placed, shapes, profile)
     stages = matmul(module.kind_counts(placed.layers_per_stage), kinds)
     forward = sum_rows(chunks.offsets, seconds[chunks.members])[:, None] * (stages / stages.sum())
@@ -67,15 +70,25 @@ def stages_s(
 
 
 def packed_units_s(
-    module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int, profile: Profile, split: bool = False
+    module: ModuleSpec,
+    shapes: SampleShapes,
+    tp: int,
+    cp: int,
+    profile: Profile,
+    split: bool = False,
+    groups: IntArray | None = None,
 ) -> FloatArray:
-    """Estimated seconds that each unit adds to a packed chunk's passes, three with ``split`` ``[2, units, kinds]``."""
+    """Estimated seconds that each unit adds to a packed chunk's passes, three with ``split`` ``[2, units, kinds]``.
+
+    ``groups`` are the ranks of expert-parallel groups, if any.
+    """
 
     def made() -> FloatArray:
-        added = profile.layers.pack_times(module, tp, cp, split).of(module.lengths(shapes, module.units(shapes)))
+        times = profile.layers.pack_times(module, tp, cp, split, groups)
+        added = times.of(module.lengths(shapes, module.units(shapes)))
         return np.asarray(added * profile.estimates.error_factor(module, shapes)[:, None])
 
-    return profile.estimates.remember(shapes, ("packed", module.name, tp, cp, split), made)
+    return profile.estimates.remember(shapes, ("packed", module.name, tp, cp, split, *name_of(groups)), made)
 
 
 def packed_chunks_s(
@@ -92,9 +105,10 @@ def packed_chunks_s(
         return estimate_by_group(
             placed, chunks, lambda group: packed_chunks_s(module, group, shapes, chunks, profile, remade, split)
         )
-    times = profile.layers.pack_times(module, placed.tp, placed.cp, split)
+    groups = placed.expert_groups
+    times = profile.layers.pack_times(module, placed.tp, placed.cp, split, groups)
     seconds = np.zeros((2 + split, shapes.num_items if module.per_item else len(shapes), len(module.kinds)))
-    seconds[:, module.units(shapes)] = packed_units_s(module, shapes, placed.tp, placed.cp, profile, split)
+    seconds[:, module.units(shapes)] = packed_units_s(module, shapes, placed.tp, placed.cp, profile, split, groups)
     sums = [
         np.stack([sum_rows(chunks.offsets, kind) for kind in added_s[chunks.members].T], axis=1) for added_s in seconds
     ]

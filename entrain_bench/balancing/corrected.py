@@ -74,7 +74,8 @@ class CorrectedAssigner:
         for index, (module, placed) in enumerate(zip(modules, program.layout.modules, strict=True)):
             chunks = program.chunks[index]
             units = module.units(program.shapes)
-            kinds_s = packed_units_s(module, program.shapes, *placed.degrees[0], profile).sum(axis=0)
+            groups = placed.expert_groups
+            kinds_s = packed_units_s(module, program.shapes, *placed.degrees[0], profile, groups=groups).sum(axis=0)
             added_s = matmul(kinds_s, np.bincount(module.layer_kind, minlength=len(module.kinds)))
             # Shares of units in a chunk are about the same at other degrees, and with recomputation.
             row = rows_of(chunks.offsets)

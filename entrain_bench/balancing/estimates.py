@@ -208,19 +208,29 @@ class ProfiledSamples:
         return self._means[module.name]
 
 
+def name_of(groups: IntArray | None) -> tuple[object, ...]:
+    """Return the part of a key that identifies expert-parallel groups; empty without."""
+    return () if groups is None else (groups.shape, groups.tobytes())
+
+
 @dataclass(slots=True, eq=False)
 class LayerProfile:
-    """Measured layers; each measurement and each fit is made once."""
+    """Measured layers; each measurement and each fit is made once.
+
+    ``groups`` are the ranks of expert-parallel groups, if any; measured ranks of a group have equally many tokens.
+    """
 
     _truth: CostTruth
     _samples: ProfiledSamples
-    _fits: dict[tuple[str, int, int], FloatArray] = field(init=False, default_factory=dict)
-    _passes: dict[tuple[str, int, int, int], tuple[FloatArray, FloatArray]] = field(init=False, default_factory=dict)
-    _packs: dict[tuple[str, int, int, bool], PackTimes] = field(init=False, default_factory=dict)
+    _fits: dict[tuple[object, ...], FloatArray] = field(init=False, default_factory=dict)
+    _passes: dict[tuple[object, ...], tuple[FloatArray, FloatArray]] = field(init=False, default_factory=dict)
+    _packs: dict[tuple[object, ...], PackTimes] = field(init=False, default_factory=dict)
 
-    def measure(self, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> list[PassTimes]:
+    def measure(
+        self, module: ModuleSpec, lengths: IntArray, tp: int, cp: int, groups: IntArray | None = None
+    ) -> list[PassTimes]:
         """Return measured times of one layer of each kind on one packed microbatch with sequences of these lengths."""
-        return self.measure_packs(module, lengths, np.array([0, len(lengths)]), tp, cp)
+        return self.measure_packs(module, lengths, np.array([0, len(lengths)]), tp, cp, groups=groups)
 
     def layer_s(self, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> FloatArray:
         """Return measured forward and backward seconds of every layer on one packed microbatch ``[layers]``."""
@@ -228,27 +238,36 @@ class LayerProfile:
         return kind_s[module.layer_kind]
 
     def measure_packs(
-        self, module: ModuleSpec, lengths: IntArray, offsets: IntArray, tp: int, cp: int, split: bool = False
+        self,
+        module: ModuleSpec,
+        lengths: IntArray,
+        offsets: IntArray,
+        tp: int,
+        cp: int,
+        split: bool = False,
+        groups: IntArray | None = None,
     ) -> list[PassTimes]:
         """Return ``measure`` for several packs of CSR rows, each ``[microbatches]``; ``split``: with weight passes."""
         times = self._truth.layer_times
-        return times.layers_s(module, times.loads(module, np.asarray(lengths), offsets), tp, cp, split)
+        return times.layers_s(module, times.loads(module, np.asarray(lengths), offsets), tp, cp, split, groups)
 
-    def forward_fit(self, module: ModuleSpec, tp: int, cp: int) -> FloatArray:
+    def forward_fit(self, module: ModuleSpec, tp: int, cp: int, groups: IntArray | None = None) -> FloatArray:
         """Coefficients of ``a x^2 + b x + c``, seconds of a forward of each layer kind ``[kinds, 3]``."""
-        key = (module.name, tp, cp)
+        key = (module.name, tp, cp, *name_of(groups))
         if key not in self._fits:
-            measured = [self.measure(module, np.array([tokens]), tp, cp) for tokens in PROFILED_TOKENS]
+            measured = [self.measure(module, np.array([tokens]), tp, cp, groups) for tokens in PROFILED_TOKENS]
             forward = np.array([[(kind.forward_s + kind.forward_comm_s)[0] for kind in kinds] for kinds in measured])
             self._fits[key] = np.stack([fit_polynomial(PROFILED_TOKENS, times, 2) for times in forward.T])
         return self._fits[key]
 
-    def pack_times(self, module: ModuleSpec, tp: int, cp: int, split: bool = False) -> PackTimes:
+    def pack_times(
+        self, module: ModuleSpec, tp: int, cp: int, split: bool = False, groups: IntArray | None = None
+    ) -> PackTimes:
         """Return seconds that sequences add to a packed chunk, and a chunk's own; ``split``: with weight passes."""
-        key = (module.name, tp, cp, split)
+        key = (module.name, tp, cp, split, *name_of(groups))
         if key not in self._packs:
             lengths, offsets = probes()
-            self._packs[key] = pack_times(self.measure_packs(module, lengths, offsets, tp, cp, split))
+            self._packs[key] = pack_times(self.measure_packs(module, lengths, offsets, tp, cp, split, groups))
         return self._packs[key]
 
     def traffic(self, module: ModuleSpec, placed: ModuleLayout) -> LayerTraffic:
@@ -256,14 +275,15 @@ class LayerProfile:
         return layer_traffic(module, placed, self._truth.cluster, self._truth.memory.gradient_bytes)
 
     def mean_microbatch_s(
-        self, module: ModuleSpec, tp: int, cp: int, global_batch: int, num_microbatches: int
+        self, module: ModuleSpec, placed: ModuleLayout, global_batch: int, num_microbatches: int
     ) -> tuple[FloatArray, FloatArray]:
         """Return measured forward and backward seconds of every layer on a mean microbatch ``[layers]``."""
         units, length = self._samples.mean_units(module)
         count = max(1, round(units * global_batch / num_microbatches))
-        key = (module.name, count, tp, cp)
+        key = (module.name, count, placed.tp, placed.cp, *name_of(placed.expert_groups))
         if key not in self._passes:
-            times = self.measure(module, np.full(count, max(1, round(length))), tp, cp)
+            lengths = np.full(count, max(1, round(length)))
+            times = self.measure(module, lengths, placed.tp, placed.cp, placed.expert_groups)
             forward = np.array([float((kind.forward_s + kind.forward_comm_s)[0]) for kind in times])
             backward = np.array([float((kind.backward_s + kind.backward_comm_s)[0]) for kind in times])
             self._passes[key] = forward[module.layer_kind], backward[module.layer_kind]
@@ -323,16 +343,18 @@ class UnitEstimates:
     _correction: Corrector = field(default_factory=Corrector)
     _cache: BatchCache = field(default_factory=BatchCache)
 
-    def units(self, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int) -> FloatArray:
+    def units(
+        self, module: ModuleSpec, shapes: SampleShapes, tp: int, cp: int, groups: IntArray | None = None
+    ) -> FloatArray:
         """Return the estimated forward seconds of the whole module for each unit separately ``[units]``."""
 
         def made() -> FloatArray:
-            a, b, c = matmul(np.bincount(module.layer_kind), self._layers.forward_fit(module, tp, cp))
+            a, b, c = matmul(np.bincount(module.layer_kind), self._layers.forward_fit(module, tp, cp, groups))
             lengths = module.lengths(shapes, module.units(shapes)).astype(np.float64)
             exact = np.maximum((a * lengths + b) * lengths + c, 0.0)
             return np.asarray(exact * self.error_factor(module, shapes))
 
-        return self.remember(shapes, ("forward", module.name, tp, cp), made)
+        return self.remember(shapes, ("forward", module.name, tp, cp, *name_of(groups)), made)
 
     def error_factor(self, module: ModuleSpec, shapes: SampleShapes) -> FloatArray:
         """Return the erroneous over the exact estimate of each unit ``[units]``, for a strategy's own estimates."""
@@ -364,10 +386,12 @@ class UnitEstimates:
             cache.values[key] = estimate
         return cache.values[key]
 
-    def samples(self, shapes: SampleShapes, tp: int, cp: int) -> tuple[FloatArray, FloatArray]:
+    def samples(
+        self, shapes: SampleShapes, tp: int, cp: int, groups: IntArray | None = None
+    ) -> tuple[FloatArray, FloatArray]:
         """Return the estimated forward seconds of each sample: all encoders together, and the LLM ``[samples]``."""
         encoder = np.zeros(len(shapes))
         for module in self._model.encoders:
             units = module.units(shapes)
             encoder += shapes.sum_items(units, self.units(module, shapes, tp, cp))
-        return encoder, self.units(self._model.llm, shapes, tp, cp)
+        return encoder, self.units(self._model.llm, shapes, tp, cp, groups)

@@ -9,9 +9,8 @@ import numpy as np
 from entrain_bench.balancing.estimates import BatchCache, Corrector, LayerProfile, ProfiledSamples, UnitEstimates
 from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.costs.edges import held_s
-from entrain_bench.costs.experts import meeting_passes
 from entrain_bench.costs.memory import Memory
-from entrain_bench.costs.sharding import collective_passes, exposed_s, remade_layers, sharded_modules
+from entrain_bench.costs.sharding import exposed_s, passes_together, remade_layers, sharded_modules
 from entrain_bench.costs.steps import ExposedStep, delayed_s, trailing_s
 from entrain_bench.costs.truth import CostTruth, Handovers
 from entrain_bench.program import Program
@@ -65,7 +64,7 @@ class ProgramTimes:
         layer_s = []
         for module, placed in zip(self._job.model.modules, layout.modules, strict=True):
             batch = (self._job.global_batch, placed.dp * layout.num_microbatches)
-            layer_s.append(self._layers.mean_microbatch_s(module, placed.tp, placed.cp, *batch))
+            layer_s.append(self._layers.mean_microbatch_s(module, placed, *batch))
         return layer_s
 
     def _besides_passes(
@@ -81,10 +80,9 @@ class ProgramTimes:
             back = backward_s + forward_s * remade_layers(program, index)
             share = back / np.maximum(back.sum(axis=1, keepdims=True), 1e-12)
             layers_s[index] = ahead, duration_s[program.backward_actions(index)] * share
-        if not layers_s:
-            meets = any(placed.expert_span > 1 for placed in program.layout.modules)
-            return added_s, meeting_passes(program) if meets else None
-        return added_s + exposed_s(program, layers_s, cluster, self._job.framework), collective_passes(program)
+        if layers_s:
+            added_s = added_s + exposed_s(program, layers_s, cluster, self._job.framework)
+        return added_s, passes_together(program)
 
     def step_s(self, layout: Layout) -> float:
         """Return the seconds that gathers, synchronization and the optimizer of a step add to average microbatches."""

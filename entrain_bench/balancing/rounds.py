@@ -176,6 +176,9 @@ TENSOR_PARALLEL = (1, 2, 4, 8)
 
 def layouts_with_widths(job: Job) -> Iterator[Layout]:
     """Layouts of one stage on all ranks with groups of any width that the request allows; weights are whole."""
+    if job.request.ep not in (None, 1):
+        # Ranks that divide experts go through every pass together, and groups of other widths do not.
+        return
     job = without_stages(job)
     num_ranks = job.cluster.num_ranks
     node = job.cluster.gpus_per_node

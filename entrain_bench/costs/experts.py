@@ -12,7 +12,6 @@ import numpy as np
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.costs.layer_times import PassTimes
 from entrain_bench.costs.loads import Loads
-from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import ModuleLayout
 
@@ -47,18 +46,3 @@ def in_step(times: PassTimes, meeting: IntArray | None) -> PassTimes:
         columns.append(longest[meeting])
     forward, comm, backward, backward_comm = columns
     return PassTimes(forward, comm, backward, backward_comm, times.weight_s)
-
-
-def meeting_passes(program: Program) -> IntArray:
-    """Groups of passes that start together because their experts do ``[actions]``; -1: none."""
-    group = np.full(program.num_actions, -1)
-    count = 0
-    for index, (placed, chunks) in enumerate(zip(program.layout.modules, program.chunks, strict=True)):
-        meeting = meeting_chunks(placed, chunks)
-        if meeting is None:
-            continue
-        for actions in (program.forward_actions(index), program.backward_actions(index)):
-            for stage in range(placed.pp):
-                group[actions[:, stage]] = count + meeting
-                count += 1 + int(meeting.max())
-    return group

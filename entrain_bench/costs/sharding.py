@@ -13,11 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.costs.experts import meeting_chunks
 from entrain_bench.costs.layer_times import PassTimes, priced_by_width
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.profiled.times import LayerTimes
 from entrain_bench.program import Pass, Program
+from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.columns import covered_layers
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.specs.cluster import ClusterSpec
@@ -152,24 +154,36 @@ def exposed_s(
 
 
 def collective_passes(program: Program) -> IntArray:
-    """Return groups of passes that start on all replicas together, by microbatch and part ``[actions]``; -1: none.
+    """Return groups of passes that start together, by microbatch and part ``[actions]``; -1: none.
 
-    Backwards do, and forwards that gather weights.
+    On all replicas of sharded modules backwards do, and forwards that gather weights; on those that share experts, all.
     """
     group = np.full(program.num_actions, -1)
     count = 0
     for index, (placed, chunks) in enumerate(zip(program.layout.modules, program.chunks, strict=True)):
-        if not placed.scatters or placed.copies == 1 or not len(chunks):
+        number = _turns_of_replicas(chunks) if placed.scatters and placed.copies > 1 else meeting_chunks(placed, chunks)
+        if number is None or not len(chunks):
             continue
-        _, number = np.unique(np.stack([chunks.microbatch, chunks.part]), axis=1, return_inverse=True)
-        number = number.ravel()
+        every = np.ones(len(chunks), bool)
         for actions, alike in (
-            (program.forward_actions(index), gathering(program, index)),
-            (program.backward_actions(index), np.ones(len(chunks), bool)),
+            (program.forward_actions(index), gathering(program, index) if placed.scatters else every),
+            (program.backward_actions(index), every),
         ):
-            group[actions[alike, 0]] = count + number[alike]
-            count += 1 + int(number[alike].max(initial=-1))
+            for stage in range(placed.pp):
+                group[actions[alike, stage]] = count + number[alike]
+                count += 1 + int(number[alike].max(initial=-1))
     return group
+
+
+def _turns_of_replicas(chunks: Chunks) -> IntArray:
+    labels = np.stack([chunks.microbatch, chunks.part])
+    return np.asarray(np.unique(labels, axis=1, return_inverse=True)[1].ravel())
+
+
+def passes_together(program: Program) -> IntArray | None:
+    """Return ``collective_passes``, or None if no module has any."""
+    modules = program.layout.modules
+    return collective_passes(program) if any(m.scatters or m.expert_span > 1 for m in modules) else None
 
 
 def price_layers(program: Program, index: int, layer_times: LayerTimes, loads: Loads) -> tuple[FloatArray, FloatArray]:

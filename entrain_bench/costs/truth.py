@@ -18,7 +18,7 @@ from entrain_bench.costs.edges import (
     relay_between_modules,
     transfers_between_blocks,
 )
-from entrain_bench.costs.experts import in_step, meeting_chunks, meeting_passes, shared_out
+from entrain_bench.costs.experts import in_step, meeting_chunks, shared_out
 from entrain_bench.costs.layer_times import (
     PassTimes,
     least_times,
@@ -29,7 +29,7 @@ from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.profiled.times import LayerTimes, ProfiledTimes
 from entrain_bench.costs.roofline import Roofline
-from entrain_bench.costs.sharding import collective_passes, exposed_s, price_layers, sharded_modules
+from entrain_bench.costs.sharding import exposed_s, passes_together, price_layers, sharded_modules
 from entrain_bench.costs.steps import StepCosts, Steps
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import Chunks
@@ -211,13 +211,9 @@ class CostTruth:
             if times.weight_s is not None:
                 duration[weight] = times.weight_s.ravel()
         comm += self.memory.offload_bytes(program) / self.cluster.device.host_bandwidth_bytes_per_s
-        together = None
         layers_s = [price_layers(program, index, self.layer_times, part) for index, part in enumerate(loads)]
         if sharded := sharded_modules(program):
             comm += exposed_s(program, {index: layers_s[index] for index in sharded}, self.cluster, self.framework)
-            together = collective_passes(program)
-        elif any(placed.expert_span > 1 for placed in layout.modules):
-            together = meeting_passes(program)
         hold, delay, transfers = self._transfers(program)
         costs = self.step_costs
         ends = [costs.ends(program, index, module_s) for index, module_s in enumerate(layers_s)]
@@ -225,6 +221,7 @@ class CostTruth:
         steps = costs.steps(program, ends)
         duration += comm
         comm[program.first_action[-1] :] = steps.comm_s
+        together = passes_together(program)
         return Prices(duration, comm, hold, release, stall, delay, transfers, steps, together)
 
     def handovers(self, program: Program) -> Handovers:

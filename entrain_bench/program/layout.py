@@ -412,12 +412,12 @@ def check_experts(placed: ModuleLayout, module: ModuleSpec) -> None:
     require(copies % placed.ep == 0, key, placed.ep, f"a divisor of dp x cp={copies}")
     whole = placed.ep % placed.cp == 0 or placed.cp % placed.ep == 0
     require(whole, key, placed.ep, f"a multiple or a divisor of layout.cp={placed.cp}")
-    for what, clashes in (
-        ("layout.sharding=zero1", placed.scatters),
-        ("one width of groups", bool(placed.widths)),
-        ("no offload", placed.offload),
+    for what, clashes, why in (
+        ("layout.sharding=zero1", placed.scatters, "because sharded weights are gathered with all experts"),
+        ("one width of groups", bool(placed.widths), "because groups of other widths run other passes"),
+        ("no offload", placed.offload, "because ranks offload whole layers"),
     ):
-        require(not clashes, key, placed.ep, f"1 without {what} of module {module.name}")
+        require(not clashes, key, placed.ep, f"1 without {what} of module {module.name}, {why}")
 
 
 def _check_widths(placed: ModuleLayout, module: ModuleSpec, cluster: ClusterSpec) -> None:

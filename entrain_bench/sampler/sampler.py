@@ -202,7 +202,9 @@ class BalancedBatchSampler(Sampler[list[int]]):
         ranks = self._deal(epoch, iteration)
         placed = self.layout.modules[self._plan.setting.job.model.llm_index]
         batch = self._plan.shapes.take(self._samples(epoch)[iteration])
-        encoder_s, llm_s = self._plan.setting.profile.estimates.samples(batch, placed.tp, placed.cp)
+        encoder_s, llm_s = self._plan.setting.profile.estimates.samples(
+            batch, placed.tp, placed.cp, placed.expert_groups
+        )
         each_s = encoder_s + llm_s
         return np.array([sum(float(each_s[list(row)].sum()) for row in rows) for rows in ranks])
 

@@ -95,7 +95,7 @@ class FrameworkOptions:
 
     def check_executable(self, module: ModuleSpec, cp: int, harness: str) -> None:
         """Raise ``IncompatibleError`` for settings that are priced, but that ranks cannot run for this module."""
-        check_dense(module, f"harness={harness}")
+        check_dense(module, f"harness={harness}", trains=harness == "train")
         if self.adapter.rank:
             raise IncompatibleError(f"adapter.rank={self.adapter.rank}: must be 0 with harness={harness}. Use simulate")
         whole_encoder = self.sequence_parts(module, cp) < cp
@@ -132,10 +132,10 @@ class FrameworkOptions:
         return cls(**given | {"freeze": tuple(str(name) for name in given["freeze"]), "adapter": adapter})
 
 
-def check_dense(module: ModuleSpec, what: str) -> None:
-    """Raise ``IncompatibleError`` for parts of a module that are priced, but that ranks cannot run."""
+def check_dense(module: ModuleSpec, what: str, *, trains: bool = False) -> None:
+    """Raise ``IncompatibleError`` for parts of a module that are priced, but not run: experts only if it ``trains``."""
     for name in ("experts", "latent", "linear_attention", "gated_attention"):
-        if getattr(module.config, name):
+        if getattr(module.config, name) and not (trains and name == "experts"):
             where = f"model.modules.{module.name}.{name}"
             raise IncompatibleError(f"{where}: is not supported with {what}. Use harness=simulate, or another model")
 

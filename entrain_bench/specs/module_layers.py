@@ -12,7 +12,7 @@ from entrain_bench.specs.unet import UNetConfig
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "squared_relu")
 # How a checkpoint names a module's tensors (``entrain_bench/train/weights.py``).
-CHECKPOINTS = ("llama", "qwen25vl_vision", "siglip", "whisper_encoder")
+CHECKPOINTS = ("llama", "qwen3_moe", "qwen25vl_vision", "siglip", "whisper_encoder")
 
 
 class Role(StrEnum):
@@ -117,6 +117,7 @@ class ModuleConfig:
     unet: UNetConfig | None = None
     rope_theta: Rate = 10_000.0  # arXiv:2104.09864, section 3.2.2
     rope_scaling: RopeScaling | None = None
+    qk_norm: bool = False  # whether each head of queries and keys has a norm
     mrope_sections: tuple[int, ...] = ()  # frequencies of time, height, width (arXiv:2409.12191, section 2.1)
     mrope_frame_step: Annotated[float, at_least(0)] = 0.0  # time difference between one video item and the next
     norm_epsilon: Rate = 1e-5  # torch.nn.LayerNorm's

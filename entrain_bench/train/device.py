@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -77,6 +77,8 @@ MODULES = (
     "megatron.core.optimizer.distrib_optimizer",
     "megatron.core.optimizer.clip_grads",
     "megatron.core.utils",
+    "megatron.core.transformer.moe.router",
+    "megatron.core.transformer.moe.token_dispatcher",
 )
 _FACTORIES = ("empty", "tensor", "zeros")
 _MAKERS = ("new_group", "new_subgroups_by_enumeration")
@@ -91,6 +93,19 @@ class _Overlay:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._base, name)
+
+
+class _NoStream:
+    """A stream, and an event on it, where the host computes."""
+
+    def wait_stream(self, _: Any) -> None:
+        pass
+
+    def record_event(self) -> _NoStream:
+        return self
+
+    def synchronize(self) -> None:
+        pass
 
 
 def prepare_platform() -> None:
@@ -113,13 +128,21 @@ def prepare_platform() -> None:
     if torch.cuda.is_available():
         return
     torch.compiler.set_stance("force_eager")
-    cuda = _Overlay(torch.cuda, current_device=lambda: torch.device("cpu"), current_stream=lambda: None)
+    cuda = _Overlay(
+        torch.cuda,
+        current_device=lambda: torch.device("cpu"),
+        current_stream=lambda: None,
+        Stream=_NoStream,
+        stream=nullcontext,
+    )
     factories = {name: _replacing(getattr(torch, name), "device", "cuda", "cpu") for name in _FACTORIES}
+    # gloo gathers equal parts only, and a tensor-parallel rank has tokens of its own for experts.
+    exchanging = _Overlay(torch.distributed, all_gather=_gather_parts, all_to_all_single=_exchange)
     makers = {name: _replacing(getattr(torch.distributed, name), "backend", "nccl", None) for name in _MAKERS}
     for name in MODULES:
         module: Any = importlib.import_module(name)
         if not isinstance(module.torch, _Overlay):
-            module.torch = _Overlay(torch, cuda=cuda, **factories)
+            module.torch = _Overlay(torch, cuda=cuda, distributed=exchanging, **factories)
             if hasattr(module, "dist"):
                 module.dist = _Overlay(torch.distributed, **makers)
     if torch.Tensor.type is not _type:
@@ -141,6 +164,23 @@ def rank_of_many(num_ranks: int, rank: int = 0) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def _gather_parts(parts: list[Tensor], own: Tensor, group: dist.ProcessGroup) -> None:
+    """Gather parts of different sizes from the ranks of a group."""
+    for rank, part in enumerate(parts):
+        if rank == group.rank():
+            part.copy_(own)
+        dist.broadcast(part, group_src=rank, group=group)
+
+
+def _exchange(
+    received: Tensor, sent: Tensor, output_split_sizes: Any = None, input_split_sizes: Any = None, **options: Any
+) -> None:
+    """``all_to_all_single`` with sizes that megatron-core has left in tensors, for they are not on a GPU."""
+    splits = (output_split_sizes, input_split_sizes)
+    taken, given = (None if sizes is None else [*map(int, sizes)] for sizes in splits)
+    dist.all_to_all_single(received, sent, output_split_sizes=taken, input_split_sizes=given, **options)
 
 
 def _gather_own(gathered: list[Any], own: Any) -> None:

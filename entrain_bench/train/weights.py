@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from entrain_bench.base.errors import ExecutionError, IncompatibleError, UserError
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.modules.blocks import AttentionKernel
+from entrain_bench.train.modules.experts import ALONE, LOCAL
 from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.stage import NamedParameter, Stage, named_parameters
 
@@ -51,23 +52,36 @@ class Scheme:
     """How checkpoints of an architecture name a module's tensors."""
 
     block: str  # prefix of a block's names, with its number from 0
-    parts: Mapping[str, tuple[str, ...]]  # stored names of our parts; one part may be stored as several
+    parts: dict[str, tuple[str, ...]]  # stored names of our parts; one part may be stored as several
 
 
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_LLAMA = Scheme(
+    block="model.layers.{}.",
+    parts={
+        "input_layernorm": ("input_layernorm",),
+        "pre_mlp_layernorm": ("post_attention_layernorm",),
+        "linear_qkv": _ATTENTION,
+        "linear_proj": ("self_attn.o_proj",),
+        "linear_fc1": ("mlp.gate_proj", "mlp.up_proj"),
+        "linear_fc2": ("mlp.down_proj",),
+        "words": ("model.embed_tokens",),
+        "norm": ("model.norm",),
+        "logits": ("lm_head",),
+    },
+)
 SCHEMES: dict[str, Scheme] = {
-    "llama": Scheme(
-        block="model.layers.{}.",
-        parts={
-            "input_layernorm": ("input_layernorm",),
-            "pre_mlp_layernorm": ("post_attention_layernorm",),
-            "linear_qkv": _ATTENTION,
-            "linear_proj": ("self_attn.o_proj",),
-            "linear_fc1": ("mlp.gate_proj", "mlp.up_proj"),
-            "linear_fc2": ("mlp.down_proj",),
-            "words": ("model.embed_tokens",),
-            "norm": ("model.norm",),
-            "logits": ("lm_head",),
+    "llama": _LLAMA,
+    "qwen3_moe": Scheme(
+        block=_LLAMA.block,
+        # Braces: the expert's number.
+        parts=_LLAMA.parts
+        | {
+            "q_layernorm": ("self_attn.q_norm",),
+            "k_layernorm": ("self_attn.k_norm",),
+            "router": ("mlp.gate",),
+            "experts.linear_fc1": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
+            "experts.linear_fc2": ("mlp.experts.{}.down_proj",),
         },
     ),
     "qwen25vl_vision": Scheme(
@@ -142,13 +156,19 @@ def published_parts(
     end = "embed" if layer == "0" else "head"
     ours = path[-1] if path else part
     ours = f"{end}.{ours}" if "products" in path else ours
+    expert = path[-2] if LOCAL in path else ""
+    kinds = [kind for kind in ("experts", "shared_experts") if kind in path]
+    ours = ".".join([*kinds, ours])
+    if kinds and ours not in scheme.parts:
+        where = f"model.modules.{module.name}.experts"
+        raise IncompatibleError(f"{where}: checkpoint={config.checkpoint} has no {ours}")
     if ours not in scheme.parts:
         index = ours.rpartition(".")[2]
         raise IncompatibleError(
             f"model.modules.{module.name}.{end}_gemms: checkpoint={config.checkpoint} has no product {index}"
         )
     block = scheme.block.format(int(layer) - 1) if 0 < int(layer) < len(module.layers) - 1 else ""
-    names = [f"{block}{name}.{part if path else 'weight'}" for name in scheme.parts[ours]]
+    names = [f"{block}{name.format(expert)}.{part if path else 'weight'}" for name in scheme.parts[ours]]
     if ours == "linear_qkv":
         # megatron-core stores each group of queries with its key and value.
         groups = full.reshape(config.num_kv_heads, -1, config.head_dim, *full.shape[1:])
@@ -168,20 +188,9 @@ def published_parts(
     return {name: (view, tuple(view.shape)) for name, view in zip(names, views, strict=True)}
 
 
-class _Alone:
-    """The group of one rank, in which a stage is described before there are others."""
-
-    def size(self) -> int:
-        return 1
-
-    def rank(self) -> int:
-        return 0
-
-
 def expected_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor that a checkpoint of a model must have, by name."""
-    group: Any = _Alone()
-    groups = StageGroups(group, group, group)
+    groups = StageGroups(ALONE, ALONE, ALONE)
     shapes = {}
     for module in model.modules:
         layers = range(len(module.layers))
@@ -289,7 +298,7 @@ def _whole_value(named: NamedParameter, groups: StageGroups) -> Tensor | None:
     value = named.parameter.detach()
     # All data parallel ranks take part if weights are sharded; otherwise the first has them all.
     value = value.full_tensor() if isinstance(value, DTensor) else value
-    if groups.dp_cp.rank():
+    if groups.sharing_of(named.parameter).rank():
         return None
     if named.dim >= 0 and named.tp > 1:
         shards = [torch.empty_like(value) for _ in range(named.tp)]

@@ -180,7 +180,7 @@ class DistTrainAssigner:
         # Forward seconds of each sample in each module, at the module's own degrees [samples, modules].
         seconds = np.zeros((len(shapes), len(layout.modules)))
         for column, module, placed in zip(seconds.T, model.modules, layout.modules, strict=True):
-            units_s = profile.estimates.units(module, shapes, placed.tp, placed.cp)
+            units_s = profile.estimates.units(module, shapes, placed.tp, placed.cp, placed.expert_groups)
             column[:] = shapes.sum_items(module.units(shapes), units_s) if module.per_item else units_s
         # Encoders with more replicas than the LLM are balanced by replica; an LLM replica joins `fan` of them if even.
         fan, rest = divmod(layout.modules[0].dp, dp)

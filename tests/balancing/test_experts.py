@@ -7,13 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from entrain_bench.balancing.chunk_estimates import packed_chunks_s
 from entrain_bench.balancing.experts import expert_jobs, expert_variants, usual_degree
 from entrain_bench.balancing.planning import place_chain
+from entrain_bench.balancing.rounds import layouts_with_widths
 from entrain_bench.balancing.shardings import sharded_as
 from entrain_bench.base.errors import UserError
+from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.layout import Layout, layout_from_json, layout_to_json
 from entrain_bench.specs.job import Degrees, Job, LayoutRequest
-from support.builders import tiny_cluster, tiny_job, tiny_model
+from support.builders import profile_of, samples, tiny_cluster, tiny_job, tiny_model
 
 EXPERTS = {"count": 8, "top_k": 2, "ffn_hidden_size": 32}
 MODEL = tiny_model(encoder=0, llm=6, experts=EXPERTS)
@@ -61,6 +65,29 @@ def test_the_tuner_walks_every_degree_that_a_plan_can_have() -> None:
     assert [*expert_variants(job_of(ep=2))] == []
     assert [one.request.ep for one in expert_jobs(job_of(dp=8))] == [None, 8]
     assert [one.request.ep for one in expert_jobs(job_of(dp=1))] == [None]
+
+
+@pytest.mark.parametrize("ep", [1, 4, 8])
+def test_beliefs_have_the_exchange_and_the_rest_of_the_experts(ep: int) -> None:
+    job = job_of(ep=ep)
+    layout = chain(job, 1, 1, 1, 8)
+    shapes = samples(*[(4000, [])] * 8)
+    profile = profile_of(job, shapes)
+    zero = np.zeros(8, np.int64)
+    chunks = Chunks(np.arange(8), zero, zero, np.arange(9), np.arange(8))
+    forward, backward = packed_chunks_s(MODEL.llm, layout.modules[0], shapes, chunks, profile)
+    true = CostTruth(MODEL, job.cluster, job.framework).chunk_times(MODEL.llm, layout.modules[0], shapes, chunks)
+    # Lengths between two measured ones are interpolated.
+    assert forward == pytest.approx(true.forward_s + true.forward_comm_s, rel=0.02)
+    assert backward == pytest.approx(true.backward_s + true.backward_comm_s, rel=0.02)
+    assert (true.forward_comm_s[0, 0] > 0.05 * forward[0, 0]) == (ep > 1)
+    units = profile.estimates.units(MODEL.llm, shapes, 1, 1, layout.modules[0].expert_groups)
+    assert units == pytest.approx(forward[:, 0], rel=0.02)
+
+
+def test_groups_of_several_widths_have_no_expert_parallelism() -> None:
+    assert [*layouts_with_widths(job_of(ep=1))]
+    assert not [*layouts_with_widths(job_of(ep=2))]
 
 
 def test_a_plan_keeps_its_degree() -> None:

@@ -46,7 +46,9 @@ def quadratic(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[float, float, 
     """Make every layer's forward an exact quadratic of its kind: a x^2 + b x + c, part of it communication."""
     coefficients = {"embed": (0.0, 3e-7, 1e-5), "block": (2e-11, 5e-7, 4e-5), "head": (0.0, 9e-7, 0.0)}
 
-    def measure(_layers: LayerProfile, module: ModuleSpec, lengths: IntArray, _tp: int, _cp: int) -> list[PassTimes]:
+    def measure(
+        _layers: LayerProfile, module: ModuleSpec, lengths: IntArray, _tp: int, _cp: int, _groups: IntArray | None
+    ) -> list[PassTimes]:
         x = float(np.sum(lengths))
         times = []
         for kind in module.kinds:

@@ -97,7 +97,7 @@ def one_lane_of_a_pass_decides(patch: pytest.MonkeyPatch) -> None:
 
 
 def replicas_do_not_wait_for_each_other(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(truth, "collective_passes", lambda program: np.full(program.num_actions, -1))
+    patch.setattr(truth, "passes_together", lambda program: np.full(program.num_actions, -1))
 
 
 def buckets_slow_nothing(patch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
-from itertools import takewhile
 
 import numpy as np
 
@@ -147,8 +145,8 @@ class Step:
     """One action of a rank, with its messages and the collectives that begin before it.
 
     ``ends_gradients``: this rank's last pass that adds to the stage's gradients; ``closes``: the last of all replicas,
-    which begins their sum. ``starts``: gathers of weights, and sums that another rank's pass closes. A rank that has no
-    chunk of a pass of a sharded module takes part: such a step ``is_empty``, and its action is another rank's.
+    which begins their sum. ``starts``: gathers of weights, and sums that another rank's pass closes. A rank takes part
+    in passes that start on several replicas: without a chunk, its step ``is_empty``, and the action another rank's.
     """
 
     action: int
@@ -214,7 +212,8 @@ def plan_rank(
         for action, kind in zip(actions, kinds, strict=True)
     ]
     arrivals = tuple(message for message in messages if message.receiver == rank != message.sender)
-    return RankPlan(rank, tuple(with_empty_steps(program, steps)), arrivals, channels_of(program), order)
+    steps = list(with_empty_steps(program, steps, places.values(), order))
+    return RankPlan(rank, tuple(steps), arrivals, channels_of(program), order)
 
 
 def _collectives(
@@ -306,20 +305,32 @@ def _named(places: IntArray, total: int) -> Rows:
     return None if count == total else slice(first, first + count)
 
 
-def with_empty_steps(program: Program, steps: Iterable[Step]) -> Iterator[Step]:
+def with_empty_steps(program: Program, steps: Iterable[Step], held: Iterable[Place], order: IntArray) -> Iterator[Step]:
     """Return a rank's steps with inserted empty steps, so that all ranks run collective passes in one order."""
     group = collective_passes(program)
-    turns, example = np.unique(group, return_index=True)
-    action_of = dict(zip(turns.tolist(), example.tolist(), strict=True))
-    rest = iter(order_of_groups(program, group))
+    replicas = defaultdict[tuple[int, int], set[int]](set)
+    for place in held:
+        span = program.layout.modules[place.module].expert_span
+        replicas[place.module, place.stage].add(place.replica // span)
+    rest = list[tuple[int, Step]]()
+    numbers, examples = np.unique(group, return_index=True)
+    for action in examples[numbers >= 0].tolist():
+        module, stage = int(program.module[action]), int(program.stage[action])
+        placed = program.layout.modules[module]
+        if placed.scatters or program.replica[action] // placed.expert_span in replicas.get((module, stage), ()):
+            place = Place(module, -1, stage, 0)
+            kind = Pass(int(program.kind[action]))
+            rest.append((int(order[action]), Step(action, place, kind, int(program.chunk[action]), is_empty=True)))
+    rest.sort(key=lambda turn: turn[0])
+    missed = iter(rest)
+    turn = next(missed, None)
     for step in steps:
-        turn = int(group[step.action])
-        if turn >= 0 or step.kind is Pass.GRAD_SYNC:
-            # Up to the own one, or all that are left.
-            for missed in takewhile(turn.__ne__, rest):
-                action = action_of[missed]
-                place = Place(int(program.module[action]), -1, 0, 0)
-                yield Step(action, place, Pass(int(program.kind[action])), int(program.chunk[action]), is_empty=True)
+        own = int(group[step.action])
+        # Up to the own one, or all that are left.
+        while turn and (turn[0] <= order[step.action] or step.kind is Pass.GRAD_SYNC):
+            if group[turn[1].action] != own:
+                yield turn[1]
+            turn = next(missed, None)
         yield step
 
 
@@ -327,12 +338,15 @@ def order_of_actions(program: Program, seconds: FloatArray | None = None) -> Int
     """Place of each action in one order of all, the same on every rank ``[actions]``.
 
     Actions come in the order in which they would end if only they took time (``seconds`` each; None: the same), so most
-    messages arrive while other actions run. Collective passes of one turn come before all of the next.
+    messages arrive while other actions run. Passes that start together come one after the other.
     """
     work = np.ones(program.num_actions) if seconds is None else seconds
     ns = np.maximum(np.rint(work * 1e9), 1).astype(np.int64)
+    node = _nodes(program)
+    ends = np.zeros(program.num_actions, np.int64)
+    np.maximum.at(ends, node, positions_of_actions(program, ns) + ns)
     order = np.empty(program.num_actions, np.int64)
-    order[np.argsort(positions_of_actions(program, ns) + ns, kind="stable")] = np.arange(program.num_actions)
+    order[np.lexsort((node, ends[node]))] = np.arange(program.num_actions)
     return order
 
 
@@ -346,56 +360,36 @@ def believed_order(program: Program, profile: Profile) -> IntArray:
 
 def positions_of_actions(program: Program, work: IntArray | None = None) -> IntArray:
     """Work of the longest chain that must end before each action starts ``[actions]``; None: 1 for each action."""
+    node = _nodes(program)
     lane = rows_of(program.lane_offsets)
     action = program.lane_actions
     follows = lane[1:] == lane[:-1]
-    ends, begins = _turns(program)
-    before = np.concatenate([program.dep_actions, action[:-1][follows], ends])
-    after = np.concatenate([rows_of(program.dep_offsets), action[1:][follows], begins])
-    num_nodes = max(program.num_actions, int(begins.max(initial=-1)) + 1)
+    before = node[np.concatenate([program.dep_actions, action[:-1][follows]])]
+    after = node[np.concatenate([rows_of(program.dep_offsets), action[1:][follows]])]
+    each = np.ones(program.num_actions, np.int64) if work is None else work
+    longest = np.zeros(program.num_actions, np.int64)
+    np.maximum.at(longest, node, each)
     order = np.argsort(before, kind="stable")
-    offsets = offsets_from_counts(np.bincount(before, minlength=num_nodes))
+    offsets = offsets_from_counts(np.bincount(before, minlength=program.num_actions))
     after = after[order]
-    missing = np.bincount(after, minlength=num_nodes)
-    work = np.ones(program.num_actions, np.int64) if work is None else work
-    work = np.append(work, np.zeros(num_nodes - program.num_actions, np.int64))
-    position = np.zeros(num_nodes, np.int64)
+    missing = np.bincount(after, minlength=program.num_actions)
+    position = np.zeros(program.num_actions, np.int64)
     ready = np.flatnonzero(missing == 0)
     while len(ready):
         bounds, edges = take_rows(offsets, ready)
         freed = after[edges]
-        np.maximum.at(position, freed, np.repeat(position[ready] + work[ready], np.diff(bounds)))
+        np.maximum.at(position, freed, np.repeat(position[ready] + longest[ready], np.diff(bounds)))
         np.subtract.at(missing, freed, 1)
         ready = np.unique(freed[missing[freed] == 0])
     assert not missing.any(), "an order that lanes, dependencies and turns agree with"
-    return position[: program.num_actions]
+    return position[node]
 
 
-def _turns(program: Program) -> tuple[IntArray, IntArray]:
-    """Return edges, over extra nodes, that order the passes of each collective before the next's ``[edges]``."""
+def _nodes(program: Program) -> IntArray:
+    """The first of the passes that start together with each action, else the action itself ``[actions]``."""
+    node = np.arange(program.num_actions)
     group = collective_passes(program)
-    turn = np.empty(int(group.max(initial=-1)) + 1, np.int64)
-    turn[order_of_groups(program, group)] = np.arange(len(turn))
-    passes = np.flatnonzero(group >= 0)
-    gap = program.num_actions + turn[group[passes]]
-    later = gap > program.num_actions
-    return np.concatenate([passes, gap[later] - 1]), np.concatenate([gap, passes[later]])
-
-
-def order_of_groups(program: Program, group: IntArray) -> list[int]:
-    """Return groups in a deterministic order that agrees with every lane's order and every dependency."""
-    lane = rows_of(program.lane_offsets)
-    action = program.lane_actions
-    member = group[action] >= 0
-    lane = lane[member]
-    turn = group[action[member]]
-    same = lane[1:] == lane[:-1]
-    source = group[program.dep_actions]
-    target = group[rows_of(program.dep_offsets)]
-    both = (source >= 0) & (target >= 0)
-    before = np.concatenate([turn[:-1][same], source[both]])
-    after = np.concatenate([turn[1:][same], target[both]])
-    sorter = TopologicalSorter(dict.fromkeys(range(int(group.max(initial=-1)) + 1), ()))
-    for one, other in zip(before.tolist(), after.tolist(), strict=True):
-        sorter.add(other, one)
-    return [*sorter.static_order()]
+    members = group >= 0
+    _, first, number = np.unique(group[members], return_index=True, return_inverse=True)
+    node[members] = np.flatnonzero(members)[first[number]]
+    return node

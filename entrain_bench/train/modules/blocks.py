@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
@@ -29,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.module_layers import find_activation
+from entrain_bench.train.modules.experts import block_groups, expert_layer, expert_options
 from entrain_bench.train.modules.packing import Rotation, Segments, Shares, StageGroups
 from entrain_bench.train.modules.split import ColumnProduct, RowProduct
 
@@ -208,9 +208,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def transformer_config(
-    module: ModuleSpec, tp: int, dtype: torch.dtype, *, sequence_parallel: bool = False
-) -> TransformerConfig:
+def transformer_config(module: ModuleSpec, groups: StageGroups, dtype: torch.dtype) -> TransformerConfig:
     """megatron-core's description of a module's blocks; ``IncompatibleError`` for biases and activations it lacks."""
     config = module.config
     if config.linear_bias and not config.qkv_bias:
@@ -233,10 +231,11 @@ def transformer_config(
         add_qkv_bias=config.qkv_bias,
         normalization="LayerNorm" if config.norm_bias else "RMSNorm",
         layernorm_epsilon=config.norm_epsilon,
+        qk_layernorm=config.qk_norm,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        tensor_model_parallel_size=tp,
-        sequence_parallel=sequence_parallel,
+        tensor_model_parallel_size=groups.tp.size(),
+        sequence_parallel=groups.splits_tokens,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         # Parameters are allocated on the device in force and filled by ``initialise``.
@@ -244,6 +243,7 @@ def transformer_config(
         perform_initialization=False,
         # A gated activation unfused keeps two results more; GELU's fused form is another function.
         bias_activation_fusion=config.gated_mlp,
+        **expert_options(module, groups),
     )
 
 
@@ -269,6 +269,15 @@ class Norm(torch.nn.Module):
         return _recomputed(rms_norm, hidden, self.weight.shape, self.weight, self.eps)  # type: ignore[no-any-return]
 
 
+class HeadNorm(Norm):
+    """The norm of queries or keys: each tensor parallel rank has other heads, and a part of the gradient."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, **options: Any) -> None:
+        super().__init__(config, hidden_size, **options)
+        for parameter in self.parameters():
+            parameter.sequence_parallel = True  # type: ignore[attr-defined]
+
+
 class Block(TransformerLayer):  # type: ignore[misc]
     """megatron-core's layer, which may run its MLP again in backward; its own way needs a GPU's random states."""
 
@@ -288,15 +297,20 @@ def transformer_block(
     attention = LayerPart(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.no_mask if module.is_encoder else AttnMaskType.causal},
-        submodules=SelfAttentionSubmodules(ColumnProduct, partial(PackedAttention, kernel=kernel), RowProduct),
+        submodules=SelfAttentionSubmodules(
+            ColumnProduct,
+            partial(PackedAttention, kernel=kernel),
+            RowProduct,
+            **dict.fromkeys(("q_layernorm", "k_layernorm"), HeadNorm if module.config.qk_norm else None),
+        ),
     )
+    mlp = partial(MLP.as_mlp_submodule, submodules=MLPSubmodules(ColumnProduct, RowProduct))
     parts = TransformerLayerSubmodules(
         input_layernorm=Norm,
         self_attention=attention,
         self_attn_bda=get_bias_dropout_add,
         pre_mlp_layernorm=Norm,
-        mlp=partial(MLP.as_mlp_submodule, submodules=MLPSubmodules(ColumnProduct, RowProduct)),
+        mlp=expert_layer if module.layers[index].num_experts else mlp,
         mlp_bda=get_bias_dropout_add,
     )
-    collection = ProcessGroupCollection(tp=groups.tp, cp=groups.cp)
-    return Block(config, parts, layer_number=index, pg_collection=collection, add_layer_offset=False)
+    return Block(config, parts, layer_number=index, pg_collection=block_groups(groups), add_layer_offset=False)

@@ -21,6 +21,15 @@ from entrain_bench.train.device import to_device
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """Ranks of a stage that divide its experts, those with their TP ranks, and those with the same experts."""
+
+    ep: dist.ProcessGroup
+    tp_ep: dist.ProcessGroup
+    same: dist.ProcessGroup
+
+
+@dataclass(frozen=True, slots=True)
 class StageGroups:
     """Process groups of this rank for one stage of one module; gradients of parameters are summed over ``dp_cp``.
 
@@ -34,6 +43,21 @@ class StageGroups:
     sequence_parallel: bool = False
     cp_split: str = SAMPLE
     weights_tp: int = 1
+    experts: ExpertGroups | None = None  # None: every rank has all experts
+
+    @property
+    def ep(self) -> int:
+        """Degree of expert parallelism."""
+        return self.experts.ep.size() if self.experts else 1
+
+    @property
+    def sharing(self) -> tuple[dist.ProcessGroup, ...]:
+        """Ranks over which gradients are summed: of parameters that all of them hold, and of divided experts."""
+        return (self.dp_cp, self.experts.same) if self.experts else (self.dp_cp,)
+
+    def sharing_of(self, parameter: Tensor) -> dist.ProcessGroup:
+        """Ranks over which a parameter's gradient is summed; megatron-core notes parameters of divided experts."""
+        return self.sharing[0 if getattr(parameter, "allreduce", True) else -1]
 
     @property
     def slices(self) -> int:

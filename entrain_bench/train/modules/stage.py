@@ -26,6 +26,7 @@ from entrain_bench.train.modules.blocks import (
     transformer_config,
 )
 from entrain_bench.train.modules.ends import EncoderEmbedding, LanguageHead, Projector, TokenEmbedding
+from entrain_bench.train.modules.experts import check_trainable, global_name
 from entrain_bench.train.modules.packing import (
     Arrangement,
     Pack,
@@ -72,7 +73,7 @@ class Stage(torch.nn.Module):
         self.recompute_whole = False  # whether backward runs all layers again, of which forward keeps nothing
         self._is_first = held.start == 0
         self._is_last = held.stop == len(module.layers)
-        self.config = transformer_config(module, groups.tp.size(), dtype, sequence_parallel=groups.splits_tokens)
+        self.config = transformer_config(module, groups, dtype)
         self.layers = torch.nn.ModuleDict({str(index): self._layer(index) for index in held})
         self.splitter = Splitter()
         for part in self.modules():
@@ -217,6 +218,7 @@ def build_stage(
     """
     check_tensor_parallel(module, groups.tp.size())
     check_words(module, groups.tp.size())
+    check_trainable(module, groups)
     config = module.config
     where = f"model.modules.{module.name}"
     llm_size = model.llm.config.hidden_size
@@ -276,8 +278,9 @@ def named_parameters(stage: Stage) -> Iterator[NamedParameter]:
     tied = stage.tied_embedding()
     tp = stage.groups.tp.size()
     tp_rank = stage.groups.tp.rank()
+    count = stage.module.config.experts.count if stage.module.config.experts else 0
     for name, parameter in stage.named_parameters():
-        key = "0.words.weight" if parameter is tied else name.removeprefix("layers.")
+        key = "0.words.weight" if parameter is tied else global_name(name.removeprefix("layers."), stage.groups, count)
         # megatron-core marks the parameters that it splits, and they alone have these attributes.
         dim = getattr(parameter, "partition_dim", -1)
         stride = getattr(parameter, "partition_stride", 1)

@@ -163,7 +163,8 @@ def stage_state(trained: TrainedStage | ShardedStage) -> dict[str, Tensor]:
             state[STEP] = _step(part.states).detach().cpu().view(1)
         whole = _whole(trained, named, part, len(names)).cpu()
         is_second = trained.stage.held.start > 0 and named.key == f"{trained.stage.module.name}.0.words.weight"
-        writes = number % groups.dp_cp.size() == groups.dp_cp.rank() and (named.dim >= 0 or groups.tp.rank() == 0)
+        sharing = groups.sharing_of(named.parameter)
+        writes = number % sharing.size() == sharing.rank() and (named.dim >= 0 or groups.tp.rank() == 0)
         if writes and not is_second:
             for name, values in zip(names, whole, strict=True):
                 state |= dict(_pieces(named, name, values, groups.tp))
@@ -182,7 +183,7 @@ def _whole(trained: TrainedStage | ShardedStage, named: NamedParameter, part: Pa
     flat = torch.zeros(shape, dtype=torch.float32, device=named.parameter.device).view(count, -1)
     if part is not None:
         flat[:, part.start : part.start + part.value.numel()] = torch.stack([rows.detach().view(-1) for rows in held])
-    dist.all_reduce(flat.view(torch.int32), group=trained.groups.dp_cp)
+    dist.all_reduce(flat.view(torch.int32), group=trained.groups.sharing_of(named.parameter))
     return flat.view(shape)
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -19,107 +16,34 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
+from entrain_bench.costs.experts import meeting_chunks
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.framework import FrameworkOptions
-from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.sharding import HYBRID
 from entrain_bench.train.device import dtype_on
 from entrain_bench.train.measuring import Clock, Seen, see
 from entrain_bench.train.messages.rank_plan import (
     RankPlan,
     Step,
-    copy_ranks,
     plan_rank,
 )
-from entrain_bench.train.messages.transfers import Channels, Transfers, cut_rows, gather_rows
-from entrain_bench.train.modules.packing import StageGroups
+from entrain_bench.train.messages.transfers import Transfers, cut_rows, gather_rows
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.modules.stage import build_stage
 from entrain_bench.train.running.data import Content, Inputs, Loader, MadeUp, Request, SampleData, make_loader
+from entrain_bench.train.running.groups import GroupMaker, Groups, make_groups
 from entrain_bench.train.running.stages import (
     OptimizerSettings,
     ShardedStage,
     TrainedStage,
+    empty_pass,
     global_norm,
     shard_stage,
     train_stage,
 )
 from entrain_bench.train.settings import TrainSettings
 from entrain_bench.train.weights import Checkpoint, check_tensors, load_weights
-
-
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """The process groups of one rank, by module and stage; ``widths`` also by entry of ``ModuleLayout.widths``.
-
-    ``tied`` are the ranks of an embedding's two copies; ``control`` is of all ranks over gloo, ``alone`` of this one.
-    """
-
-    stages: dict[tuple[int, int], StageGroups]
-    widths: dict[tuple[int, int], dict[int, StageGroups]]
-    tied: dict[int, dist.ProcessGroup]
-    channels: Channels
-    control: dist.ProcessGroup
-    alone: dist.ProcessGroup
-
-
-class GroupMaker:
-    """Makes every distinct group once, for runtimes that take turns: gloo's threads wake often. Collective."""
-
-    def __init__(self, control: dist.ProcessGroup, timeout_s: float, device: torch.device) -> None:
-        self.control = control
-        self.timeout = timedelta(seconds=timeout_s)
-        everyone = tuple(range(control.size()))
-        self.channels = Channels(lambda: self.new(everyone), device)
-        self._known: dict[tuple[object, tuple[int, ...]], dist.ProcessGroup] = {}
-
-    def make(self, ranks: tuple[int, ...], stage: tuple[int, int] | None = None) -> dist.ProcessGroup:
-        """A group that all stages with these ranks use, or of a stage alone: gradients go when each stage is ready."""
-        if (stage, ranks) not in self._known:
-            self._known[stage, ranks] = self.new(ranks)
-        return self._known[stage, ranks]
-
-    def find(self, rows: IntArray, stage: tuple[int, int] | None = None) -> dist.ProcessGroup | None:
-        """Make a group of each row of ranks ``[groups, ranks]``; return the one with this rank, None for none."""
-        groups = {ranks: self.make(ranks, stage) for ranks in map(tuple, rows.tolist())}
-        return next((group for ranks, group in groups.items() if dist.get_rank() in ranks), None)
-
-    def new(self, ranks: Iterable[int]) -> dist.ProcessGroup:
-        """A group of its own."""
-        # A new group does not inherit the timeout of the default group: it would wait for half an hour.
-        group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=self.timeout)
-        return group
-
-
-def make_groups(model: ModelSpec, framework: FrameworkOptions, layout: Layout, maker: GroupMaker) -> Groups:
-    """Create all groups of a layout, and return this rank's; collective."""
-    stages = dict[tuple[int, int], StageGroups]()
-    widths = defaultdict[tuple[int, int], dict[int, StageGroups]](dict)
-    tied = dict[int, dist.ProcessGroup]()
-    alone = maker.find(np.arange(maker.control.size())[:, None])
-    assert alone is not None
-    for index, (spec, placed) in enumerate(zip(model.modules, layout.modules, strict=True)):
-        if spec.config.tied_embeddings and not placed.is_closed:
-            pair = maker.find(placed.ranks[:, [0, -1]].swapaxes(1, 2).reshape(-1, 2))
-            tied |= {index: pair} if pair else {}
-        for stage in range(placed.pp):
-            rows = placed.ranks[:, stage].reshape(-1, placed.tp)
-            tp = maker.find(rows)
-            cp = maker.find(rows.reshape(-1, placed.cp, placed.tp).swapaxes(1, 2).reshape(-1, placed.cp))
-            dp_cp = maker.find(rows.T, (index, stage))
-            if tp and cp and dp_cp:
-                split = framework.of(spec).sequence_parallel
-                stages[index, stage] = StageGroups(tp, cp, dp_cp, split, framework.cp_split)
-            for degree, (width, copies) in enumerate(zip(placed.widths, copy_ranks(placed), strict=False)):
-                rows = copies[:, stage].reshape(-1, width[0])
-                tp = maker.find(rows)
-                cp = maker.find(rows.reshape(-1, width[1], width[0]).swapaxes(1, 2).reshape(-1, width[1]))
-                if tp and cp:
-                    groups = replace(stages[index, stage], tp=tp, cp=cp, weights_tp=placed.tp)
-                    widths[index, stage][degree] = groups
-    return Groups(stages, widths, tied, maker.channels, maker.control, alone)
 
 
 @dataclass(slots=True)
@@ -205,7 +129,7 @@ class Iteration:
     weight_passes: dict[tuple[int, int, int], WeightPass] = field(default_factory=dict)
     losses: list[tuple[int, Tensor]] = field(default_factory=list)
     input_stall_s: float = 0.0
-    empty: dict[tuple[int, int, int], Iterator[None]] = field(default_factory=dict)
+    empty: dict[tuple[int, int, int, int], Iterator[None]] = field(default_factory=dict)
     _norm: float | None = None
 
     def begin(self, step: Step) -> None:
@@ -248,12 +172,11 @@ class Iteration:
 
     def take_part(self, step: Step) -> None:
         """Run a pass of other replicas, whose collectives need this one."""
-        stage = self._stage(step)
-        assert isinstance(stage, ShardedStage)
-        chunks = self.work.program.chunks[step.place.module]
-        key = step.place.module, int(chunks.microbatch[step.chunk]), int(chunks.part[step.chunk])
+        module, number, chunk = _key(step)
+        chunks = self.work.program.chunks[module]
+        key = module, number, int(chunks.microbatch[chunk]), int(chunks.part[chunk])
         if step.kind is Pass.FORWARD or key not in self.empty:
-            self.empty[key] = stage.empty_pass()
+            self.empty[key] = empty_pass(self._stage(step), _remade_layers(self.work.program, *_key(step)))
             if step.kind is not Pass.FORWARD:
                 # Forwards without collectives have no steps of their own.
                 next(self.empty[key])
@@ -313,8 +236,8 @@ class Iteration:
         assert inputs.pack.token_ids is not None
         # Tokens that encoders hand over; counted on the CPU, where the ids are.
         num_rows = int((inputs.pack.token_ids < 0).sum())
-        # A backward of sharded weights is a collective: a chunk of text alone has one where others' want gradients.
-        if not num_rows and not (wants_gradient and isinstance(trained, ShardedStage)):
+        # If replicas meet in backwards, a chunk of text alone has one where others' want gradients.
+        if not num_rows and not (wants_gradient and trained.meets):
             return None
         shape = num_rows, self.work.program.model.llm.config.hidden_size
         return gather_rows(step, received, partial(self._zeros, shape)).requires_grad_(wants_gradient)
@@ -338,9 +261,18 @@ class Iteration:
 def _forward_request(program: Program, step: Step) -> Request:
     """Arguments of ``SampleData.inputs`` for a forward."""
     module, stage, chunk = _key(step)
-    remade = int(program.remade[module][chunk, stage]) if program.remade else 0
+    remade = _remade_layers(program, module, stage, chunk)
     members = program.chunks[module].units(chunk)
     return program.model.modules[module], stage, members, remade, program.splits_backward(module)
+
+
+def _remade_layers(program: Program, module: int, stage: int, chunk: int) -> int:
+    """Layers that a chunk's backward runs again: the most of all chunks that it shares experts with."""
+    if not program.remade:
+        return 0
+    remade = program.remade[module][:, stage]
+    meeting = meeting_chunks(program.layout.modules[module], program.chunks[module])
+    return int(remade[chunk] if meeting is None else remade[meeting == meeting[chunk]].max())
 
 
 def _key(step: Step) -> tuple[int, int, int]:

@@ -20,7 +20,7 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -29,7 +29,7 @@ from torch.nn import Parameter
 
 from entrain_bench.specs.framework import BF16, FP32, FrameworkOptions
 from entrain_bench.train.modules.ends import input_width
-from entrain_bench.train.modules.packing import Pack, StageGroups, merge_tokens
+from entrain_bench.train.modules.packing import Pack, StageGroups, merge_tokens, shares_of
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.modules.stage import SlicedStage, Stage, slice_stages
 
@@ -80,6 +80,11 @@ class TrainedStage:
     tied: dist.ProcessGroup | None = None
     first_copy: Parameter | None = None
 
+    @property
+    def buckets(self) -> list[Any]:
+        """megatron-core's buckets of gradients; experts that are divided among ranks have their own."""
+        return [*self.buffers.bucket_groups, *self.buffers.expert_parallel_bucket_groups]
+
     def forward(self, leaf: torch.Tensor | None, pack: Pack, degree: int = 0) -> torch.Tensor:
         """The stage's output for a chunk, in groups of the given entry of ``ModuleLayout.degrees``."""
         groups = self.widths.get(degree, self.groups)
@@ -89,6 +94,11 @@ class TrainedStage:
             stage = sliced.take()
         output: torch.Tensor = stage(leaf, pack, groups)
         return output
+
+    @property
+    def meets(self) -> bool:
+        """Whether replicas go through passes together, because they share experts."""
+        return self.groups.experts is not None
 
     def computing(self, degree: int) -> Stage:
         """The stage that runs chunks of the given entry of ``ModuleLayout.degrees``."""
@@ -108,7 +118,7 @@ class TrainedStage:
     @contextmanager
     def _sending(self, *, last: bool, closes: bool) -> Iterator[None]:
         """Send gradients after the last pass; in the first iteration, which records buckets, after any last pass."""
-        sends = last and (closes or all(group.is_first_batch for group in self.buffers.bucket_groups))
+        sends = last and (closes or all(group.is_first_batch for group in self.buckets))
         with nullcontext() if sends else self.buffers.no_sync():
             yield
         if closes:
@@ -117,20 +127,20 @@ class TrainedStage:
     def start_sums(self) -> None:
         """Begin the remaining sums of gradients over replicas."""
         self.gather_weights()
-        for group in self.buffers.bucket_groups if self.buffers.ddp_config.overlap_grad_reduce else ():
+        for group in self.buckets if self.buffers.ddp_config.overlap_grad_reduce else ():
             if group.grad_reduce_handle is None:
                 group.start_grad_sync()
 
     def start_gather(self) -> None:
         """Begin to gather weights that the optimizer step left sharded."""
-        for group in self.buffers.bucket_groups if self.buffers.ddp_config.overlap_param_gather else ():
+        for group in self.buckets if self.buffers.ddp_config.overlap_param_gather else ():
             if not group.param_gather_dispatched:
                 group.start_param_sync()
 
     def gather_weights(self) -> None:
         """Gather weights that the optimizer step left sharded; collective over replicas."""
         self.start_gather()
-        for group in self.buffers.bucket_groups:
+        for group in self.buckets:
             if group.param_gather_handle is not None:
                 group.finish_param_sync(skip_next_bucket_dispatch=True)
 
@@ -145,7 +155,7 @@ class TrainedStage:
         """Sum gradients over replicas, over tensor parallel ranks with parts of the tokens, and over tied copies."""
         self.start_sums()
         self.buffers.finish_grad_sync()
-        if self.groups.splits_tokens:
+        if self.groups.tp.size() > 1:
             for parameter in self.stage.parameters():
                 if parameter.requires_grad and getattr(parameter, "sequence_parallel", False):
                     dist.all_reduce(parameter.main_grad, group=self.groups.tp)  # type: ignore[attr-defined]
@@ -162,8 +172,9 @@ class TrainedStage:
         """Return the part of a parameter that this rank's optimizer updates; None if there is none."""
         if not parameter.requires_grad:
             return Part(parameter.data, 0, parameter, None)
-        # megatron-core chains optimizers of different kinds of parameters; these are of one.
-        (outer,) = self.optimizer.chained_optimizers
+        # megatron-core chains optimizers of different kinds of parameters: those of divided experts are the last.
+        first, *rest = self.optimizer.chained_optimizers
+        outer = first if getattr(parameter, "allreduce", True) else rest[0]
         inner = outer.optimizer
         if not self.buffers.ddp_config.use_distributed_optimizer:
             main = getattr(parameter, "main_param", parameter)
@@ -182,11 +193,13 @@ class TrainedStage:
     def gradient_square(self) -> torch.Tensor:
         """This rank's share of the sum of squares of the stage's gradients, float64."""
         self.optimizer.prepare_grads()
-        grads = self.optimizer.get_grads_for_grad_norm()
-        parts = [torch.linalg.vector_norm(grad.double()) ** 2 for grad in grads if grad.numel()]
-        # Without sharded optimizer states every replica holds the same gradients.
-        copies = 1 if self.buffers.ddp_config.use_distributed_optimizer else self.groups.dp_cp.size()
-        return torch.stack(parts).sum() / copies if parts else torch.zeros((), dtype=torch.float64)
+        parts = []
+        for optimizer, sharing in zip(self.optimizer.chained_optimizers, self.groups.sharing, strict=False):
+            # Without sharded optimizer states all ranks that share hold the same gradients.
+            copies = 1 if self.buffers.ddp_config.use_distributed_optimizer else sharing.size()
+            grads = [grad.double() for grad in optimizer.get_grads_for_grad_norm() if grad.numel()]
+            parts += [torch.linalg.vector_norm(grad) ** 2 / copies for grad in grads]
+        return torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
 
     def step(self, clip_grad: float, total_norm: float) -> None:
         """Clip by the norm over all modules, and step."""
@@ -208,9 +221,12 @@ def train_stage(
     collection = ProcessGroupCollection()
     for name in ("dp", "dp_cp", "intra_dp_cp", "intra_dist_opt"):
         setattr(collection, name, groups.dp_cp)
-    for name in ("pp", "mp", "ep", "expt_dp", "intra_expt_dp", "tp_ep_pp"):
+    for name in ("pp", "mp", "tp_ep_pp"):
         setattr(collection, name, alone)
-    collection.tp = groups.tp
+    collection.ep = groups.experts.ep if groups.experts else alone
+    for name in ("expt_dp", "intra_expt_dp"):
+        setattr(collection, name, groups.experts.same if groups.experts else alone)
+    collection.tp = collection.expt_tp = groups.tp
     distributed = settings.framework.distributed_optimizer and groups.dp_cp.size() > 1
     overlap = settings.framework.overlap_grad_reduce and groups.dp_cp.size() > 1
     config = DistributedDataParallelConfig(
@@ -248,7 +264,8 @@ def train_stage(
         pg_collection=collection,
     )
     # Only the distributed optimizer takes the group from the collection; others would ask megatron's global state.
-    optimizer.tp_group = groups.tp
+    for part in (optimizer, *optimizer.chained_optimizers):
+        part.tp_group = groups.tp
     sliced = slice_stages(stage, widths or {})
     return TrainedStage(stage, buffers, optimizer, groups, widths or {}, sliced, tied, first_copy)
 
@@ -271,6 +288,11 @@ class ShardedStage:
         output: Tensor = self.stage(leaf, pack, self.widths.get(degree, self.groups))
         return output
 
+    @property
+    def meets(self) -> bool:
+        """Whether replicas go through passes together: always."""
+        return True
+
     def computing(self, degree: int) -> Stage:  # noqa: ARG002
         """The stage that runs chunks of any width."""
         return self.stage
@@ -278,26 +300,6 @@ class ShardedStage:
     def backward(self, output: GradientEdge, gradient: Tensor, *, last: bool, closes: bool = False) -> None:  # noqa: ARG002
         """Add to the gradients, which every backward scatters."""
         torch.autograd.backward([output], [gradient])
-
-    def empty_pass(self) -> Iterator[None]:
-        """A forward, then a backward that no sample is in; to be advanced once for each."""
-        device = next(self.stage.parameters()).device
-        module = self.stage.module
-        if module.is_encoder:
-            tokens = merge_tokens(module)
-            pack = Pack((tokens,), (1,))
-            leaf = torch.zeros(tokens, input_width(module), device=device)
-        else:
-            nothing = torch.tensor([-1])
-            pack = Pack((1,), (), torch.zeros(1, dtype=torch.int64), nothing)
-            # No projected tokens, but a backward as in other replicas if encoders learn.
-            wants_gradient = self.stage.passes_gradients
-            leaf = torch.zeros(0, module.config.hidden_size, device=device, requires_grad=wants_gradient)
-        output = self.forward(leaf, pack)
-        yield
-        if output.requires_grad:
-            torch.autograd.backward([output], [torch.zeros_like(output)])
-        yield
 
     def gather_weights(self) -> None:
         """Do nothing, because every pass gathers its own weights."""
@@ -314,7 +316,7 @@ class ShardedStage:
         for part in self.stage.modules() if self.keeps else ():
             if isinstance(part, FSDPModule):
                 part.reshard()
-        for parameter in self.stage.parameters() if self.groups.splits_tokens else ():
+        for parameter in self.stage.parameters() if self.groups.tp.size() > 1 else ():
             if parameter.grad is not None and getattr(parameter, "sequence_parallel", False):
                 dist.all_reduce(local_part(parameter.grad), group=self.groups.tp)
 
@@ -352,6 +354,30 @@ class ShardedStage:
             return None
         place = start * (parameter.numel() // len(parameter))
         return Part(local, place, parameter.data, self.optimizer.state[parameter] if parameter.requires_grad else None)
+
+
+def empty_pass(trained: TrainedStage | ShardedStage, remade: int = 0) -> Iterator[None]:
+    """A forward, then a backward that no sample is in; to be advanced once for each."""
+    stage = trained.stage
+    module = stage.module
+    first = next(stage.parameters())
+    if module.is_encoder:
+        pack = Pack((merge_tokens(module),), (1,), remade=remade)
+    else:
+        pack = Pack((1,), (), torch.zeros(1, dtype=torch.int64), torch.tensor([-1]), remade=remade)
+    if stage.held.start:
+        shape = shares_of(pack.lengths, trained.groups).hidden.size, module.config.hidden_size
+    elif module.is_encoder:
+        shape = sum(pack.lengths), input_width(module)
+    else:
+        # No projected tokens, but a backward as in other replicas if encoders learn.
+        shape = 0, module.config.hidden_size
+    leaf = torch.zeros(shape, device=first.device, dtype=first.dtype, requires_grad=stage.passes_gradients)
+    output = trained.forward(leaf, pack)
+    yield
+    if output.requires_grad:
+        trained.backward(get_gradient_edge(output), torch.zeros_like(output), last=False)
+    yield
 
 
 def shard_stage(

@@ -20,8 +20,10 @@ from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program import Program
+from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.experiment import Feed, prepare
+from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.measuring import Clock, total_loss
 from entrain_bench.train.messages.control import gather_values, planning_group
@@ -142,6 +144,17 @@ class VirtualPlanner(DipPlanner):
         degrees = next(job.degrees())
         layers = [partition_layers(np.ones(len(module.layers)), 2 * degrees.pp) for module in job.model.modules]
         return colocate(job, degrees, layers, [False] * len(layers))
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenAssigner:
+    """A sample a microbatch; all replicas but the last have one."""
+
+    def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
+        others = layout.modules[-1].dp - 1
+        sample = np.arange(len(shapes))
+        microbatch = np.maximum(sample - others, 0)
+        return same_microbatches(profile.job.model, shapes, np.minimum(sample, others), microbatch, microbatch)
 
 
 def compare(_: int, cases: list[tuple[str, str]], reference: Path) -> list[dict[str, float] | str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,19 +56,33 @@ class Published:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The published tensors by the names of a checkpoint."""
-        return {name: p.detach().clone() for own, model in self.models.items() for name, p in named(model, own)}
+        whole = (pair for own, model in self.models.items() for pair in named(model, own))
+        return {part: value for name, p in whole for part, value in by_expert(name, p.detach().clone())}
 
     def run(self) -> tuple[Tensor, Grads]:
         """A gradient of the output, and what the published model gives: output, gradients by the same names."""
         output = self.output()
         gradient = normal(np.random.default_rng(5), *output.shape) if output.dim() else torch.ones(())
         output.backward(gradient)
-        grads = {name: p.grad for own, model in self.models.items() for name, p in named(model, own)}
-        return gradient, {"output": output.detach(), **{name: grad for name, grad in grads.items() if grad is not None}}
+        whole = (pair for own, model in self.models.items() for pair in named(model, own))
+        grads = {part: grad for name, p in whole if p.grad is not None for part, grad in by_expert(name, p.grad)}
+        return gradient, {"output": output.detach(), **grads}
 
 
 def named(model: torch.nn.Module, beginning: str = "") -> list[tuple[str, torch.nn.Parameter]]:
     return [(beginning + name, parameter) for name, parameter in model.named_parameters()]
+
+
+def by_expert(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a checkpoint that ``transformers`` holds in one: gates and ups, or downs, of all experts."""
+    before, fused, kind = name.partition(".experts.")
+    if not fused:
+        yield name, value
+        return
+    kinds = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+    for number, rows in enumerate(value):
+        for own, part in zip(kinds, rows.chunk(len(kinds)), strict=True):
+            yield f"{before}{fused}{number}.{own}.weight", part
 
 
 def spec_of(**modules: dict[str, Any]) -> ModelSpec:
@@ -92,13 +106,23 @@ def randomised(model: torch.nn.Module, seed: int = 0, std: float = 0.1) -> torch
 
 
 def text_model(kind: str) -> Published:
-    """Qwen2.5 (biases, theta of a million, tied embeddings) or Llama 3.1 (scaled frequencies, untied)."""
+    """Qwen2.5 (biases, tied embeddings), Qwen3-MoE (dense block, norms of heads) or Llama 3.1 (scaled frequencies)."""
     torch.manual_seed(0)
     if kind == "qwen25":
         rope = {"rope_type": "default", "rope_theta": 1e6}
         config = transformers.Qwen2Config(**TEXT, rms_norm_eps=1e-6, tie_word_embeddings=True, rope_parameters=rope)
         model = randomised(transformers.Qwen2ForCausalLM(config))
         spec = spec_of(llm=llm_config(qkv_bias=True, rope_theta=1e6, norm_epsilon=1e-6, tied_embeddings=True))
+    elif kind == "qwen3_moe":
+        rope = {"rope_type": "default", "rope_theta": 1e6}
+        mixture = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [1]}
+        config = transformers.Qwen3MoeConfig(
+            **TEXT, **mixture, norm_topk_prob=True, head_dim=16, rms_norm_eps=1e-6, rope_parameters=rope
+        )
+        model = randomised(transformers.Qwen3MoeForCausalLM(config))
+        experts = {"count": 8, "top_k": 2, "ffn_hidden_size": 32, "dense_layers": [1]}
+        values = module_config("tiny_moe_llm", **LLM, vocab_size=96, experts=experts)
+        spec = spec_of(llm=values)
     else:
         rope = {"rope_type": "llama3", "rope_theta": 5e5, "original_max_position_embeddings": 32, **LLAMA3}
         config = transformers.LlamaConfig(**TEXT, rms_norm_eps=1e-5, tie_word_embeddings=False, rope_parameters=rope)
@@ -280,6 +304,7 @@ def qwen25vl(folder: Path, groups: StageGroups) -> dict[str, float]:
 CASES: dict[str, Callable[[], Published]] = {
     "qwen25": lambda: text_model("qwen25"),
     "llama31": lambda: text_model("llama31"),
+    "qwen3_moe": lambda: text_model("qwen3_moe"),
     "qwen25vl_vision": qwen_vision,
     "siglip": siglip,
     "whisper": whisper,

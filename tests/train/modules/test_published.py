@@ -40,6 +40,7 @@ FAULTS: list[tuple[str, str, dict[str, Any]]] = [
     ("qwen25", "llm", {"rope_theta": 500_000.0}),
     ("qwen25", "llm", {"norm_epsilon": 1e-3}),
     ("llama31", "llm", {"rope_scaling": None}),
+    ("qwen3_moe", "llm", {"rope_theta": 1e4}),
     ("qwen25vl_vision", "vision", {"window_tokens": 64}),
     ("qwen25vl_vision", "vision", {"full_attention_layers": [1]}),
     ("siglip", "vision", {"activation": "gelu"}),

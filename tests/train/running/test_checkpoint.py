@@ -99,6 +99,11 @@ OTHERS = {
     "fsdp": ("strategy=fsdp", "layout.tp=1", "layout.dp=4", "layout.pp=null"),
     "first": (),
 }
+EXPERTS = {
+    "ep4": ("model=tiny_moe", "layout.dp=4", "layout.pp=1", "layout.ep=4"),
+    "ep2": ("model=tiny_moe", "layout.ep=2"),
+    "first": ("model=tiny_moe", "layout.ep=1"),
+}
 
 
 _resume = Checkpoints.resume
@@ -126,21 +131,25 @@ def _from_layout_to_layout(_: int, configs: dict[str, str], folder: Path) -> lis
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"),
+    ("others", "dtype", "tolerance"),
     [
-        pytest.param("float32", 1e-5, marks=pytest.mark.wide),
-        pytest.param("bfloat16", 2e-2, marks=pytest.mark.slow),
+        pytest.param(OTHERS, "float32", 1e-5, marks=pytest.mark.wide),
+        pytest.param(EXPERTS, "float32", 1e-5, marks=pytest.mark.wide),
+        pytest.param(OTHERS, "bfloat16", 2e-2, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_resumes_under_another_layout_and_unpickles_no_file(tmp_path: Path, dtype: str, tolerance: float) -> None:
+def test_a_run_resumes_under_another_layout_and_unpickles_no_file(
+    tmp_path: Path, others: dict[str, tuple[str, ...]], dtype: str, tolerance: float
+) -> None:
     common = (*DISJOINT, "distributed_optimizer=true", f"harness.dtype={dtype}")
-    configs = {name: configuration(*common, *changes) for name, changes in OTHERS.items()}
+    configs = {name: configuration(*common, *changes) for name, changes in others.items()}
     whole, moving = run_ranks(_from_layout_to_layout, 4, configs, tmp_path, stay=False)[0]
-    assert len(moving) == 2 * len(OTHERS)
+    assert len(moving) == 2 * len(others)
     for key in ("loss", "grad_norm"):
         assert [row[key] for row in moving] == pytest.approx([row[key] for row in whole], rel=tolerance), key
-    assert (tmp_path / "moving" / "iteration_00000008" / "meta.json").exists()
-    assert [path.name for path in (tmp_path / "moving").iterdir()] == ["iteration_00000008"]
+    last = f"iteration_{2 * len(others):08d}"
+    assert (tmp_path / "moving" / last / "meta.json").exists()
+    assert [path.name for path in (tmp_path / "moving").iterdir()] == [last]
 
 
 @pytest.mark.wide

@@ -11,7 +11,7 @@ from entrain_bench.base.errors import IncompatibleError
 from entrain_bench.config.tree import choices
 from entrain_bench.program import Program
 from entrain_bench.run.experiment import prepare
-from entrain_bench.train.messages.rank_plan import block_of, lane_of_rank, places_of
+from entrain_bench.train.messages.rank_plan import block_of, lane_of_rank, places_of, plan_rank
 from entrain_bench.train.running.runtime import build_runtime
 from support.train.parity import FAULTS, RANKS, SPLIT, check, errors, reference_of
 from support.train.runs import AUDIO, CPU, config_from_json, configuration, program_of
@@ -91,9 +91,28 @@ WIDTHS = {
     "flexsp": ("strategy=flexsp",),
     "flexsp_recomputed": ("strategy=flexsp", "layout.recompute=[vision,llm]"),
 }
+# Experts on every rank, and divided: in pipelines, under TP and CP, recomputed, with cut optimizer states.
+EP_PP = ("layout.tp=1", "layout.pp=2", "layout.dp=2", "layout.ep=2")
+EP_DP = ("layout.tp=1", "layout.dp=4", "microbatch_size=1")
+UNEVEN = "strategy.assigner._target_=support.train.parity.UnevenAssigner"
+EXPERTS = {
+    "ep1": (*SAMPLES["single"], "layout.ep=1"),
+    "ep1_pp2": (*DEGREES["pp2_dp2"], "layout.ep=1"),
+    "ep2": (*EP_DP, "layout.ep=2"),
+    "ep4": (*EP_DP, "layout.ep=4"),
+    "ep2_sharded_optimizer": (*EP_DP, "layout.ep=2", "distributed_optimizer=true"),
+    "ep4_recomputed": (*EP_DP, "layout.ep=4", "layout.recompute=[vision,llm]"),
+    "ep2_pp2": EP_PP,
+    "ep2_pp2_sharded_optimizer": (*EP_PP, "distributed_optimizer=true"),
+    "ep2_tp2": ("layout.tp=2", "layout.dp=2", "layout.ep=2"),
+    "ep4_uneven": (*EP_DP, "layout.ep=4", UNEVEN),
+    "ep2_pp2_uneven": (*EP_PP, "microbatch_size=1", "distributed_optimizer=true", UNEVEN),
+    "ep4_cp2": ("layout.tp=1", "layout.cp=2", "layout.dp=2", "layout.ep=4"),
+}
 FEW_WIDTHS: list[Case] = [("", name, "") for name in ("sliced", "hybrid_cp_pp2", "flexsp")]
-LAYOUTS = DEGREES | VIRTUAL | SETTINGS | STAGES | SAMPLES | SHARDED | SCHEDULES | WIDTHS
+LAYOUTS = EXPERTS | DEGREES | VIRTUAL | SETTINGS | STAGES | SAMPLES | SHARDED | SCHEDULES | WIDTHS
 TINY = ("model=tiny",)
+MIXTURE = ("model=tiny_moe", "model.modules.vision.num_layers=2", "model.modules.vision.full_attention_layers=[1]")
 MODELS = {"one_encoder": TINY, "two_encoders": ("model=tiny_av", AUDIO)}
 QUICK: list[Case] = [
     ("entrain", "pp2_dp2", SPLIT),
@@ -101,6 +120,23 @@ QUICK: list[Case] = [
     ("hetero_colocated", "sharded_optimizer", ""),
     ("fsdp", "single", ""),
     ("megatron", "cp4_pack", ""),
+]
+WITH_EXPERTS: list[Case] = [
+    ("megatron", "ep1_pp2", ""),
+    ("megatron", "ep2_pp2", ""),
+    ("megatron", "ep2_pp2_sharded_optimizer", SPLIT),
+    ("entrain", "ep1_pp2", ""),
+    ("entrain", "ep2_pp2", SPLIT),
+    ("hetero_colocated", "ep2_tp2", ""),
+    ("hetero_colocated", "ep4_cp2", ""),
+    ("hetero_colocated", "ep2_sharded_optimizer", ""),
+    ("fsdp", "ep1", ""),
+    ("braid", "ep1", ""),
+    ("braid", "ep2", ""),
+    ("braid", "ep4", ""),
+    ("lpt", "ep4_recomputed", ""),
+    ("lpt", "ep4_uneven", ""),
+    ("lpt", "ep2_pp2_uneven", ""),
 ]
 # With make test-wide; the rest is for make test-slow.
 USUAL: dict[str, list[Case]] = {
@@ -180,6 +216,24 @@ def test_strategies_train_like_one_process(model: str, reference: Path) -> None:
 def test_every_kind_of_sharding_trains_like_one_process(model: str, reference: Path) -> None:
     cases = [("fsdp", kind, "") for kind in SHARDED] + [("lpt", "zero2", ""), ("megatron", "zero3", "")]
     assert check(configured(cases, MODELS[model]), reference) == len(cases)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("case", "ep"), [("ep4_uneven", 4), ("ep2_pp2_uneven", 2)])
+def test_ranks_without_a_sample_take_part_in_passes_of_their_experts(case: str, ep: int) -> None:
+    program = program_under(*MIXTURE, "strategy=lpt", *EXPERTS[case])
+    assert program.layout.modules[-1].ep == ep
+    steps = [[step.is_empty for step in plan_rank(program, rank).steps] for rank in range(RANKS)]
+    # 8 samples: of 5 or 7 microbatches all replicas but one have the first alone.
+    missed = 2 * (8 - program.layout.modules[-1].dp)
+    assert sorted(map(sum, steps)) == sorted([missed, missed, missed, 0] if ep == 4 else [missed, missed, 0, 0])
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(600)
+def test_experts_train_like_one_process(tmp_path: Path) -> None:
+    reference = reference_of(configuration(*MIXTURE), tmp_path)
+    assert check(configured(WITH_EXPERTS, MIXTURE), reference) == len(WITH_EXPERTS)
 
 
 @pytest.mark.wide
