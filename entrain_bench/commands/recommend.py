@@ -38,6 +38,7 @@ from entrain_bench.answers.recommend.recommendation import (
     recommend,
     spent_s,
 )
+from entrain_bench.answers.recommend.script import train_script
 from entrain_bench.answers.recommend.settings import FRAMEWORKS, Settled, command_lines, megatron_flags
 from entrain_bench.answers.recommend.strategy_race import ROUNDS, Raced, StrategyRace, race, settle
 from entrain_bench.answers.sentences import notices
@@ -58,6 +59,7 @@ from entrain_bench.records.keys import workload_of
 from entrain_bench.records.records import Record, Results, labels_of
 from entrain_bench.run.parallel import num_processes
 from entrain_bench.run.study import Output, Study
+from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec
 
 EXIT_NO_RESULT = 2
@@ -128,6 +130,10 @@ def main(request: Request[Keys]) -> int:
         }
         lines = answer_lines(answer, {"settings": settings, "omitted": asked.omitted, "error": MODEL_ERROR}, width)
         _print(lines)
+        if SUITE in plans and is_reference(asked.config.model["name"]):
+            cluster = ClusterSpec.from_config(asked.config.cluster)
+            script = train_script(answer.replies[SUITE].plan, plans[SUITE], cluster, f"{files.job}-train.py")
+            plans["script"] = files.write("-train.py", script)
         plans["answer"] = files.write(".txt", "\n".join([*lines, ""]))
         say(f"written: {listing([str(path) for path in plans.values()])}")
     else:

@@ -33,24 +33,43 @@ class Rows(Protocol):
         """A row."""
 
 
+def messages_of(row: Any) -> list[Message]:
+    """The conversation of a row: its ``messages``, whose image parts without an image take the next of ``images``."""
+    images = iter(row.get("images") or ())
+
+    def filled(part: Mapping[str, Any]) -> dict[str, Any]:
+        # Data sets of Arrow give every part all keys of the others.
+        given = {key: value for key, value in part.items() if value is not None}
+        is_open = given["type"] == "image" and not {"image", "url", "path"} & given.keys()
+        return given | {"image": next(images)} if is_open else given
+
+    return [
+        {**message, "content": [filled(part) for part in message["content"]]}
+        if not isinstance(message["content"], str)
+        else message
+        for message in row["messages"]
+    ]
+
+
 class Chats:
     """Samples of a data set in a new random order every epoch.
 
     ``messages`` turns a row into a conversation as ``processor.apply_chat_template`` takes it, with images and sounds
-    in the contents. Only tokens of answers are labelled. A row that cannot be read or has no answer is bad:
-    ``on_bad_sample`` skips it, takes the next readable row in its place, or fails. All ranks decide alike; ``counts``
-    says how often.
+    in the contents (default: ``messages_of``). Only tokens of answers are labeled. A row that cannot be read or has no
+    answer is bad: ``on_bad_sample`` skips it, takes the next readable row in its place, or fails. All ranks decide the
+    same; ``counts`` says how often.
     """
 
     def __init__(
         self,
         rows: Rows,
         processor: Any,
-        messages: Callable[[Any], Sequence[Message]] = lambda row: row["messages"],
+        messages: Callable[[Any], Sequence[Message]] | None = None,
         on_bad_sample: str = FAIL,
     ) -> None:
         require(on_bad_sample in ON_BAD_SAMPLE, "on_bad_sample", on_bad_sample, f"one of {', '.join(ON_BAD_SAMPLE)}")
-        self.rows, self.processor, self.messages, self.on_bad_sample = rows, processor, messages, on_bad_sample
+        self.rows, self.processor, self.on_bad_sample = rows, processor, on_bad_sample
+        self.messages = messages or messages_of
         self.counts: Counter[str] = Counter()
         self._family: Family | None = None
         self._kept: OrderedDict[int, Sample] = OrderedDict()
@@ -104,7 +123,7 @@ class Chats:
         return self._family
 
     def num_labelled(self, shapes: SampleShapes) -> int:
-        """Labelled tokens of the last batch."""
+        """Labeled tokens of the last batch."""
         return sum(self._labelled[int(name)] for name in shapes.sample_ids)
 
     def sample(self, identity: int) -> Sample:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel
@@ -32,11 +31,10 @@ from entrain_bench.train.messages.rank_plan import (
 )
 from entrain_bench.train.messages.transfers import Channels, Transfers, cut_rows, gather_rows
 from entrain_bench.train.runner.families import Family, family_of
+from entrain_bench.train.runner.gradients import Gradients, local_part
 from entrain_bench.train.runner.parallel import shard_weights, split_weights
 from entrain_bench.train.runner.samples import Item, Sample, TokenBatch
 from entrain_bench.train.runner.stages import Share, Stage, Stages
-
-BUCKET_NUMBERS = 2**25  # of gradients that are summed at once
 
 
 @dataclass(slots=True)
@@ -74,9 +72,7 @@ class Engine:
         everyone = list(range(dist.get_world_size()))
         self._channels = Channels(lambda: dist.new_group(everyone), self.device)
         self.stages: dict[tuple[int, int], Stage] = {}
-        self._sums: dict[str, tuple[int, ...]] = {}
-        self._partial: list[tuple[str, tuple[int, ...]]] = []
-        self._sharded: list[FSDPModule] = []
+        self._gradients = Gradients(self._groups, device)
         self._keeps_weights = any(
             placed.scatters and (placed.keeps_weights or not placed.sharded) for placed in self.layout.modules
         )
@@ -136,11 +132,9 @@ class Engine:
             stage.recomputes = placed.recompute
             self.stages[index, number] = stage
             for layer in layers:
-                for name in (
-                    ()
-                    if module.layers[layer].learns
-                    else self._stages.names(range(layer, layer + 1), is_encoder=module.is_encoder)
-                ):
+                if module.layers[layer].learns:
+                    continue
+                for name in self._stages.names(range(layer, layer + 1), is_encoder=module.is_encoder):
                     model.get_parameter(name).requires_grad_(False)
         self._stages.keep([*self.stages.values()])
         self._stages.model.to(self.device)
@@ -152,22 +146,28 @@ class Engine:
     def _distribute(self, placed: ModuleLayout, number: int, stage: Stage) -> None:
         """Note which ranks sum each gradient; split or shard weights."""
         holders = next(ranks for ranks in _holders(placed, number) if self.rank in ranks)
-        self._sums |= dict.fromkeys(stage.names, holders)
-        if placed.tp > 1 and not stage.is_encoder:
+        gradients = self._gradients
+        gradients.sums |= dict.fromkeys(stage.names, holders)
+        if placed.tp > 1 and stage.is_encoder:
+            gradients.copied |= dict.fromkeys(stage.names, placed.tp)
+        elif placed.tp > 1:
             block = next(
                 block for block in placed.ranks[:, number].reshape(-1, placed.tp).tolist() if self.rank in block
             )
             ranks = tuple(block)
             names = split_weights(self.family, stage, self._groups[ranks], self.device.type)
-            self._partial += [(name, ranks) for name in names]
+            gradients.partial |= dict.fromkeys(names, ranks)
+            gradients.copied |= {
+                name: placed.tp for name, parameter in stage.named_parameters() if not isinstance(parameter, DTensor)
+            }
         if placed.scatters:
             group = self._groups.get(holders)
             if group is not None:
                 regathers = not self._keeps_weights
-                self._sharded += shard_weights(self.family, stage, group, self.device.type, regathers=regathers)
+                gradients.sharded += shard_weights(self.family, stage, group, self.device.type, regathers=regathers)
         tied = self._stages.tied
         if tied in stage.names:
-            self._sums[tied] = next(ranks for ranks in _holders(placed, 0, placed.pp - 1) if self.rank in ranks)
+            gradients.sums[tied] = next(ranks for ranks in _holders(placed, 0, placed.pp - 1) if self.rank in ranks)
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """This rank's learning parameters, by the model's names."""
@@ -182,61 +182,13 @@ class Engine:
             groups.setdefault(isinstance(parameter, DTensor), []).append(parameter)
         return [{"params": groups[kind]} for kind in sorted(groups)]
 
-    def _sum_gradients(self) -> None:
-        for part in self._sharded:
-            part.reshard()
-        for _, parameter in self.named_parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        by_group: dict[tuple[int, ...], list[Tensor]] = {}
-        model = self._stages.model
-        for name, ranks in self._partial:
-            by_group.setdefault(ranks, []).append(_local(model.get_parameter(name).grad))
-        self._all_reduce(by_group)
-        by_group = {}
-        sharded = self._sharded_parameters()
-        for name, parameter in self.named_parameters():
-            if len(self._sums[name]) > 1 and parameter not in sharded:
-                by_group.setdefault(self._sums[name], []).append(_local(parameter.grad))
-        self._all_reduce(by_group)
-
-    def _all_reduce(self, by_group: Mapping[tuple[int, ...], Sequence[Tensor]]) -> None:
-        for ranks in sorted(by_group):
-            waiting: list[Tensor] = []
-            for gradient in [*by_group[ranks], None]:
-                full = sum(each.numel() for each in waiting) >= BUCKET_NUMBERS
-                if waiting and (gradient is None or full):
-                    flat = torch.cat([each.reshape(-1) for each in waiting])
-                    dist.all_reduce(flat, group=self._groups[ranks])
-                    for each, summed in zip(waiting, flat.split([each.numel() for each in waiting]), strict=True):
-                        each.copy_(summed.view_as(each))
-                    waiting = []
-                if gradient is not None:
-                    waiting.append(gradient)
-
     def clip_grad_norm_(self, limit: float) -> float:
         """Scale gradients to a norm of at most ``limit`` over the whole model; returns the norm before."""
-        sharded = self._sharded_parameters()
-        square = torch.zeros((), dtype=torch.float64, device=self.device)
-        for name, parameter in self.named_parameters():
-            copies = 1 if parameter in sharded else len(self._sums[name])
-            whole = self._tp_of(name) if not isinstance(parameter, DTensor) else 1
-            square += _local(parameter.grad).double().square().sum() / (copies * whole)
-        dist.all_reduce(square)
-        norm = float(square.sqrt())
+        norm = self._gradients.norm(dict(self.named_parameters()))
         if norm > limit:
             for _, parameter in self.named_parameters():
-                _local(parameter.grad).mul_(limit / norm)
+                local_part(parameter.grad).mul_(limit / norm)
         return norm
-
-    def _sharded_parameters(self) -> set[Parameter]:
-        """Parameters whose gradients FSDP2 sums."""
-        return {parameter for part in self._sharded for parameter in part.parameters()}  # type: ignore[attr-defined]
-
-    def _tp_of(self, name: str) -> int:
-        """Ranks of a tensor parallel group, of which each has this whole parameter."""
-        index = next(index for (index, _), stage in self.stages.items() if name in stage.names)
-        return self.layout.modules[index].tp
 
     def share_of(self, step: Step) -> Share | None:
         """The ranks that compute a chunk together with this one, each a part of the tokens; None for no others."""
@@ -257,14 +209,16 @@ class Engine:
     ) -> list[tuple[int, Tensor]]:
         """Run this rank's passes; returns action and loss of its last passes of the LLM.
 
-        ``content`` reads a sample by its identity. Losses are divided by the batch's labelled tokens, and gradients are
+        ``content`` reads a sample by its identity. Losses are divided by the batch's labeled tokens, and gradients are
         those of their sum over all ranks.
         """
-        for part in self._sharded if self._keeps_weights else ():
+        for part in self._gradients.sharded if self._keeps_weights else ():
             # Now, on all ranks: some may have no pass at first.
             part.unshard()
         losses = _Passes(self, program, content, num_labelled, clock).run()
-        self._sum_gradients()
+        for part in self._gradients.sharded:
+            part.reshard()
+        self._gradients.add_up(dict(self.named_parameters()))
         return losses
 
 
@@ -423,11 +377,6 @@ def _holders(placed: ModuleLayout, *stages: int) -> list[tuple[int, ...]]:
     """Ranks that hold the same part of the weights of stages, in sets."""
     parts = [placed.ranks[:, stage].reshape(-1, placed.tp) for stage in stages]
     return [tuple(sorted({int(rank) for part in parts for rank in part[:, index]})) for index in range(placed.tp)]
-
-
-def _local(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _key(step: Step) -> tuple[int, int, int]:

@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.masking_utils import create_bidirectional_mask
 
 from entrain_bench.base.errors import unknown_choice
 from entrain_bench.train.runner.samples import Item, Sample, TokenBatch, joined_inputs
 
 
 class Family:
-    """A model with one encoder: Qwen2.5-VL's names, and what differs elsewhere.
+    """A model with one encoder: names and methods of Qwen2.5-VL, to be overridden for others.
 
     All names of modules and parameters begin at the whole model, which has ``lm_head`` and, in ``model``, the rest.
     """
@@ -52,7 +53,7 @@ class Family:
         return torch.cat([_rows(column) for column in columns], dim=1)
 
     def is_placeholder(self, ids: Tensor) -> Tensor:
-        """Which tokens are replaced by projected ones."""
+        """Whether each token is replaced by a projected one."""
         return torch.isin(ids, torch.tensor([getattr(self.config, name) for name in self.placeholders]).to(ids))
 
     def text_inputs(self, batch: TokenBatch, embeds: Tensor) -> dict[str, Any]:  # noqa: ARG002
@@ -198,7 +199,7 @@ class Gemma3(TiledFamily):
 
 
 class Qwen2Audio(TiledFamily):
-    """Qwen2-Audio: half a minute of sound in Whisper's encoder, silence included; its tokens are averaged in pairs."""
+    """Qwen2-Audio: half a minute of sound in Whisper's encoder, whose tokens are averaged in pairs."""
 
     modality = "audio"
     encoder = ("model.audio_tower", "model.multi_modal_projector")
@@ -219,9 +220,12 @@ class Qwen2Audio(TiledFamily):
         """Projected tokens of sounds, without those of the padding."""
         inputs = joined_inputs(items, device)
         tower = self.part("model.audio_tower")
-        states = tower(inputs["input_features"], attention_mask=None).last_hidden_state
+        heard, counts = tower._get_feat_extract_output_lengths(inputs["feature_attention_mask"].sum(-1))
+        blank = torch.zeros(len(items), tower.config.max_source_positions, 1, dtype=tower.dtype, device=device)
+        is_heard = torch.arange(blank.shape[1], device=device) < heard[:, None]
+        mask = create_bidirectional_mask(tower.config, blank, is_heard.long())
+        states = tower(inputs["input_features"], attention_mask=mask).last_hidden_state
         projected: Tensor = self.part("model.multi_modal_projector")(states)
-        _, counts = tower._get_feat_extract_output_lengths(inputs["feature_attention_mask"].sum(-1))
         return projected[torch.arange(projected.shape[1], device=device) < counts[:, None]]
 
 

@@ -37,7 +37,7 @@ class Samples(Protocol):
         """The content of a sample of a batch, by ``SampleShapes.sample_ids``."""
 
     def num_labelled(self, shapes: SampleShapes) -> int:
-        """Labelled tokens of a batch."""
+        """Labeled tokens of a batch."""
 
 
 class ProgramRunner(Engine):
@@ -77,7 +77,7 @@ class ProgramRunner(Engine):
     def step(self, iteration: int) -> float:
         """Run forwards and backwards of an iteration; gradients are those of the returned loss, the same on all ranks.
 
-        The loss is the mean over the labelled tokens of the global batch.
+        The loss is the mean over the labeled tokens of the global batch.
         """
         shapes = self.samples.batch(iteration, self.job.global_batch, self.seed)
         self.job.model.check_shapes(shapes)
@@ -97,7 +97,7 @@ def _program(feed: Feed, shapes: SampleShapes) -> Program:
 
 
 def _of_first_rank(make: Callable[[], Any] | None) -> Any:
-    """What rank 0, which alone can make it, makes; its exception on all ranks."""
+    """Return an object that only rank 0 makes on all ranks, or raise its exception there."""
     made: list[Any] = [None]
     if make is not None:
         try:

@@ -47,7 +47,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Text tokens, tokens of each item in encoder and LLM, and labelled tokens of a sample."""
+    """Text tokens, tokens of each item in encoder and LLM, and labeled tokens of a sample."""
 
     text_tokens: int
     items: tuple[tuple[str, int, int], ...]

@@ -1,7 +1,7 @@
 """Stages of a Hugging Face model: its own forward, of which only a stage's blocks run, by a rank that holds no others.
 
-Blocks before the stage hand on what they get, the first one of the stage takes what the stage before sent, and the
-first one after it ends the forward. Masks, positions and indices of layers are therefore the model's own.
+Blocks before the stage return their input. The first block of the stage takes the states that the stage before sent,
+and the first block after it ends the forward. Masks, positions and indices of layers are therefore the model's own.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ AttentionMaskInterface.register(SHARED, sdpa_mask)
 
 
 class Stages:
-    """Makes stages of one model, whose blocks it wraps; a rank ``keeps`` what its stages hold."""
+    """Makes stages of one model, whose blocks it wraps."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
@@ -121,7 +121,7 @@ class Stages:
         return next(name for name, parameter in self.model.named_parameters() if parameter is words)
 
     def stage(self, layers: range, *, is_encoder: bool) -> Stage:
-        """A stage by its layers: 0 is the embedding, the last one what follows all blocks."""
+        """A stage by its layers: 0 is the embedding, the last one follows all blocks."""
         return Stage(self, layers, is_encoder=is_encoder)
 
     def names(self, layers: range, *, is_encoder: bool) -> list[str]:
@@ -143,7 +143,7 @@ class Stages:
         return names
 
     def carried(self, block: int, *, is_encoder: bool) -> list[int]:
-        """What a stage hands on with states: taps of the encoder, or numbers of features that the LLM adds yet."""
+        """Features that stages hand on: taps of the encoder, or numbers of those that the LLM still adds."""
         if is_encoder:
             return [tap for tap in self.family.taps if tap < block - 1]
         return [*range(block, self.family.depth)]
@@ -260,7 +260,7 @@ class Stage(nn.Module):
         return self._loss(states, batch, share)
 
     def _loss(self, states: Tensor, batch: TokenBatch, share: Share | None) -> Tensor:
-        """The summed loss of labelled tokens, of which ranks that share them take some each."""
+        """The summed loss of labeled tokens, of which ranks that share them take some each."""
         following = functional.pad(batch.labels[:, 1:], (0, 1), value=UNLABELLED)
         places = (following != UNLABELLED).nonzero(as_tuple=True)
         if share is not None:
@@ -276,7 +276,7 @@ def _placed(features: Tensor | None, like: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _passing(index: int, num_blocks: int, block: Callable[..., Any]) -> Callable[..., Any]:
-    """A block's forward that asks the running stage what to do; without one, the block."""
+    """A block's forward inside of a running stage; without one, the block's own."""
 
     def forward(hidden: Tensor, *args: Any, **options: Any) -> Any:
         run = _RUN.get(None)

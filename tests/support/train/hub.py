@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import transformers
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
@@ -282,3 +284,55 @@ def run_rank(
 def _whole(gradient: Any) -> np.ndarray[Any, Any]:
     whole = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
     return np.array(whole.detach())
+
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|im_start|>", "<|im_end|>")
+
+
+def tiny_processor() -> Any:
+    """A processor of Qwen2.5-VL whose tokens are characters."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    characters = "?" + "\n abcdefghijklmnopqrstuvwxyz0123456789.,"
+    words = {character: index for index, character in enumerate(characters)}
+    words |= {mark: PLACEHOLDER + index for index, mark in enumerate(MARKS)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        additional_special_tokens=[*MARKS],
+        pad_token="?",  # noqa: S106
+    )
+    sizes = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2}
+    limits = {"shortest_edge": 64, "longest_edge": 1024}
+    return transformers.Qwen2_5_VLProcessor(
+        transformers.Qwen2VLImageProcessor(**sizes, size=limits),
+        fast,
+        transformers.Qwen2VLVideoProcessor(**sizes, size=limits),
+        chat_template=TEMPLATE,
+    )
+
+
+def conversations(count: int, bad: Sequence[int] = ()) -> list[dict[str, Any]]:
+    """Rows with pictures of different sizes, one or two answers, and undecodable pictures in some."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(count):
+        picture = io.BytesIO()
+        pixels = rng.integers(0, 256, (int(rng.integers(8, 40)), int(rng.integers(8, 40)), 3), np.uint8)
+        Image.fromarray(pixels).save(picture, "png")
+        data = b"no picture" if number in bad else picture.getvalue()
+        question = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": f"what is {number}"}]}
+        answer = {"role": "assistant", "content": [{"type": "text", "text": f"picture {number}" * (1 + number % 3)}]}
+        later = [
+            {"role": "user", "content": [{"type": "text", "text": "picture"}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "yes"}]},
+        ]
+        rows.append({"messages": [question, answer, *later[: 2 * (number % 2)]], "images": [{"bytes": data}]})
+    return rows
