@@ -38,7 +38,7 @@ from entrain_bench.answers.recommend.recommendation import (
     recommend,
     spent_s,
 )
-from entrain_bench.answers.recommend.script import train_script
+from entrain_bench.answers.recommend.script import launch_line, train_script
 from entrain_bench.answers.recommend.settings import FRAMEWORKS, Settled, command_lines, megatron_flags
 from entrain_bench.answers.recommend.strategy_race import ROUNDS, Raced, StrategyRace, race, settle
 from entrain_bench.answers.sentences import notices
@@ -128,12 +128,13 @@ def main(request: Request[Keys]) -> int:
             reader: [*_settings(runner, one, plans[reader], keys, request.config_dir, asked.config)]
             for reader, one in answer.replies.items()
         }
-        lines = answer_lines(answer, {"settings": settings, "omitted": asked.omitted, "error": MODEL_ERROR}, width)
-        _print(lines)
         if SUITE in plans and is_reference(asked.config.model["name"]):
             cluster = ClusterSpec.from_config(asked.config.cluster)
-            script = train_script(answer.replies[SUITE].plan, plans[SUITE], cluster, f"{files.job}-train.py")
+            script = train_script(answer.replies[SUITE].plan, plans[SUITE], cluster)
             plans["script"] = files.write("-train.py", script)
+            settings[SUITE].append(f"{launch_line(cluster)} {plans['script']} DATASET")
+        lines = answer_lines(answer, {"settings": settings, "omitted": asked.omitted, "error": MODEL_ERROR}, width)
+        _print(lines)
         plans["answer"] = files.write(".txt", "\n".join([*lines, ""]))
         say(f"written: {listing([str(path) for path in plans.values()])}")
     else:

@@ -21,33 +21,33 @@ from support.train.hub import conversations, save_config, tiny_model, tiny_proce
 
 RANKS = 2
 MOST_LINES = 40
-OVERRIDES = ("cluster.gpus_per_node=2", "cluster.tiers.0.num_ranks=2", "layout.tp=1", "tuning=own")
+OVERRIDES = ("layout.tp=1", "tuning=own")
 
 
 def plan_and_script(folder: Path) -> tuple[Path, str]:
     """A plan of two ranks for a tiny model, and its script."""
     save_config("qwen2_5_vl", folder)
-    job = PlannedJob(f"hf:{folder}", "synthetic", "tiny", 4, 2, 0, OVERRIDES)
+    job = PlannedJob(f"hf:{folder}", "synthetic", "2xa40", 4, 2, 0, OVERRIDES)
     config = eb.compose(
         "strategy=entrain",
         f"model={job.model}",
         "workload=synthetic",
-        "cluster=tiny",
+        "cluster=2xa40",
         "global_batch=4",
         "microbatch_size=2",
         *OVERRIDES,
     )
     layout = eb.prepare(config).plan()
     path = folder / "plan.yaml"
-    path.write_text(plan_text(TrainingPlan("entrain", (), job, layout, Expected(1.0, 1.0, 1.0, 1))))
     plan = TrainingPlan("entrain", (), job, layout, Expected(1.0, 1.0, 1.0, 1))
-    return path, train_script(plan, path, ClusterSpec.from_config(config.cluster), "train.py")
+    path.write_text(plan_text(plan))
+    return path, train_script(plan, path, ClusterSpec.from_config(config.cluster))
 
 
 def test_the_script_is_short_and_uses_public_names_only(tmp_path: Path) -> None:
     _, script = plan_and_script(tmp_path)
     assert len(script.splitlines()) <= MOST_LINES
-    assert "torchrun --nproc-per-node 2 train.py" in script
+    assert "torchrun --nproc-per-node 2 THIS_FILE" in script
     names = [line for line in script.splitlines() if line.startswith(("import", "from"))]
     assert [line for line in names if "entrain" in line] == [
         "import entrain_bench",
