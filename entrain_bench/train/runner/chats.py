@@ -96,7 +96,7 @@ class Chats:
             if self.on_bad_sample == FAIL:
                 name, cause = next(iter(bad.items()))
                 raise ExecutionError(
-                    f"row {name}: {cause}. To go on without it, use on_bad_sample={SKIP} or {SUBSTITUTE}"
+                    f"row {name}: {cause}. To continue without it, use on_bad_sample={SKIP} or {SUBSTITUTE}"
                 )
             self.counts[self.on_bad_sample] += len(bad)
             good |= {name: size for name, size in zip(names, sizes, strict=True) if not isinstance(size, str)}
@@ -127,7 +127,7 @@ class Chats:
         return sum(self._labelled[int(name)] for name in shapes.sample_ids)
 
     def sample(self, identity: int) -> Sample:
-        """A processed row; raises what reading it raises."""
+        """A processed row; raises the error of reading it."""
         if identity not in self._kept:
             self._kept[identity] = self._processed(self.rows[identity])
             if len(self._kept) > KEPT:
@@ -145,7 +145,7 @@ class Chats:
     def _size(self, name: int) -> Sizes | str:
         try:
             sizes = self.sample(name).sizes
-        # Whatever a decoder or a processor raises for a bad row.
+        # Decoders and processors raise errors of any kind for a bad row.
         except Exception as error:
             return f"{type(error).__name__}: {' '.join(str(error).split())}"
         return sizes if sizes.num_labelled else "no answer has a token"

@@ -39,7 +39,7 @@ from entrain_bench.train.runner.stages import Share, Stage, Stages
 
 @dataclass(slots=True)
 class _Graph:
-    """What a forward keeps for its backward; ``output`` is None if nothing learns."""
+    """Autograd state that a forward keeps for its backward; ``output`` is None if nothing learns."""
 
     leaf: Tensor | None
     output: GradientEdge | None

@@ -18,14 +18,14 @@ TOLERANCE = 1e-4
 # Two stages of the LLM where the strategy has pipelines; the others choose their layouts.
 STRATEGIES = {
     "megatron": ("layout.tp=1", "layout.pp=2", "layout.dp=2"),
-    "entrain": ("layout.tp=1",),
-    "disttrain": ("layout.tp=1",),
-    "dflop": ("layout.tp=1",),
+    "entrain": ("layout.tp=1", "layout.dp=null"),
+    "disttrain": ("layout.tp=1", "layout.dp=null"),
+    "dflop": ("layout.tp=1", "layout.dp=null"),
     "dip": ("layout.tp=1", "layout.pp=2", "layout.dp=2"),
-    "orchmllm": ("layout.tp=1",),
-    "braid": ("layout.tp=1",),
-    "fsdp": ("layout.tp=1",),
-    "hetero_colocated": ("layout.tp=1",),
+    "orchmllm": ("layout.tp=1", "layout.dp=null"),
+    "braid": ("layout.tp=1", "layout.dp=null"),
+    "fsdp": ("layout.tp=1", "layout.dp=null"),
+    "hetero_colocated": ("layout.tp=1", "layout.dp=null"),
 }
 SAMPLE = [
     ("qwen2_5_vl", "megatron"),

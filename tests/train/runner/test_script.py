@@ -21,7 +21,7 @@ from support.train.hub import conversations, save_config, tiny_model, tiny_proce
 
 RANKS = 2
 MOST_LINES = 40
-OVERRIDES = ("layout.tp=1", "tuning=own")
+OVERRIDES = ("layout.tp=1", "layout.pp=2", "layout.dp=1", "tuning=own")
 
 
 def plan_and_script(folder: Path) -> tuple[Path, str]:
@@ -29,7 +29,7 @@ def plan_and_script(folder: Path) -> tuple[Path, str]:
     save_config("qwen2_5_vl", folder)
     job = PlannedJob(f"hf:{folder}", "synthetic", "2xa40", 4, 2, 0, OVERRIDES)
     config = eb.compose(
-        "strategy=entrain",
+        "strategy=megatron",
         f"model={job.model}",
         "workload=synthetic",
         "cluster=2xa40",
@@ -39,7 +39,7 @@ def plan_and_script(folder: Path) -> tuple[Path, str]:
     )
     layout = eb.prepare(config).plan()
     path = folder / "plan.yaml"
-    plan = TrainingPlan("entrain", (), job, layout, Expected(1.0, 1.0, 1.0, 1))
+    plan = TrainingPlan("megatron", (), job, layout, Expected(1.0, 1.0, 1.0, 1))
     path.write_text(plan_text(plan))
     return path, train_script(plan, path, ClusterSpec.from_config(config.cluster))
 
