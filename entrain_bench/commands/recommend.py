@@ -48,7 +48,8 @@ def main(request: Request[Keys]) -> int:
         replies = found.replies(files, request.config_dir)
         lines = answer_lines(found.answer, replies, asked.omitted, width)
         _print(lines)
-        paths = [one.path for one in replies.values()] + [files.write(".txt", "\n".join([*lines, ""]))]
+        paths = [path for one in replies.values() for path in (one.path, one.script) if path]
+        paths.append(files.write(".txt", "\n".join([*lines, ""])))
         say(f"written: {listing([str(path) for path in paths])}")
     else:
         heading, *lines = found.reasons

@@ -103,7 +103,8 @@ class Composer:
             name := config.model["name"]
         ):
             raise UserError(
-                f"model={name}: can only be simulated. Use harness=simulate, or a model of experiments/model"
+                f"model={name}: can only be simulated. Use harness=simulate, a model of experiments/model, or the "
+                "training script that `entrain-bench recommend` writes"
             )
         return config
 

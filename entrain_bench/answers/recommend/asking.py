@@ -38,6 +38,7 @@ from entrain_bench.answers.recommend.recommendation import (
     recommend,
     spent_s,
 )
+from entrain_bench.answers.recommend.script import launch_line, train_script
 from entrain_bench.answers.recommend.settings import FRAMEWORKS, Settled, command_lines, megatron_flags
 from entrain_bench.answers.recommend.strategy_race import ROUNDS, Raced, StrategyRace, race, settle
 from entrain_bench.answers.statistics import mean_interval
@@ -53,6 +54,7 @@ from entrain_bench.config.schema import ASIDE, RunConfig
 from entrain_bench.program.plan_file import plan_text
 from entrain_bench.records.keys import workload_of
 from entrain_bench.records.records import Record, Results, labels_of
+from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.framework import UNPADDED
 from entrain_bench.specs.model import ModelSpec
 
@@ -215,7 +217,13 @@ class Answered:
         replies = dict[str, Reply]()
         for reader, one in self.answer.replies.items() if self.answer else ():
             path = files.write(f"-{reader}.yaml", plan_text(one.plan))
-            replies[reader] = replace(one, path=path, settings=[*self._settings(one, path, config_dir)])
+            settings = [*self._settings(one, path, config_dir)]
+            script = None
+            if reader == SUITE and is_reference(self.asked.config.model["name"]):
+                cluster = ClusterSpec.from_config(self.asked.config.cluster)
+                script = files.write("-train.py", train_script(one.plan, path, cluster))
+                settings.append(f"{launch_line(cluster)} {script} DATASET")
+            replies[reader] = replace(one, path=path, script=script, settings=settings)
         return replies
 
     def _settings(self, reply: Reply, path: Path, config_dir: str | None) -> Iterable[str]:

@@ -76,7 +76,7 @@ class Reply:
         gain: speedup over ``over`` at these seeds; None for that variant itself and without a result of it.
         sure: P(gain > 1) under the posterior; None without draws.
         ties: names of judged plans over which it has no lead that counts, nor they over it.
-        path, settings: the plan's file and the lines to type, once the plan is written.
+        path, script, settings: files of the plan and of training by it, and the lines to type, once they are written.
     """
 
     reader: str
@@ -90,6 +90,7 @@ class Reply:
     peak_bytes: float
     ties: Sequence[str]
     path: Path | None = None
+    script: Path | None = None
     settings: Sequence[str] = ()
 
 

@@ -1,0 +1,1 @@
+"""Any Hugging Face model under any strategy's program, by torch.distributed."""

@@ -1,0 +1,110 @@
+"""Trains a user's model by the programs of any strategy; data and optimizer are the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from entrain_bench.base.errors import UserError
+from entrain_bench.config.schema import RunConfig
+from entrain_bench.program import Program
+from entrain_bench.program.layout import check_layout
+from entrain_bench.program.validate import check_program
+from entrain_bench.run.experiment import Feed, prepare, shared_job
+from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.train.messages.control import portable
+from entrain_bench.train.runner.engine import Engine
+from entrain_bench.train.runner.families import Family
+from entrain_bench.train.runner.samples import Sample
+from entrain_bench.train.settings import refuse_generators
+
+
+class Samples(Protocol):
+    """Samples of a training stream, the same on all ranks."""
+
+    def bind(self, family: Family) -> None:
+        """Take the names of the model's parts."""
+
+    def batch(self, iteration: int, num_samples: int, seed: int) -> SampleShapes:
+        """The sizes of a batch; collective."""
+
+    def sample(self, identity: int) -> Sample:
+        """The content of a sample of a batch, by ``SampleShapes.sample_ids``."""
+
+    def num_labelled(self, shapes: SampleShapes) -> int:
+        """Labeled tokens of a batch."""
+
+
+class ProgramRunner(Engine):
+    """This rank's part of a training run; collective over all ranks."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: PreTrainedModel,
+        samples: Samples,
+        *,
+        family: Family | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """Plan, and leave this rank the weights of its stages only.
+
+        ``config`` is a run's (``entrain_bench.compose``), ``model`` has its initial weights on every rank.
+        ``UserError`` for a model that the configuration does not describe, ``IncompatibleError`` for an unsupported
+        layout.
+        """
+        self.job = shared_job(config).job
+        self.samples, self.seed = samples, config.seed
+        spec, cluster = self.job.model, self.job.cluster
+        refuse_generators(spec, "ProgramRunner")
+        if cluster.num_ranks != dist.get_world_size():
+            raise UserError(
+                f"cluster={cluster.name}: has {cluster.num_ranks} GPUs, but {dist.get_world_size()} ranks run"
+            )
+        # One rank plans and makes programs; all would find the same.
+        setting = None if dist.get_rank() else prepare(config)
+        layout = _of_first_rank(setting and setting.plan)
+        check_layout(layout, spec, cluster)
+        self._feed = setting and Feed(setting, layout, self.seed)
+        super().__init__(model, spec, layout, self.job.framework, family, device or torch.device("cpu"))
+        samples.bind(self.family)
+
+    def step(self, iteration: int) -> float:
+        """Run forwards and backwards of an iteration; gradients are those of the returned loss, the same on all ranks.
+
+        The loss is the mean over the labeled tokens of the global batch.
+        """
+        shapes = self.samples.batch(iteration, self.job.global_batch, self.seed)
+        self.job.model.check_shapes(shapes)
+        program = _of_first_rank(self._feed and partial(_program, self._feed, shapes))
+        losses = self.run(program, self.samples.sample, self.samples.num_labelled(shapes))
+        total = torch.zeros((), device=self.device)
+        for _, loss in losses:
+            total += loss
+        dist.all_reduce(total)
+        return float(total)
+
+
+def _program(feed: Feed, shapes: SampleShapes) -> Program:
+    program, _ = feed.program(shapes)
+    check_program(program)
+    return program
+
+
+def _of_first_rank(make: Callable[[], Any] | None) -> Any:
+    """Return an object that only rank 0 makes on all ranks, or raise its exception there."""
+    made: list[Any] = [None]
+    if make is not None:
+        try:
+            made = [make()]
+        except Exception as error:
+            made = [portable(error, "rank 0")]
+    dist.broadcast_object_list(made, 0)
+    if isinstance(made[0], Exception):
+        raise made[0]
+    return made[0]
