@@ -171,17 +171,14 @@ class MegatronPlanner(TrialOptions):
         if turns > 1 and model.generators:
             # A chain of virtual stages ends with the LLM.
             return
-        encoders_s, llm_s, generators_s = costs.slowest_s
-        tail = np.arange(min(1, len(generators_s) - 1), len(generators_s))
+        encoders_s, llm_s, generators_s = (seconds.tolist() for seconds in costs.slowest_s)
+        tail = range(min(1, len(generators_s) - 1), len(generators_s))
         for ahead in range(min(1, len(encoders_s) - 1), len(encoders_s)):
-            middle = places - ahead - tail
-            may = (middle >= 1) & (middle < len(llm_s))
-            if not may.any():
+            ends = [(places - ahead - behind, behind) for behind in tail if 1 <= places - ahead - behind < len(llm_s)]
+            if not ends:
                 continue
-            behind = tail[may]
-            middle = middle[may]
-            best = np.argmin(np.maximum(np.maximum(encoders_s[ahead], llm_s[middle]), generators_s[behind]))
-            counts = [ahead] * model.llm_index + [int(middle[best])] + [int(behind[best])] * len(model.generators)
+            middle, behind = min(ends, key=lambda end: max(encoders_s[ahead], llm_s[end[0]], generators_s[end[1]]))
+            counts = [ahead] * model.llm_index + [middle] + [behind] * len(model.generators)
             yield [splits[count - 1] for splits, count in zip(costs.splits, counts, strict=True)], True
 
     def _llm_split(self, costs: LayerCosts, stages: int) -> tuple[int, ...] | None:

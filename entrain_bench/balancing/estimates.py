@@ -217,6 +217,8 @@ class LayerProfile:
     _fits: dict[tuple[str, int, int], FloatArray] = field(init=False, default_factory=dict)
     _passes: dict[tuple[str, int, int, int], tuple[FloatArray, FloatArray]] = field(init=False, default_factory=dict)
     _packs: dict[tuple[str, int, int, bool], PackTimes] = field(init=False, default_factory=dict)
+    # Seconds that steps add to average microbatches, by layout (``ProgramTimes.step_s``).
+    steps_s: dict[tuple[object, ...], float] = field(init=False, default_factory=dict)
 
     def measure(self, module: ModuleSpec, lengths: IntArray, tp: int, cp: int) -> list[PassTimes]:
         """Return measured times of one layer of each kind on one packed microbatch with sequences of these lengths."""
