@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 quick: setup ## Compare Megatron and the three fastest strategies on two jobs, one seed: table, answer, picture, next steps
 	$(BENCH) figures quick
 
-figures: setup ## Execute missing runs; draw results/figures/*.{pdf,png,csv}, write claims and results
+figures: setup ## Execute missing runs; draw results/figures/*.{pdf,png,csv}, write results.md
 	$(BENCH) figures$(FOLDER)
 
 report: setup ## Write results/report.html and report.md: which strategy to use, and why (after make figures)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.program.assignment import Assignment
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.job import Degrees
+from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import Allowed, Count
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -65,8 +66,12 @@ class BraidPlanner:
         def layer_s(tp: int, cp: int) -> list[FloatArray]:
             return average_layer_s(single, samples, tp, cp)
 
+        @cache
+        def splits(tp: int, cp: int, pp: int, turns: int, again: tuple[bool, ...]) -> list[Split]:
+            return list_splits(profile.job.model, layer_s(tp, cp), pp, turns, again)
+
         def pipelines(turns: int, sized: Profile) -> Iterator[Candidate]:
-            return rising_candidates(chains(sized, layer_s, turns, later=make_program.chooses_recomputation))
+            return rising_candidates(chains(sized, splits, turns, later=make_program.chooses_recomputation))
 
         sets: list[Candidates] = [partial(pipelines, turns) for turns in self.virtual_stages]
         if self.widths:
@@ -86,36 +91,52 @@ def offers_with_widths(profile: Profile, batch: SampleShapes, make_program: Make
     return by_estimate(offers)
 
 
-def chains(
-    profile: Profile, layer_s: Callable[[int, int], list[FloatArray]], turns: int, *, later: bool
-) -> Iterator[Draft]:
-    """Return layouts of equal replicas, each a chain of stages that cycles over its ranks ``virtual_stages`` times.
+class Split(NamedTuple):
+    """Layers of stages that are in turn on the ranks of a pipeline."""
 
-    Their estimates add the busiest rank's seconds for mean samples (``layer_s`` of a TP and CP), fill and drain with
-    single samples, and the step. The assigner chooses the number of microbatches.
+    layers: Layers
+    leading: bool  # as for ``place_chain``
+    busiest_s: float  # seconds of a mean sample on the busiest rank
+    fill_s: float  # to fill and drain the pipeline with single samples
+
+
+def list_splits(
+    model: ModelSpec, layer_s: Sequence[FloatArray], pp: int, turns: int, again: Sequence[bool]
+) -> list[Split]:
+    """Return the balanced splits of a pipeline over ``pp`` ranks; ``layer_s`` are without recomputation."""
+    places = place_ranks(pp, turns)
+    module_s = [values * recompute_factor(remade) for values, remade in zip(layer_s, again, strict=True)]
+    splits = []
+    for layers, leading in even_layers(model, module_s, len(places)):
+        stage_s = np.zeros(len(places))
+        firsts = chain_starts(model, len(places), layers, leading)
+        for first, values, split in zip(firsts, module_s, layers, strict=True):
+            stage_s[first : first + len(split)] += stage_sums(values, split)
+        rank_s = np.bincount(places, weights=stage_s)
+        splits.append(Split(layers, leading, float(rank_s.max()), float((rank_s.sum() - rank_s.max()) / turns)))
+    return splits
+
+
+def chains(profile: Profile, splits: Callable[..., list[Split]], turns: int, *, later: bool) -> Iterator[Draft]:
+    """Return layouts of equal replicas, each a chain of stages that cycles over its ranks ``turns`` times.
+
+    Their estimates add the busiest rank's seconds for mean samples, fill and drain, and the step. ``splits`` are
+    ``list_splits`` at a TP and CP. The assigner chooses the number of microbatches.
     """
     job = profile.job
 
-    def place(passes_s: float, degrees: Degrees, layers: Layers, again: Sequence[bool], leading: bool) -> Candidate:
-        layout = replace(place_chain(job, degrees, layers, again, leading, turns), num_microbatches=1)
+    def place(passes_s: float, degrees: Degrees, split: Split, again: Sequence[bool]) -> Candidate:
+        layout = place_chain(job, degrees, split.layers, again, split.leading, turns)
+        layout = replace(layout, num_microbatches=1)
         return Candidate(passes_s + profile.programs.step_s(layout), layout)
 
     for degrees in job.degrees():
         if turns > 1 and degrees.pp == 1:
             continue
-        places = place_ranks(degrees.pp, turns)
-        seconds = layer_s(degrees.tp, degrees.cp)
         for again in recompute_choices(job, chosen_later=later):
-            module_s = [values * recompute_factor(remade) for values, remade in zip(seconds, again, strict=True)]
-            for layers, leading in even_layers(job.model, module_s, len(places)):
-                stage_s = np.zeros(len(places))
-                firsts = chain_starts(job.model, len(places), layers, leading)
-                for first, values, split in zip(firsts, module_s, layers, strict=True):
-                    stage_s[first : first + len(split)] += stage_sums(values, split)
-                rank_s = np.bincount(places, weights=stage_s)
-                fill_s = (rank_s.sum() - rank_s.max()) / turns
-                passes_s = float(job.global_batch / degrees.dp * rank_s.max() + fill_s)
-                yield Draft(passes_s, partial(place, passes_s, degrees, layers, again, leading))
+            for split in splits(degrees.tp, degrees.cp, degrees.pp, turns, again):
+                passes_s = float(job.global_batch / degrees.dp * split.busiest_s + split.fill_s)
+                yield Draft(passes_s, partial(place, passes_s, degrees, split, again))
 
 
 def has_room(profile: Profile, layout: Layout) -> bool:

@@ -7,15 +7,15 @@ deferral alone on others' microbatches, and 1F1B with split encoder backwards an
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import ceil
 from typing import ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import Candidate, by_estimate
+from entrain_bench.balancing.candidates import Candidate, Draft, rising_candidates
 from entrain_bench.balancing.fixed_jobs import default_job
 from entrain_bench.balancing.interface import Assigner, Drafter, MakeProgram, Observer
 from entrain_bench.balancing.lpt import fill_groups
@@ -96,8 +96,8 @@ class EntrainPlanner:
             stable = dict.fromkeys(usable, self._num_samples(profile, first))
             draw = cache(profile.samples.draw)
 
-        def candidates(sized: Profile) -> list[Candidate]:
-            return by_estimate(self._candidates(sized, stable, draw))
+        def candidates(sized: Profile) -> Iterator[Candidate]:
+            return rising_candidates(self._drafts(sized, stable, draw))
 
         layout = chosen_layout(profile, candidates, make_program, self.num_trials)
         llm = layout.modules[-1]
@@ -119,9 +119,15 @@ class EntrainPlanner:
             logger.warning("allocation still varies at %d samples; planning with those", num_samples)
         return num_samples
 
-    def _candidates(
+    def _drafts(
         self, profile: Profile, stable: Mapping[Degrees, int], draw: Callable[[int], SampleShapes]
-    ) -> Iterator[Candidate]:
+    ) -> Iterator[Draft]:
+
+        def place(
+            seconds: float, degrees: Degrees, layers: Sequence[tuple[int, ...]], recompute: Sequence[bool]
+        ) -> Candidate:
+            return Candidate(seconds, place_chain(profile.job, degrees, layers, recompute, leading=True))
+
         for degrees in profile.job.degrees():
             if degrees not in stable:
                 continue
@@ -132,8 +138,7 @@ class EntrainPlanner:
                 stages = self.encoder_stages, degrees.pp - self.encoder_stages
             for recompute in recompute_choices(profile.job):
                 seconds, layers = _estimate(profile, samples, degrees, stages, recompute)
-                layout = place_chain(profile.job, degrees, layers, recompute, leading=True)
-                yield Candidate(seconds, layout)
+                yield Draft(seconds, partial(place, seconds, degrees, layers, recompute))
 
 
 def _estimate(

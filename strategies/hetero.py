@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from entrain_bench.balancing.candidates import Candidate, by_estimate
+from entrain_bench.balancing.candidates import Candidate, Draft, rising_candidates
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.lpt import arrival_places, place_in_group
 from entrain_bench.balancing.options import TrialOptions
@@ -160,11 +160,22 @@ def _llm_degrees(job: Job, ranks: int) -> Iterator[Degrees]:
                 yield Degrees(tp, cp, pp, dp)
 
 
-def list_candidates(
-    profile: Profile, samples: SampleShapes, pairs: list[Pair], *, colocated: bool, offload: bool = False
-) -> Iterator[Candidate]:
-    """Every pair with every choice of recomputation, and of encoder offload in three phases with ``offload``."""
+def draft_pairs(
+    profile: Profile,
+    samples: SampleShapes,
+    pairs: Sequence[Pair],
+    *,
+    colocated: bool,
+    offload: bool = False,
+    again: bool = False,
+) -> Iterator[Draft]:
+    """Every pair with every choice of recomputation, and of encoder offload in three phases with ``offload``.
+
+    ``again``: only where all encoders recompute.
+    """
     job = profile.job
+    # The encoders' bf16 weights leave a rank and come back over the host link.
+    weight_bytes = 2 * BF16_BYTES * sum(module.parameters for module in job.model.encoders)
 
     @cache
     def split(index: int, num_samples: float, degrees: Degrees, turns: int = 1) -> tuple[tuple[int, ...], FloatArray]:
@@ -173,8 +184,30 @@ def list_candidates(
         layers = partition_layers(costs, turns * degrees.pp)
         return layers, stage_sums(costs, layers).reshape(turns, degrees.pp).sum(axis=0)
 
+    @cache
+    def placed(pair: Pair, layers: tuple[tuple[int, ...], ...]) -> tuple[Layout, float]:
+        plain = place_pair(job, pair, layers, [False] * len(layers), colocated=colocated)
+        return plain, profile.programs.step_s(plain)
+
+    def place(
+        seconds: float, pair: Pair, layers: tuple[tuple[int, ...], ...], recompute: Sequence[bool], away: bool
+    ) -> Candidate:
+        plain, step_s = placed(pair, layers)
+        modules = tuple(
+            replace(
+                own,
+                recompute=remade,
+                recompute_whole=pair.at_once and remade and module.is_encoder,
+                offload=away and module.is_encoder,
+                widths=item_widths(job, pair) if module.is_encoder and not away else (),
+            )
+            for module, own, remade in zip(job.model.modules, plain.modules, recompute, strict=True)
+        )
+        link_s = weight_bytes / pair.encoder.tp / job.cluster.device.host_bandwidth_bytes_per_s
+        return Candidate(seconds + step_s + (link_s if away else 0.0), replace(plain, modules=modules))
+
     for pair in pairs:
-        encoder, llm, turns, at_once, _ = pair
+        encoder, llm, turns, *_ = pair
         count = job.num_microbatches(llm.dp)
         if turns > 1 and (llm.pp == 1 or count % llm.pp or turns * llm.pp > len(job.model.llm.layers)):
             continue
@@ -185,27 +218,13 @@ def list_candidates(
             split(index, share, encoder) if module.is_encoder else split(index, job.microbatch_size, llm, turns)
             for index, module in enumerate(job.model.modules)
         ]
-        none = [False] * len(splits)
-        plain = place_pair(job, pair, [layers for layers, _ in splits], none, colocated=colocated)
-        step = profile.programs.step_s(plain)
-        choices = product(recompute_choices(job), [False, True] if three_phase and offload else [False])
-        for recompute, away in choices:
-            scaled = [stage * recompute_factor(again) for (_, stage), again in zip(splits, recompute, strict=True)]
+        layers = tuple(own for own, _ in splits)
+        for recompute, away in product(recompute_choices(job), [False, True] if three_phase and offload else [False]):
+            if again and not all(recompute[:-1]):
+                continue
+            scaled = [stage * recompute_factor(remade) for (_, stage), remade in zip(splits, recompute, strict=True)]
             seconds = estimate_s(np.sum(scaled[:-1], axis=0), scaled[-1], count, colocated=colocated, turns=turns)
-            modules = tuple(
-                replace(
-                    placed,
-                    recompute=again,
-                    recompute_whole=at_once and again and module.is_encoder,
-                    offload=away and module.is_encoder,
-                    widths=item_widths(job, pair) if module.is_encoder and not away else (),
-                )
-                for module, placed, again in zip(job.model.modules, plain.modules, recompute, strict=True)
-            )
-            # The encoders' bf16 weights leave a rank and come back over the host link.
-            parameters = sum(module.parameters for module in job.model.encoders) / encoder.tp
-            link_s = 2 * BF16_BYTES * parameters / job.cluster.device.host_bandwidth_bytes_per_s
-            yield Candidate(seconds + step + (link_s if away else 0.0), replace(plain, modules=modules))
+            yield Draft(seconds, partial(place, seconds, pair, layers, recompute, away))
 
 
 def item_widths(job: Job, pair: Pair) -> tuple[tuple[int, int], ...]:
@@ -270,12 +289,12 @@ class ColocatedPlanner(TrialOptions):
         always = self.recompute_encoders and is_free
         whole = (True, False) if self.recompute_encoders else (False, True)[: 1 + (self.recompute_whole and is_free)]
 
-        def candidates(turns: int, at_once: bool, sized: Profile) -> list[Candidate]:
+        def candidates(turns: int, at_once: bool, sized: Profile) -> Iterator[Candidate]:
             pairs = list_pairs(sized.job, colocated=True, encoder_tp=self.encoder_tp)
             pairs = [pair._replace(turns=turns, at_once=at_once, widest=self.widest_item) for pair in pairs]
-            listed = list_candidates(sized, samples, pairs, colocated=True, offload=self.offload_encoder)
-            recomputed = always or (at_once and is_free)
-            return by_estimate(c for c in listed if not recomputed or all(m.recompute for m in c.layout.modules[:-1]))
+            again = always or (at_once and is_free)
+            drafts = draft_pairs(sized, samples, pairs, colocated=True, offload=self.offload_encoder, again=again)
+            return rising_candidates(drafts)
 
         sets = product(whole, self.virtual_stages)
         first, *others = (partial(candidates, turns, at_once) for at_once, turns in sets)
@@ -307,8 +326,8 @@ class NoncolocatedPlanner(TrialOptions):
             # The tuner asks for few degrees at a time; that all are too many should be known before.
             listed(profile.job)
 
-        def candidates(sized: Profile) -> list[Candidate]:
-            return by_estimate(list_candidates(sized, samples, listed(sized.job), colocated=False))
+        def candidates(sized: Profile) -> Iterator[Candidate]:
+            return rising_candidates(draft_pairs(sized, samples, listed(sized.job), colocated=False))
 
         return chosen_layout(profile, candidates, make_program, self.num_trials)
 

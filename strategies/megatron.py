@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from itertools import product
+from itertools import chain, product
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -45,6 +45,9 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import Count, OneOf, at_least
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.sharding import SHARDINGS
+
+# Share of an estimate that is below it whichever way its sums are rounded.
+BELOW = 1.0 - 1e-6
 
 type Layers = list[tuple[int, ...]]
 """Layers of each stage, for every module of the model."""
@@ -145,16 +148,23 @@ class MegatronPlanner(TrialOptions):
             )
             return Candidate(least_s + profile.programs.step_s(layout), layout)
 
+        def add(degrees: Degrees, layers: Layers, recompute: tuple[bool, ...], leading: bool) -> Draft:
+            seconds = costs(job.microbatch_size, degrees.tp, degrees.cp, recompute)
+            stages = seconds.stage_s(degrees.pp * turns, layers, leading)
+            ranks = np.bincount(place_ranks(degrees.pp, turns, schedule.order), weights=stages)
+            behind = job.num_microbatches(degrees.dp)
+            least_s = float(ahead * ranks.sum() + (behind - ahead) * ranks.max())
+            return Draft(least_s, partial(place, least_s, degrees, layers, recompute, leading))
+
+        ahead = schedule.bubble
         for degrees in job.degrees():
             for recompute in recompute_choices(job, chosen_later=chosen_later):
                 seconds = costs(job.microbatch_size, degrees.tp, degrees.cp, recompute)
+                behind = job.num_microbatches(degrees.dp)
                 for layers, leading in self._splits(job.model, degrees.pp, turns, seconds):
-                    stages = seconds.stage_s(degrees.pp * turns, layers, leading)
-                    ranks = np.bincount(place_ranks(degrees.pp, turns, schedule.order), weights=stages)
-                    ahead = schedule.bubble
-                    behind = job.num_microbatches(degrees.dp)
-                    least_s = float(ahead * ranks.sum() + (behind - ahead) * ranks.max())
-                    yield Draft(least_s, partial(place, least_s, degrees, layers, recompute, leading))
+                    slowest_s = max(seconds.total_s / degrees.pp, seconds.slowest_apart_s(layers) if leading else 0.0)
+                    bound_s = BELOW * (ahead * seconds.total_s + (behind - ahead) * slowest_s)
+                    yield Draft(bound_s, partial(add, degrees, layers, recompute, leading))
 
     def _splits(self, model: ModelSpec, pp: int, turns: int, costs: LayerCosts) -> Iterator[tuple[Layers, bool]]:
         """Layers per stage of each module, and whether others than the LLM have stages of their own, by placement."""
@@ -171,17 +181,14 @@ class MegatronPlanner(TrialOptions):
         if turns > 1 and model.generators:
             # A chain of virtual stages ends with the LLM.
             return
-        encoders_s, llm_s, generators_s = costs.slowest_s
-        tail = np.arange(min(1, len(generators_s) - 1), len(generators_s))
+        encoders_s, llm_s, generators_s = (seconds.tolist() for seconds in costs.slowest_s)
+        tail = range(min(1, len(generators_s) - 1), len(generators_s))
         for ahead in range(min(1, len(encoders_s) - 1), len(encoders_s)):
-            middle = places - ahead - tail
-            may = (middle >= 1) & (middle < len(llm_s))
-            if not may.any():
+            ends = [(places - ahead - behind, behind) for behind in tail if 1 <= places - ahead - behind < len(llm_s)]
+            if not ends:
                 continue
-            behind = tail[may]
-            middle = middle[may]
-            best = np.argmin(np.maximum(np.maximum(encoders_s[ahead], llm_s[middle]), generators_s[behind]))
-            counts = [ahead] * model.llm_index + [int(middle[best])] + [int(behind[best])] * len(model.generators)
+            middle, behind = min(ends, key=lambda end: max(encoders_s[ahead], llm_s[end[0]], generators_s[end[1]]))
+            counts = [ahead] * model.llm_index + [middle] + [behind] * len(model.generators)
             yield [splits[count - 1] for splits, count in zip(costs.splits, counts, strict=True)], True
 
     def _llm_split(self, costs: LayerCosts, stages: int) -> tuple[int, ...] | None:
@@ -235,17 +242,30 @@ class LayerCosts:
         return min(splits, key=lambda layers: decisive(stage_sums(self.loaded_s, layers).max()), default=None)
 
     @cached_property
+    def total_s(self) -> float:
+        """All of them together."""
+        return float(sum(layer_s.sum() for layer_s in self.layer_s))
+
+    def slowest_apart_s(self, layers: Layers) -> float:
+        """Slowest stage of modules that share none."""
+        llm = self.model.llm_index
+        ends = len(layers[0]) if llm else 0, len(layers[llm]), len(layers[-1]) if llm + 1 < len(layers) else 0
+        return float(max(seconds[count] for seconds, count in zip(self.slowest_s, ends, strict=True)))
+
+    @cached_property
     def slowest_s(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Slowest stage of the encoders together, the LLM and the generators together, on 0, 1, 2, ... stages."""
         llm = self.model.llm_index
         return self._slowest_s(range(llm)), self._slowest_s([llm]), self._slowest_s(range(llm + 1, len(self.layer_s)))
 
     def _slowest_s(self, modules: Sequence[int]) -> FloatArray:
-        slowest = [0.0]
-        for stages in range(min((len(self.layer_s[m]) for m in modules), default=0)):
-            sums = [stage_sums(self.layer_s[m], self.splits[m][stages]) for m in modules]
-            slowest.append(float(np.sum(sums, axis=0).max()))
-        return np.array(slowest)
+        most = min((len(self.layer_s[m]) for m in modules), default=0)
+        if not most:
+            return np.zeros(1)
+        # The stages of all numbers of stages in a row.
+        sums = [stage_sums(np.tile(self.layer_s[m], most), list(chain(*self.splits[m][:most]))) for m in modules]
+        number = np.arange(most)
+        return np.append(0.0, np.maximum.reduceat(np.sum(sums, axis=0), number * (number + 1) // 2))
 
     def stage_s(self, pp: int, layers: Layers, leading: bool) -> FloatArray:
         """Seconds of a microbatch at each stage of the chain ``[pp]``; ``leading`` as in ``place_chain``."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush, merge
-from itertools import chain, islice, product
+from itertools import chain, count, islice, product
 
 import numpy as np
 
@@ -100,7 +100,18 @@ class Candidate:
 
     estimated_s: float  # the planner's estimate of the iteration time
     layout: Layout
-    knobs: tuple[object, ...] = ()  # values of the layout's knobs (``tuning.list_knobs``)
+    knobs: tuple[object, ...] = ()  # values of the layout's knobs (``list_knobs``)
+
+
+def list_knobs(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
+    """Return the values of a layout's knobs: those of the LLM, of the other modules, and the candidate set."""
+    llm = layout.modules[llm_index]
+    others = [module for index, module in enumerate(layout.modules) if index != llm_index]
+    recompute = tuple(module.recompute for module in layout.modules)
+    widths = tuple((module.tp, module.cp) for module in others)
+    stages = tuple(module.pp for module in others)
+    replicas = llm.dp if llm.ep == 1 else (llm.dp, llm.ep)
+    return llm.tp, llm.cp, llm.pp, replicas, llm.dp * layout.num_microbatches, recompute, widths, stages, kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +135,31 @@ def rising_candidates(drafts: Iterable[Draft], most_s: float = np.inf) -> Iterat
             placed = entry.place()
             seconds = placed.estimated_s if isinstance(placed, Candidate) else placed.least_s
             heappush(queue, (decisive(seconds), number, placed))
+
+
+def listed_once(candidates: Callable[[Profile], Iterable[Candidate]]) -> Callable[[Profile], Iterator[Candidate]]:
+    """Return the same candidates, each made once for a job: the tuner asks for the first ones again and again."""
+    known: dict[tuple[object, ...], tuple[list[Candidate], Iterator[Candidate]]] = {}
+
+    def listed(profile: Profile) -> Iterator[Candidate]:
+        job = profile.job
+        key = job.request, job.microbatch_size, job.free_microbatch_size
+        if key not in known:
+            known[key] = [], iter(candidates(profile))
+        made, others = known[key]
+        for place in count():
+            if place == len(made):
+                try:
+                    made += islice(others, 1)
+                except UserError:
+                    # Whoever asks again is told the same.
+                    del known[key]
+                    raise
+            if place == len(made):
+                return
+            yield made[place]
+
+    return listed
 
 
 def by_estimate(candidates: Iterable[Candidate]) -> list[Candidate]:

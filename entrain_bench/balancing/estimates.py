@@ -225,6 +225,8 @@ class LayerProfile:
     _fits: dict[tuple[object, ...], FloatArray] = field(init=False, default_factory=dict)
     _passes: dict[tuple[object, ...], tuple[FloatArray, FloatArray]] = field(init=False, default_factory=dict)
     _packs: dict[tuple[object, ...], PackTimes] = field(init=False, default_factory=dict)
+    # Seconds that steps add to average microbatches, by layout (``ProgramTimes.step_s``).
+    steps_s: dict[tuple[object, ...], float] = field(init=False, default_factory=dict)
 
     def measure(
         self, module: ModuleSpec, lengths: IntArray, tp: int, cp: int, groups: IntArray | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -94,7 +94,19 @@ def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
 
 def partitions(layer_s: FloatArray) -> list[tuple[int, ...]]:
     """Return the results of ``partition_layers`` for 1 stage up to as many stages as layers."""
-    return [partition_layers(layer_s, stages) for stages in range(1, len(layer_s) + 1)]
+    return _partitions(np.asarray(layer_s, np.float64).tobytes(), len(layer_s))
+
+
+@lru_cache(maxsize=512)
+def _partitions(layer_s: bytes, num_layers: int) -> list[tuple[int, ...]]:
+    cuts = [_best_cuts(layer_s, stages)[1].tolist() for stages in range(1, num_layers + 1)]
+    splits = []
+    for stages in range(num_layers):
+        bounds = [num_layers]
+        for cut in cuts[stages:0:-1]:
+            bounds.append(cut[bounds[-1]])
+        splits.append(tuple(end - start for start, end in pairwise([0, *reversed(bounds)])))
+    return splits
 
 
 def spread_blocks(num_layers: int, num_stages: int) -> tuple[int, ...] | None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from entrain_bench.balancing.estimates import BatchCache, Corrector, LayerProfile, ProfiledSamples, UnitEstimates
 from entrain_bench.base.arrays import FloatArray, IntArray
+from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.edges import held_s
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.sharding import exposed_s, passes_together, remade_layers, sharded_modules
@@ -19,6 +20,9 @@ from entrain_bench.simulate.engine import place_actions
 from entrain_bench.simulate.executor import place_program, place_steps
 from entrain_bench.specs.job import Job
 from entrain_bench.specs.workload import ShapeSource
+
+# Steps of layouts that are remembered: those of all candidates of a job.
+MAX_STEPS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +90,13 @@ class ProgramTimes:
 
     def step_s(self, layout: Layout) -> float:
         """Return the seconds that gathers, synchronization and the optimizer of a step add to average microbatches."""
-        gather_s, sync_s, optimizer_s = self.lane_steps_s(layout)
-        return float((gather_s + optimizer_s).max() + sync_s.max())
+
+        def made() -> float:
+            gather_s, sync_s, optimizer_s = self.lane_steps_s(layout)
+            return float((gather_s + optimizer_s).max() + sync_s.max())
+
+        key = layout.content, layout.num_microbatches, self._job.global_batch
+        return remembered(self._layers.steps_s, key, made, MAX_STEPS)
 
     def lane_steps_s(self, layout: Layout) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return gather, synchronization and optimizer seconds of ``step_s`` on every lane ``[lanes]``."""
@@ -182,9 +191,13 @@ def create_profile(
     belief_error: float = 0.0,
     belief_bias: float = 0.0,
     tuning_budget: int | None = None,
+    layers: LayerProfile | None = None,
 ) -> Profile:
-    """Return the profile of a job whose costs are ``truth`` and whose samples come from ``source``."""
+    """Return the profile of a job whose costs are ``truth`` and whose samples come from ``source``.
+
+    ``layers`` are those of an earlier profile with the same costs, source and seed.
+    """
     samples = ProfiledSamples(source, seed)
-    layers = LayerProfile(truth, samples)
+    layers = layers or LayerProfile(truth, samples)
     estimates = UnitEstimates(job.model, layers, seed, belief_error, belief_bias)
     return Profile(job, samples, layers, estimates, truth, tuning_budget)

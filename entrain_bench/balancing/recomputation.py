@@ -1,8 +1,6 @@
 """Recomputation by chunk: keep activations where a fully recomputing program has free memory."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -11,9 +9,9 @@ from entrain_bench.balancing.chunk_estimates import covered_layer_s
 from entrain_bench.balancing.options import Memory
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import decisive
-from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, sum_rows
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, offsets_from_counts, sum_rows
 from entrain_bench.base.compiled import njit
-from entrain_bench.program import Pass, Program, recompute_chunks
+from entrain_bench.program import Program, recompute_chunks
 from entrain_bench.program.columns import covered_per_stage
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.specs.model import ModuleSpec
@@ -53,9 +51,9 @@ class Recomputation:
 
 @dataclass(frozen=True, slots=True)
 class LaneOffers:
-    """Intervals of a lane that may keep activations, in units of bytes and seconds."""
+    """Intervals of lanes that may keep activations, in units of bytes and seconds."""
 
-    first: IntArray  # entry of the lane's order from which each interval holds its activations ``[intervals]``
+    first: IntArray  # entry of a lane's order from which each interval holds its activations ``[intervals]``
     last: IntArray  # and to which ``[intervals]``
     most: IntArray  # layers that it may keep ``[intervals]``
     size: IntArray  # memory of each layer ``[intervals]``
@@ -113,22 +111,20 @@ def recompute_by_chunk(program: Program, profile: Profile) -> Program:
     """Return the program with the least recomputation that its order has memory for, by chunk."""
     if not program.remade:
         return program
-    kept = [layers.copy() for layers in program.remade]
-    for lane, (module, chunk, stage) in _lanes(program, profile):
-        choice = greedy(lane)
-        for index, layers in enumerate(kept):
-            mine = module == index
-            place = chunk[mine], stage[mine]
-            # Lanes that run a stage together keep as many layers as all of them can.
-            layers[place] = np.minimum(layers[place], choice[mine])
-    return recompute_chunks(program, [remade - less for remade, less in zip(program.remade, kept, strict=True)])
+    offers, forwards = _offers(program, profile)
+    kept = np.zeros(program.num_actions, np.int64)
+    kept[forwards] = offers.most
+    # Lanes that run a stage together keep as many layers as all of them can.
+    np.minimum.at(kept, forwards, greedy(offers))
+    stays = (kept[program.forward_actions(index)] for index in range(len(program.remade)))
+    return recompute_chunks(program, [remade - less for remade, less in zip(program.remade, stays, strict=True)])
 
 
-def greedy(lane: LaneOffers) -> IntArray:
+def greedy(offers: LaneOffers) -> IntArray:
     """Return layers kept if intervals are served by falling seconds per byte and held entry ``[intervals]``."""
-    worth = lane.gain / (np.maximum(lane.size, 1) * (1.0 + lane.last - lane.first))
+    worth = offers.gain / (np.maximum(offers.size, 1) * (1.0 + offers.last - offers.first))
     order = np.argsort(-worth, kind="stable")
-    kept: IntArray = _bought(order, lane.first, lane.last, lane.most, lane.size, lane.spare.copy())
+    kept: IntArray = _bought(order, offers.first, offers.last, offers.most, offers.size, offers.spare.copy())
     return kept
 
 
@@ -144,8 +140,8 @@ def _bought(order, first, last, most, size, spare):  # type: ignore[no-untyped-d
     return kept
 
 
-def _lanes(program: Program, profile: Profile) -> Iterator[tuple[LaneOffers, IntArray]]:
-    """Yield the offers of every lane, with module, chunk and stage of each interval ``[3, intervals]``."""
+def _offers(program: Program, profile: Profile) -> tuple[LaneOffers, IntArray]:
+    """Return the offers of all lanes, entries of ``lane_actions``, and the forward of each interval ``[intervals]``."""
     spare = profile.job.planning_budget_bytes - profile.memory.over_program(program)[0]
     whole = np.maximum(np.floor(spare / BYTES_UNIT), 0.0).astype(np.int64)
     sizes, gains = _per_action(program, profile)
@@ -154,14 +150,16 @@ def _lanes(program: Program, profile: Profile) -> Iterator[tuple[LaneOffers, Int
         forwards = program.forward_actions(index)
         most[forwards] = layers
         backward[forwards] = program.backward_actions(index)
-    for low, high in pairwise(program.lane_offsets):
-        actions = program.lane_actions[low:high]
-        place = np.zeros(program.num_actions, np.int64)
-        place[actions] = np.arange(high - low)
-        forwards = actions[(program.kind[actions] == Pass.FORWARD) & (most[actions] > 0)]
-        last = place[backward[forwards]]
-        offers = LaneOffers(place[forwards], last, most[forwards], sizes[forwards], gains[forwards], whole[low:high])
-        yield offers, np.stack([program.module[forwards], program.chunk[forwards], program.stage[forwards]])
+    actions = program.lane_actions
+    by_action = np.argsort(actions, kind="stable")
+    place = np.empty_like(by_action)
+    place[by_action] = np.arange(len(actions))
+    begin = offsets_from_counts(np.bincount(actions, minlength=program.num_actions))
+    first = np.flatnonzero(most[actions] > 0)
+    forwards = actions[first]
+    # An action and its backward are on the same lanes: their entries are pairs by rising lane.
+    last = by_action[place[first] - begin[forwards] + begin[backward[forwards]]]
+    return LaneOffers(first, last, most[forwards], sizes[forwards], gains[forwards], whole), forwards
 
 
 def _per_action(program: Program, profile: Profile) -> tuple[IntArray, IntArray]:

@@ -13,6 +13,8 @@ from entrain_bench.balancing.candidates import (
     check_memory,
     fastest_in_trials,
     heaviest,
+    list_knobs,
+    listed_once,
     too_few_layers,
 )
 from entrain_bench.balancing.fixed_jobs import FAR, by_turns, default_job, fixed_jobs, holds_states, recomputing
@@ -269,17 +271,6 @@ type Candidates = Callable[[Profile], Iterable[Candidate]]
 """A planner's candidates for a job, by rising estimate."""
 
 
-def list_knobs(layout: Layout, llm_index: int, kind: int) -> tuple[object, ...]:
-    """Return the values of a layout's knobs: those of the LLM, of the other modules, and the candidate set."""
-    llm = layout.modules[llm_index]
-    others = [module for index, module in enumerate(layout.modules) if index != llm_index]
-    recompute = tuple(module.recompute for module in layout.modules)
-    widths = tuple((module.tp, module.cp) for module in others)
-    stages = tuple(module.pp for module in others)
-    replicas = llm.dp if llm.ep == 1 else (llm.dp, llm.ep)
-    return llm.tp, llm.cp, llm.pp, replicas, llm.dp * layout.num_microbatches, recompute, widths, stages, kind
-
-
 def asked(
     profile: Profile,
     jobs: Sequence[Job],
@@ -347,6 +338,7 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
     walked next, and layouts are tuned again with those chosen. ``UserError`` says why nothing fits.
     """
     trials = Trials(profile, make_program, tuning_batches(profile))
+    sets = [*map(listed_once, sets)]
     fixed = default_job(profile.job)
     problems = list[UserError]()
 

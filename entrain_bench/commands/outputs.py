@@ -30,7 +30,7 @@ from entrain_bench.run.parallel import num_processes
 from entrain_bench.run.study import Output, Study, bring_up_to_date
 
 # With runs of their own that no figure shares; made when named, and for the reference.
-OF_THEIR_OWN = ("tables", "posterior", "recommendation", "calibration")
+OF_THEIR_OWN = ("tables", "claims", "posterior", "recommendation", "calibration")
 # Made only when named: training on ranks of this machine takes longer and cannot run everywhere; the quick figure is
 # a part of the whole one.
 ON_REQUEST = frozenset({"measured_gantt", "quick", *OF_THEIR_OWN})

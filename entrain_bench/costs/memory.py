@@ -22,6 +22,7 @@ from entrain_bench.specs.layer import BF16_BYTES, FP32_BYTES
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 
 MAX_TOKENS = 4096
+MAX_LAYOUTS = 64
 MOMENT_BYTES = 2 * FP32_BYTES
 
 
@@ -52,6 +53,8 @@ class Memory:
     _tokens: dict[tuple[object, ...], tuple[ModuleSpec, FloatArray, FloatArray]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
+    # Bytes of the states of the last layouts, whose programs follow each other.
+    _states: dict[int, tuple[Layout, FloatArray]] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def parameter_bytes(self, copies: IntArray | int, scatters: bool = False) -> FloatArray:
         """Weight, gradient and optimizer states of a parameter on a rank; ``copies`` ranks share out the latter.
@@ -168,18 +171,25 @@ class Memory:
 
     def layer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> tuple[FloatArray, FloatArray]:
         """Return bytes per token on a rank for a layer of each kind ``[kinds]``: kept, and the most during a pass."""
-        tp = placed.tp
-        kinds = module.padded(tp).kinds
-        split = self.framework.splits_tokens(module, placed.tp)
-        size = self.element_bytes
-        kept = np.array([layer.kept_bytes(tp, split, size) for layer in kinds])
-        gathered = np.array([layer.hidden_size * (layer.num_gathers > 0) for layer in kinds])
-        working = np.array([layer.working_bytes(tp, size) for layer in kinds]) + gathered * (size * split)
-        if placed.recomputes_layers:
-            working += np.array([layer.recomputed_bytes(tp, split, size) for layer in kinds])
-            kept = np.array([layer.held_bytes(tp, split, size) for layer in kinds])
-        parts = self.framework.sequence_parts(module, placed.cp)
-        return kept * (self.reserved / parts), working * (self.reserved / parts)
+
+        def made() -> tuple[ModuleSpec, FloatArray, FloatArray]:
+            tp = placed.tp
+            kinds = module.padded(tp).kinds
+            split = self.framework.splits_tokens(module, tp)
+            size = self.element_bytes
+            kept = np.array([layer.kept_bytes(tp, split, size) for layer in kinds])
+            gathered = np.array([layer.hidden_size * (layer.num_gathers > 0) for layer in kinds])
+            working = np.array([layer.working_bytes(tp, size) for layer in kinds]) + gathered * (size * split)
+            if placed.recomputes_layers:
+                working += np.array([layer.recomputed_bytes(tp, split, size) for layer in kinds])
+                kept = np.array([layer.held_bytes(tp, split, size) for layer in kinds])
+            each = self.reserved / self.framework.sequence_parts(module, placed.cp)
+            sizes = kept * each, working * each
+            freeze(*sizes)
+            return module, *sizes
+
+        asked = id(module), placed.tp, placed.cp, placed.recomputes_layers
+        return remembered(self._tokens, asked, made, MAX_TOKENS)[1:]
 
     def weight_token_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Bytes of a token that a weight pass needs, on one rank of each stage ``[stages]``; 0 where nothing learns."""
@@ -190,11 +200,16 @@ class Memory:
 
     def lane_state_bytes(self, layout: Layout) -> FloatArray:
         """Weights, gradients, optimizer states and communicators on a rank of each lane ``[lanes]``."""
-        modules = zip(self.model.modules, layout.modules, strict=True)
-        states = layout.lane_sums([self.stage_state_bytes(module, placed) for module, placed in modules])
-        if not self.framework.communicator_bytes:
-            return states
-        return np.asarray(states + self.framework.communicator_bytes * count_communicators(self.model, layout))
+
+        def made() -> tuple[Layout, FloatArray]:
+            modules = zip(self.model.modules, layout.modules, strict=True)
+            states = layout.lane_sums([self.stage_state_bytes(module, placed) for module, placed in modules])
+            if self.framework.communicator_bytes:
+                states = states + self.framework.communicator_bytes * count_communicators(self.model, layout)
+            freeze(states)
+            return layout, states
+
+        return remembered(self._states, id(layout), made, MAX_LAYOUTS)[1]
 
     def offload_bytes(self, program: Program) -> FloatArray:
         """Bytes each action moves over a rank's host link ``[actions]``: bf16 weights out, and back."""

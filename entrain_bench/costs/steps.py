@@ -73,6 +73,7 @@ class PassEnds:
 
 
 MAX_KNOWN = 512
+MAX_BESIDE = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,9 @@ class StepCosts:
     layer_times: LayerTimes
     cluster: ClusterSpec
     _known: dict[tuple[object, ...], tuple[ModuleSpec, list[Traffic], ExposedStep]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _beside: dict[tuple[object, ...], tuple[ModuleSpec, ExposedStep]] = field(
         default_factory=dict, repr=False, compare=False
     )
     _rings: dict[tuple[object, ...], list[LinkTier]] = field(default_factory=dict, repr=False, compare=False)
@@ -122,22 +126,28 @@ class StepCosts:
         self, module: ModuleSpec, placed: ModuleLayout, forward_s: FloatArray, backward_s: FloatArray
     ) -> ExposedStep:
         """Return the step that the layers of the first forward and the last backward ``[layers]`` do not hide."""
-        framework = self.memory.framework
-        _, traffic, least = self._of(module, placed)
-        gather_s = least.gather_s.copy()
-        sync_s = least.sync_s.copy()
-        bounds = np.cumsum(placed.layers_per_stage[:-1])
-        layers = np.split(forward_s, bounds), np.split(backward_s, bounds)
-        tied_s = np.zeros(placed.pp)
-        tied_s[[0, -1]] += self.tied_s(module, placed)
-        for stage, (stage_traffic, forward, backward) in enumerate(zip(traffic, *layers, strict=True)):
-            if len(stage_traffic.parameters) < 2:
-                continue
-            if framework.overlap_grad_reduce and stage_traffic.sync_s.any():
-                sync_s[stage] = self._lag_s(backward[None], stage_traffic)[0] + tied_s[stage]
-            if framework.overlap_param_gather and stage_traffic.gather_s.any():
-                gather_s[stage] = self._wait_s(forward[None], stage_traffic)[0]
-        return ExposedStep(gather_s, sync_s, least.optimizer_s)
+
+        def made() -> tuple[ModuleSpec, ExposedStep]:
+            framework = self.memory.framework
+            _, traffic, least = self._of(module, placed)
+            gather_s = least.gather_s.copy()
+            sync_s = least.sync_s.copy()
+            bounds = np.cumsum(placed.layers_per_stage[:-1])
+            layers = np.split(forward_s, bounds), np.split(backward_s, bounds)
+            tied_s = np.zeros(placed.pp)
+            tied_s[[0, -1]] += self.tied_s(module, placed)
+            for stage, (stage_traffic, forward, backward) in enumerate(zip(traffic, *layers, strict=True)):
+                if len(stage_traffic.parameters) < 2:
+                    continue
+                if framework.overlap_grad_reduce and stage_traffic.sync_s.any():
+                    sync_s[stage] = self._lag_s(backward[None], stage_traffic)[0] + tied_s[stage]
+                if framework.overlap_param_gather and stage_traffic.gather_s.any():
+                    gather_s[stage] = self._wait_s(forward[None], stage_traffic)[0]
+            freeze(gather_s, sync_s)
+            return module, ExposedStep(gather_s, sync_s, least.optimizer_s)
+
+        key = *_key_of(module, placed), forward_s.tobytes(), backward_s.tobytes()
+        return remembered(self._beside, key, made, MAX_BESIDE)[1]
 
     def _lag_s(self, layer_s: FloatArray, traffic: Traffic) -> FloatArray:
         """Return seconds from backwards' ends to the end of their synchronization on idle links ``[passes]``."""
@@ -158,9 +168,7 @@ class StepCosts:
             traffic = self._traffic(module, placed)
             return module, traffic, self._exposed(module, placed, traffic)
 
-        sharding = placed.sharding, placed.nodes, placed.ep
-        key = id(module), placed.tp, placed.cp, placed.layers_per_stage, placed.digest_of_ranks, *sharding
-        return remembered(self._known, key, made, MAX_KNOWN)
+        return remembered(self._known, _key_of(module, placed), made, MAX_KNOWN)
 
     def _exposed(self, module: ModuleSpec, placed: ModuleLayout, traffic: Sequence[Traffic]) -> ExposedStep:
         framework = self.memory.framework
@@ -324,6 +332,12 @@ class StepCosts:
 
     def _expert_parameters(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         return self.memory.expert_parameters(module, placed)[1] / module.weight_shards(placed.tp)
+
+
+def _key_of(module: ModuleSpec, placed: ModuleLayout) -> tuple[object, ...]:
+    """What the step of a module depends on."""
+    sharding = placed.sharding, placed.nodes, placed.ep
+    return id(module), placed.tp, placed.cp, placed.layers_per_stage, placed.digest_of_ranks, *sharding
 
 
 def last_of_stages(program: Program, index: int) -> list[IntArray]:

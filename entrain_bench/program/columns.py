@@ -166,16 +166,13 @@ def covered_per_stage(module: ModuleSpec, layers_per_stage: Sequence[int]) -> In
 
 def remade_kinds(module: ModuleSpec, layers_per_stage: Sequence[int], remade: IntArray) -> FloatArray:
     """Return the layers of each kind that chunks recompute, the first ones of a stage ``[chunks, stages, kinds]``."""
-    covered = covered_layers(module)
-    first = 0
-    counts = np.zeros((*remade.shape, len(module.kinds)))
-    for stage, count in enumerate(layers_per_stage):
-        held = np.arange(first, first + count)[covered[first : first + count]]
-        of_kind = np.eye(len(module.kinds))[module.layer_kind[held]]
-        # Row n: of the first n covered layers.
-        counts[:, stage] = np.concatenate([np.zeros((1, len(module.kinds))), of_kind.cumsum(axis=0)])[remade[:, stage]]
-        first += count
-    return counts
+    covered = np.flatnonzero(covered_layers(module))
+    stage = np.repeat(np.arange(len(layers_per_stage)), layers_per_stage)[covered]
+    place = np.arange(len(covered)) - np.searchsorted(stage, stage)
+    # Entry n of a stage: of its first n covered layers.
+    counts = np.zeros((len(layers_per_stage), 1 + max(layers_per_stage), len(module.kinds)))
+    counts[stage, 1 + place, module.layer_kind[covered]] = 1.0
+    return np.asarray(counts.cumsum(axis=1)[np.arange(len(layers_per_stage)), remade])
 
 
 def recompute_chunks(program: Program, remade: Sequence[IntArray]) -> Program:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, digest_of, freeze, offsets_from_counts, rows_of, take_rows
+from entrain_bench.base.arrays import FloatArray, IntArray, digest_of, freeze, offsets_from_counts, rows_of
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
@@ -16,7 +16,7 @@ from entrain_bench.specs.parse import Count, OneOf
 from entrain_bench.specs.sharding import HYBRID, SHARDINGS, ZERO1, ZERO2, ZERO3, ZERO3_KEPT
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Blocks:
     """Lanes of each block (replica or group, stage) of one module, as CSR rows in replica-major order.
 
@@ -40,8 +40,14 @@ class Blocks:
 
     def of_stage(self, stage: int) -> IntArray:
         """Return the lanes that hold a stage's weights, over all replicas."""
-        _, entries = take_rows(self.held_offsets, np.arange(stage, len(self.held_offsets) - 1, self.num_stages))
-        return self.held_lanes[entries]
+        return self._of_stages[stage]
+
+    @cached_property
+    def _of_stages(self) -> list[IntArray]:
+        stage = rows_of(self.held_offsets) % self.num_stages
+        lanes = self.held_lanes[np.argsort(stage, kind="stable")]
+        freeze(lanes)
+        return np.split(lanes, np.cumsum(np.bincount(stage, minlength=self.num_stages))[:-1])
 
 
 @lru_cache(maxsize=64)

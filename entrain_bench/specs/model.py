@@ -159,8 +159,10 @@ class ModuleSpec:
     @property
     def work_share(self) -> float:
         """Return product FLOPs of both passes relative to a module without frozen layers."""
-        needed = np.array([1.0 + 2.0 * layer.backward_share for layer in self.layers])
-        flops = np.array([sum(gemm.k * gemm.n * gemm.rows_per_token for gemm in layer.gemms) for layer in self.layers])
+        kinds = self.kinds
+        needed = np.array([1.0 + 2.0 * layer.backward_share for layer in kinds])[self.layer_kind]
+        each = [sum(gemm.k * gemm.n * gemm.rows_per_token for gemm in layer.gemms) for layer in kinds]
+        flops = np.array(each)[self.layer_kind]
         return float((flops * needed).sum() / (flops * 3.0).sum())
 
     def frozen(self, passes_gradients: bool, with_projector: bool = False) -> ModuleSpec:

@@ -1,5 +1,6 @@
 """Which candidates fit memory, and which is the fastest."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +13,11 @@ from entrain_bench.balancing.candidates import (
     check_memory,
     fastest_in_trials,
     heaviest,
+    listed_once,
 )
+from entrain_bench.balancing.profile import Profile
 from entrain_bench.balancing.schedules import chain_program, stages_behind
-from entrain_bench.base.errors import OutOfMemoryError
+from entrain_bench.base.errors import OutOfMemoryError, UserError
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Program
 from entrain_bench.program.assignment import same_microbatches
@@ -177,3 +180,25 @@ def test_where_memory_refuses_an_estimate_the_fastest_recomputation_is_found_by_
     offered = [Candidate(1.0, plain), Candidate(2.0, slow), Candidate(3.0, fast)]
     chosen = fastest_in_trials(profile, lambda _: by_estimate(offered), one_sample_a_microbatch, 1)
     assert chosen is (fast if refuses else plain)
+
+
+def test_candidates_of_a_job_are_made_once_and_their_error_is_told_each_time() -> None:
+    made = []
+
+    def failing(profile: Profile) -> Iterator[Candidate]:
+        for number in range(2):
+            made.append((profile.job.microbatch_size, number))
+            yield Candidate(float(number), chain_layout(MODEL, 1, 2, 8))
+        raise UserError("no third")
+
+    profile = profile_of(job_with(GIB), samples((100, [400])))
+    other = profile.for_job(profile.job.with_microbatch_size(2))
+    listed = listed_once(failing)
+    first = next(listed(profile))
+    assert next(listed(profile)) is first
+    assert next(listed(other)).estimated_s == 0.0
+    assert made == [(1, 0), (2, 0)]
+    for _ in range(2):
+        with pytest.raises(UserError, match="no third"):
+            [*listed(profile)]
+    assert made == [(1, 0), (2, 0), (1, 1), (1, 0), (1, 1)]

@@ -160,6 +160,6 @@ def test_what_needs_training_is_drawn_only_when_named(monkeypatch: pytest.Monkey
     asked: list[list[str]] = []
     monkeypatch.setattr(figures, "make", lambda wanted, *_, **__: not asked.append([output.name for output in wanted]))
     assert run_command(["figures"]) == run_command(["figures", "measured_gantt"]) == 0
-    everything = [*(name for name in NAMES if name not in ON_REQUEST), "claims", "results"]
+    everything = [*(name for name in NAMES if name not in ON_REQUEST), "results"]
     assert asked == [everything, ["measured_gantt"]]
     assert len(everything) > 10

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrain_bench.balancing.candidates import rising_candidates
 from entrain_bench.balancing.interface import Scheduler
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.program import Pass
@@ -24,9 +25,9 @@ from entrain_bench_strategies.hetero import (
     GraphAwareScheduler,
     Pair,
     average_layer_s,
+    draft_pairs,
     estimate_s,
     island_sizes,
-    list_candidates,
     list_pairs,
     slice_rows,
 )
@@ -123,7 +124,8 @@ def test_candidates_take_their_stages_the_step_and_the_offload(colocated: bool) 
     share = 2 / 8 * 16 if colocated else 1
     layers = average_layer_s(profile, vision, shapes, share, 1, 1), average_layer_s(profile, language, shapes, 1, 1, 1)
     seen = set()
-    for candidate in list_candidates(profile, shapes, [Pair(encoder, llm)], colocated=colocated, offload=True):
+    drafts = draft_pairs(profile, shapes, [Pair(encoder, llm)], colocated=colocated, offload=True)
+    for candidate in rising_candidates(drafts):
         vision_at, language_at = candidate.layout.modules
         stages = [
             np.array([each[:cut].sum(), each[cut:].sum()][: at.pp]) * (4 / 3 if at.recompute else 1)
