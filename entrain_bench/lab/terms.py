@@ -290,11 +290,11 @@ def _try_options(
     # One seed's luck is no gain: those that gain on it run on further seeds, and so do the strategy's own values.
     again = [sweep for each in promising for sweep in (each, drawn[each][0].overrides)]
     means = iter(times([_on_seeds(each, terms.seeds) for each in again]))
-    for each, changed, own in zip(promising, means, means, strict=True):
+    for each, changed, unchanged in zip(promising, means, means, strict=True):
         cell, values = drawn[each]
         name = _name_of(cell)
-        if name in changed and name in own and own[name] / changed[name] - 1 > terms.tolerance:
-            outcome.gains.append(Gain(job, name, values, own[name] / changed[name] - 1))
+        if name in changed and name in unchanged and unchanged[name] / changed[name] - 1 > terms.tolerance:
+            outcome.gains.append(Gain(job, name, values, unchanged[name] / changed[name] - 1))
 
 
 def _on_seeds(sweep: SweepOverrides, count: int) -> SweepOverrides:
@@ -355,7 +355,7 @@ def _ranked(study: Study, sweep: SweepOverrides) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for cell in study.cells(*sweep):
         record = study.results.read(cell.key)
-        has_result = record is not None and record.status == "ok"
-        found.setdefault(_name_of(cell), []).append(record.metrics["iteration_time_s"] if has_result else math.inf)
+        time = record.metrics["iteration_time_s"] if record and record.status == "ok" else math.inf
+        found.setdefault(_name_of(cell), []).append(time)
     means = {name: math.fsum(times) / len(times) for name, times in found.items()}
     return dict(sorted(((name, mean) for name, mean in means.items() if mean < math.inf), key=lambda item: item[1]))

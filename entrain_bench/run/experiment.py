@@ -99,13 +99,15 @@ class SharedJob:
 
         return remembered(self._batches, (iteration, seed), drawn, MAX_BATCHES)
 
-    def profile(self, seed: int, *wrong: float, tuning_budget: int | None = None) -> Profile:
+    def profile(
+        self, seed: int, belief_error: float = 0.0, belief_bias: float = 0.0, tuning_budget: int | None = None
+    ) -> Profile:
         """A profile whose measured layers all strategies share; other arguments as for ``create_profile``."""
         truth = self.truth.beyond
         layers = remembered(
             self._layers, seed, lambda: LayerProfile(truth, ProfiledSamples(self.source, seed)), MAX_JOBS
         )
-        return create_profile(self.job, truth, self.source, seed, *wrong, tuning_budget, layers)
+        return create_profile(self.job, truth, self.source, seed, belief_error, belief_bias, tuning_budget, layers)
 
     def need(self, iteration: int, seed: int) -> Need:
         """Return the GPU time and lower bound of an iteration's samples under any layout."""
