@@ -16,7 +16,10 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import parse
 
 YES = "yes"
-JOB = ("workload=synthetic", "model=tiny", "cluster=tiny", "global_batch=8", "microbatch_size=1", "layout.tp=1")
+JOB = (
+    *("workload=synthetic", "model=tiny", "cluster=tiny", "global_batch=8", "microbatch_size=1"),
+    *("layout.tp=1", "layout.dp=null", "tuning_budget=4"),
+)
 EXPERTS = "+model.modules.llm.experts={count: 4, top_k: 2, ffn_hidden_size: 64}"
 # Blocks that generate an image of 64 tokens.
 GENERATOR = (

@@ -139,7 +139,7 @@ class Source:
         given, open: values for empty columns, and candidates for empty columns.
         releases: replaced values of a release's rows, by the start of its name.
         fitted: whether constants are fitted to its rows.
-        allocated: whether its memory is that of tensors, without what the allocator reserves.
+        allocated: whether its memory is that of tensors alone, without the reserve of the allocator.
         untimed: text in the note of rows whose time is not that of usual runs.
     """
 
