@@ -155,8 +155,8 @@ def _job(
         return JobDraws((), pd.DataFrame())
     # Cells of a job differ in strategy and seed.
     common = [text for key, text in overrides(cells[0].overrides).items() if key not in ("strategy", "seed")]
-    names = [str(cell.config.strategy["name"]) for cell in cells]
-    choices = {name: overrides(cell.overrides).get("strategy", name) for name, cell in zip(names, cells, strict=True)}
+    named = {str(cell.config.strategy["name"]): overrides(cell.overrides) for cell in cells}
+    choices = {name: given.get("strategy", name) for name, given in named.items()}
     sweeps = list[SweepOverrides]()
     tables = list[pd.DataFrame]()
     for draws, limit in plan.stages:
