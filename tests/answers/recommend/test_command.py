@@ -121,7 +121,7 @@ def test_three_answers_their_plans_and_that_they_are_kept(
     assert len(fresh) == 12
     assert plan.expected.iteration_time_s == pytest.approx(math.fsum(fresh) / 12, rel=1e-12)
     # The sampler takes the plan of the loop: every sample of an iteration once, over all ranks.
-    shapes = shapes_from_lists([(20 + index, []) for index in range(16)])
+    shapes = shapes_from_lists(["image"], [(20 + index, []) for index in range(16)])
     samplers = [
         BalancedBatchSampler.from_plan(
             shapes, folder / "tiny-synthetic-tiny-loop.yaml", counts="assigned", rank=rank, world_size=4
