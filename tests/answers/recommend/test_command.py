@@ -23,7 +23,7 @@ from entrain_bench.config import constants
 from entrain_bench.config.compose import compose
 from entrain_bench.config.constants import draws_text, read_draws
 from entrain_bench.program.layout import layout_to_json
-from entrain_bench.program.plan_file import read_plan
+from entrain_bench.program.plan_file import plan_text, read_plan
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import plan_key
 from entrain_bench.records.records import Results, new_record
@@ -149,7 +149,7 @@ def test_three_answers_their_plans_and_that_they_are_kept(
     assert advice.loop.settings[0] == "from entrain_bench import BalancedBatchSampler"
     assert advice.suite
     assert advice.suite.path
-    assert read_plan(advice.suite.path) == plan == advice.suite.plan
+    assert plan_text(advice.suite.plan) == advice.suite.path.read_text()
     assert advice.suite.time.mean == plan.expected.iteration_time_s
     # The same answer is the same file; another answer for the job is another file.
     assert len([*folder.iterdir()]) == 4
