@@ -23,7 +23,7 @@ from entrain_bench.config import constants
 from entrain_bench.config.compose import compose
 from entrain_bench.config.constants import draws_text, read_draws
 from entrain_bench.program.layout import layout_to_json
-from entrain_bench.program.plan_file import read_plan
+from entrain_bench.program.plan_file import plan_text, read_plan
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.keys import plan_key
 from entrain_bench.records.records import Results, new_record
@@ -121,7 +121,7 @@ def test_three_answers_their_plans_and_that_they_are_kept(
     assert len(fresh) == 12
     assert plan.expected.iteration_time_s == pytest.approx(math.fsum(fresh) / 12, rel=1e-12)
     # The sampler takes the plan of the loop: every sample of an iteration once, over all ranks.
-    shapes = shapes_from_lists([(20 + index, []) for index in range(16)])
+    shapes = shapes_from_lists(["image"], [(20 + index, []) for index in range(16)])
     samplers = [
         BalancedBatchSampler.from_plan(
             shapes, folder / "tiny-synthetic-tiny-loop.yaml", counts="assigned", rank=rank, world_size=4
@@ -131,12 +131,13 @@ def test_three_answers_their_plans_and_that_they_are_kept(
     dealt = [index for one in samplers for batch in one.microbatches(0, 0) for index in batch]
     assert sorted(dealt) == [*range(16)]
 
-    def none(_: object, tasks: Iterable[Cell], *__: object) -> Iterator[tuple[Cell, Done]]:
-        assert [*tasks] == [], "nothing is left to run"
-        return iter(())
+    attempt = cells_module.attempt
 
-    monkeypatch.setattr(cells_module, "run_parallel", none)
-    monkeypatch.setattr(cells_module, "attempt", none)
+    def failed_only(cell: Cell, results: Results) -> Done:
+        assert cell.config.strategy["name"] == "megatron_rigid", "only the run that failed is left to run"
+        return attempt(cell, results)
+
+    monkeypatch.setattr(cells_module, "attempt", failed_only)
     assert said(capsys, *FREE, "strategy=megatron,entrain,lpt")[0] == out
     # Python has the same answer, with types.
     monkeypatch.setattr(notebook, "WIDTH", make_console().width)
@@ -148,7 +149,7 @@ def test_three_answers_their_plans_and_that_they_are_kept(
     assert advice.loop.settings[0] == "from entrain_bench import BalancedBatchSampler"
     assert advice.suite
     assert advice.suite.path
-    assert read_plan(advice.suite.path) == plan == advice.suite.plan
+    assert plan_text(advice.suite.plan) == advice.suite.path.read_text()
     assert advice.suite.time.mean == plan.expected.iteration_time_s
     # The same answer is the same file; another answer for the job is another file.
     assert len([*folder.iterdir()]) == 4
