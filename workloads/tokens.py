@@ -188,7 +188,7 @@ CJK_PER_TOKEN = 1.65
 def text_tokens(chars: FloatArray, rules: TokenRules, cjk: FloatArray | None = None) -> IntArray:
     """Text tokens of the given numbers of characters ``[samples]``, rounded up: none only for no character.
 
-    ``cjk`` of them are Chinese, Japanese or Korean. docs/workloads.md has the error by language and for Python code.
+    ``cjk`` of them are Chinese, Japanese or Korean. docs/workloads.md has the error by language.
     """
     if cjk is not None:
         return np.ceil((chars - cjk) / rules.text_chars_per_token + cjk / CJK_PER_TOKEN).astype(np.int64)
