@@ -62,6 +62,9 @@ from entrain_bench.specs.shapes import SampleShapes
 MAX_PLACED_RANKS = 2**28
 
 
+type Layers = tuple[tuple[int, ...], ...]  # of each stage, for every module of the model
+
+
 class Pair(NamedTuple):
     """Degrees of the encoders, which share one grid, and of the LLM."""
 
@@ -70,6 +73,7 @@ class Pair(NamedTuple):
     turns: int = 1  # LLM stages of a rank
     at_once: bool = False  # whether encoders that recompute keep no activations of layers
     widest: int = 1  # ranks of a node that may share an item, at most
+    again: bool = False  # whether all encoders recompute in any case
 
 
 def island_sizes(job: Job) -> list[int]:
@@ -161,18 +165,9 @@ def _llm_degrees(job: Job, ranks: int) -> Iterator[Degrees]:
 
 
 def draft_pairs(
-    profile: Profile,
-    samples: SampleShapes,
-    pairs: Sequence[Pair],
-    *,
-    colocated: bool,
-    offload: bool = False,
-    again: bool = False,
+    profile: Profile, samples: SampleShapes, pairs: list[Pair], *, colocated: bool, offload: bool = False
 ) -> Iterator[Draft]:
-    """Every pair with every choice of recomputation, and of encoder offload in three phases with ``offload``.
-
-    ``again``: only where all encoders recompute.
-    """
+    """Every pair with every choice of recomputation, and of encoder offload in three phases with ``offload``."""
     job = profile.job
     # The encoders' bf16 weights leave a rank and come back over the host link.
     weight_bytes = 2 * BF16_BYTES * sum(module.parameters for module in job.model.encoders)
@@ -185,13 +180,11 @@ def draft_pairs(
         return layers, stage_sums(costs, layers).reshape(turns, degrees.pp).sum(axis=0)
 
     @cache
-    def placed(pair: Pair, layers: tuple[tuple[int, ...], ...]) -> tuple[Layout, float]:
+    def placed(pair: Pair, layers: Layers) -> tuple[Layout, float]:
         plain = place_pair(job, pair, layers, [False] * len(layers), colocated=colocated)
         return plain, profile.programs.step_s(plain)
 
-    def place(
-        seconds: float, pair: Pair, layers: tuple[tuple[int, ...], ...], recompute: Sequence[bool], away: bool
-    ) -> Candidate:
+    def place(seconds: float, pair: Pair, layers: Layers, recompute: Sequence[bool], away: bool) -> Candidate:
         plain, step_s = placed(pair, layers)
         modules = tuple(
             replace(
@@ -220,7 +213,7 @@ def draft_pairs(
         ]
         layers = tuple(own for own, _ in splits)
         for recompute, away in product(recompute_choices(job), [False, True] if three_phase and offload else [False]):
-            if again and not all(recompute[:-1]):
+            if pair.again and not all(recompute[:-1]):
                 continue
             scaled = [stage * recompute_factor(remade) for (_, stage), remade in zip(splits, recompute, strict=True)]
             seconds = estimate_s(np.sum(scaled[:-1], axis=0), scaled[-1], count, colocated=colocated, turns=turns)
@@ -291,10 +284,9 @@ class ColocatedPlanner(TrialOptions):
 
         def candidates(turns: int, at_once: bool, sized: Profile) -> Iterator[Candidate]:
             pairs = list_pairs(sized.job, colocated=True, encoder_tp=self.encoder_tp)
-            pairs = [pair._replace(turns=turns, at_once=at_once, widest=self.widest_item) for pair in pairs]
             again = always or (at_once and is_free)
-            drafts = draft_pairs(sized, samples, pairs, colocated=True, offload=self.offload_encoder, again=again)
-            return rising_candidates(drafts)
+            pairs = [Pair(*pair[:2], turns, at_once, self.widest_item, again) for pair in pairs]
+            return rising_candidates(draft_pairs(sized, samples, pairs, colocated=True, offload=self.offload_encoder))
 
         sets = product(whole, self.virtual_stages)
         first, *others = (partial(candidates, turns, at_once) for at_once, turns in sets)
