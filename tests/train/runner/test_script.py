@@ -65,7 +65,7 @@ def run(script: Path, data: Path, until: int | None = None) -> list[dict[str, fl
         assert process.stdout is not None
         lines = []
         for line in process.stdout:
-            if line.startswith("{"):
+            if line.startswith('{"iteration"'):
                 lines.append(json.loads(line))
             if until is not None and len(lines) == until:
                 # The checkpoint of the iteration before is complete.
