@@ -1,8 +1,9 @@
-"""What works with what, found by trying: model families, strategies and devices; the reason stands in an empty cell."""
+"""Supported combinations, found by trying: families of models, strategies, devices; a reason in each empty cell."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from entrain_bench.answers.labels import cost_source, strategy_facts
 from entrain_bench.base.errors import UserError
@@ -105,7 +106,7 @@ def devices_table() -> Table:
     for name in CLUSTERS:
         values = composer.run((f"cluster={name}",)).cluster
         device = parse(DeviceSpec, values["device"], "cluster.device")
-        eight = attempt(lambda device=device: FrameworkOptions(precision="fp8").check_device(device))
+        eight = attempt(partial(FrameworkOptions(precision="fp8").check_device, device))
         rows.append([device.name, cost_source(values), device.attention_kernel, eight])
     return ["device", "constants", "attention", "precision=fp8"], rows
 

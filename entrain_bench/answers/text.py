@@ -126,7 +126,7 @@ def escape_markdown(text: str) -> str:
     return REFERENCES.sub(r"\g<0><!-- -->", safe)
 
 
-# What a text of users may not become on a page: HTML, links, pictures.
+# Kinds of Markdown that a text of users may not become on a page.
 ACTIVE = ("html_block", "html_inline", "link", "image", "autolink", "reference")
 
 

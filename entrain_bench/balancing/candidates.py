@@ -152,7 +152,7 @@ def listed_once(candidates: Callable[[Profile], Iterable[Candidate]]) -> Callabl
                 try:
                     made += islice(others, 1)
                 except UserError:
-                    # Whoever asks again is told the same.
+                    # The next caller gets the same error.
                     del known[key]
                     raise
             if place == len(made):

@@ -7,7 +7,7 @@ SUMMARIES = {
     "claims": ("[NAME ...] [KEY=VALUE ...]", "judge published claims, or show one with its commands"),
     "figures": ("[NAME ...] [KEY=VALUE ...]", "execute missing runs, draw figures, write pages"),
     "ledger": ("[KEY=VALUE ...]", "predict published training runs, or your own, and print the errors"),
-    "ls": ("models|clusters|workloads|strategies|support", "print the choices of a group, or what works with what"),
+    "ls": ("models|clusters|workloads|strategies|support", "print the choices of a group, or supported combinations"),
     "plot": ("[KIND] [KEY=VALUE ...]", "draw the runs of a folder: dots, heatmap or lines of a metric"),
     "profile": ("model=NAME [KEY=VALUE ...]", "measure layer and communication times of this device"),
     "recommend": ("[KEY=VALUE ...]", "recommend a strategy for a job: plan, time, reasons, robustness"),

@@ -1,4 +1,4 @@
-"""``entrain-bench ls GROUP``: models, clusters, workloads or strategies that a run may name; what works with what."""
+"""``entrain-bench ls GROUP``: models, clusters, workloads or strategies that a run may name; supported combinations."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def _choices(group: str, config_dir: str | None) -> Mapping[str, str]:
 
 
 def _texts(group: str) -> Callable[[str | None], tuple[list[str], Rows]]:
-    return lambda config_dir: ([group, "what it is"], [[*row] for row in _choices(group, config_dir).items()])
+    return lambda config_dir: ([group, "description"], [[*row] for row in _choices(group, config_dir).items()])
 
 
 def _models(config_dir: str | None) -> tuple[list[str], Rows]:
     hub = [[f"{HUB}{one.name}", f"Without a network: {one.source}, {one.read}."] for one in bundled_models().values()]
-    return ["model", "what it is"], [*([*row] for row in _choices("model", config_dir).items()), *hub]
+    return ["model", "description"], [*([*row] for row in _choices("model", config_dir).items()), *hub]
 
 
 def _clusters(config_dir: str | None) -> tuple[list[str], Rows]:
@@ -38,7 +38,7 @@ def _clusters(config_dir: str | None) -> tuple[list[str], Rows]:
         values = composer.run((f"cluster={name}",)).cluster
         gpus = int(values["num_nodes"]) * int(values["gpus_per_node"])
         rows.append([name, str(gpus), str(values["device"]["name"]), cost_source(values), text])
-    return ["cluster", "GPUs", "device", "constants", "what it is"], rows
+    return ["cluster", "GPUs", "device", "constants", "description"], rows
 
 
 def _strategies(config_dir: str | None) -> tuple[list[str], Rows]:

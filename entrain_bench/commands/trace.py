@@ -87,7 +87,7 @@ def compose_trace(keys: TraceKeys, overrides: Sequence[str], config_dir: str | N
 
 
 def _tokenizer(given: str | None, overrides: Sequence[str]) -> str | None:
-    """Return the file of a tokenizer, or what the scan takes in place of one; ``UserError`` if it is not at hand."""
+    """Return the file of a tokenizer, or the scan's name for its own count; ``UserError`` if the file is missing."""
     chosen = given
     if given == AUTO:
         models = [text.partition("=")[2] for text in overrides if text.startswith("model=")]

@@ -335,7 +335,7 @@ class StepCosts:
 
 
 def _key_of(module: ModuleSpec, placed: ModuleLayout) -> tuple[object, ...]:
-    """What the step of a module depends on."""
+    """The facts that decide the step of a module."""
     sharding = placed.sharding, placed.nodes, placed.ep
     return id(module), placed.tp, placed.cp, placed.layers_per_stage, placed.digest_of_ranks, *sharding
 

@@ -58,7 +58,7 @@ def table_of(records: Sequence[Record]) -> pd.DataFrame:
         settings = [name for name in SETTINGS if name in table]
         rest = [name for name in table.columns if name not in settings]
         place = table.columns.tolist().index(settings[0])
-        table = table[[*rest[:place], *settings, *rest[place:]]].fillna(RARE)
+        table = table[[*rest[:place], *settings, *rest[place:]]].fillna(dict(RARE))
         if EXPERTS in table:
             table.insert(table.columns.tolist().index(DEGREES[-1]) + 1, EXPERTS, table.pop(EXPERTS))
     # Whole numbers, also if the planner chooses other rows' values.

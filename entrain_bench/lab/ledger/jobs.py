@@ -238,7 +238,7 @@ def jobs_for(row: LedgerRow, book: Book) -> list[LedgerJob]:
     suited = (machines for pattern, machines in source.devices.items() if fnmatchcase(row.gpu_type, pattern))
     machines: list[dict[str, Any]] = next(suited, [])
     known = (family for family in book.families if any(word in row.model.lower() for word in family["words"]))
-    family = next(known, {"skip": "architecture is not known"})
+    family: Mapping[str, Any] = next(known, {"skip": "architecture is not known"})
     row, opened = _completed(row, replace(source, given={**family.get("given", {}), **source.given}))
     experts = "experts" in family.get("model", {})
     needed = [*NEEDED, *(["sequence_parallel"] if row.tp != 1 else []), *(["vpp"] if row.pp != 1 else [])]
