@@ -191,13 +191,9 @@ def create_profile(
     belief_error: float = 0.0,
     belief_bias: float = 0.0,
     tuning_budget: int | None = None,
-    layers: LayerProfile | None = None,
 ) -> Profile:
-    """Return the profile of a job whose costs are ``truth`` and whose samples come from ``source``.
-
-    ``layers`` are those of an earlier profile with the same costs, source and seed.
-    """
+    """Return the profile of a job whose costs are ``truth`` and whose samples come from ``source``."""
     samples = ProfiledSamples(source, seed)
-    layers = layers or LayerProfile(truth, samples)
+    layers = LayerProfile(truth, samples)
     estimates = UnitEstimates(job.model, layers, seed, belief_error, belief_bias)
     return Profile(job, samples, layers, estimates, truth, tuning_budget)

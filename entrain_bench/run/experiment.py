@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from entrain_bench.balancing.chunk_estimates import packed_iteration_s
-from entrain_bench.balancing.estimates import LayerProfile, ProfiledSamples
 from entrain_bench.balancing.interface import Strategy
 from entrain_bench.balancing.profile import Profile, create_profile
 from entrain_bench.balancing.variants import free_options
@@ -87,7 +86,6 @@ class SharedJob:
     source: ShapeSource
     _batches: dict[tuple[int, int], SampleShapes] = field(default_factory=dict, repr=False, compare=False)
     _needs: dict[tuple[int, int], Need] = field(default_factory=dict, repr=False, compare=False)
-    _layers: dict[int, LayerProfile] = field(default_factory=dict, repr=False, compare=False)
 
     def batch(self, iteration: int, seed: int) -> SampleShapes:
         """The samples of an iteration; ``UserError`` for one that the model cannot take."""
@@ -98,16 +96,6 @@ class SharedJob:
             return shapes
 
         return remembered(self._batches, (iteration, seed), drawn, MAX_BATCHES)
-
-    def profile(
-        self, seed: int, belief_error: float = 0.0, belief_bias: float = 0.0, tuning_budget: int | None = None
-    ) -> Profile:
-        """A profile whose measured layers all strategies share; other arguments as for ``create_profile``."""
-        truth = self.truth.beyond
-        layers = remembered(
-            self._layers, seed, lambda: LayerProfile(truth, ProfiledSamples(self.source, seed)), MAX_JOBS
-        )
-        return create_profile(self.job, truth, self.source, seed, belief_error, belief_bias, tuning_budget, layers)
 
     def need(self, iteration: int, seed: int) -> Need:
         """Return the GPU time and lower bound of an iteration's samples under any layout."""
@@ -148,9 +136,10 @@ def prepare(config: RunConfig, source: ShapeSource | None = None) -> RunContext:
         require(not config.action_noise, "action_noise", config.action_noise, "0 with harness=train")
         require(config.slow_rank is None, "slow_rank", config.slow_rank, "null with harness=train")
         require(config.on_oom == FAIL, "on_oom", config.on_oom, f"{FAIL} with harness=train")
+    known = shared.job, truth.beyond, shared.source
     wrong = config.belief_error, config.belief_bias
-    profile = shared.profile(config.seed, *wrong)
-    planning = shared.profile(config.planning_seed, *wrong, tuning_budget=config.simulated_batches)
+    profile = create_profile(*known, config.seed, *wrong)
+    planning = create_profile(*known, config.planning_seed, *wrong, config.simulated_batches)
     options = free_options(config.strategy.get("options", {}), parts) if config.tunes_options else ()
     strategy = Strategy(
         str(config.strategy["name"]), **parts, options=tuple(options), free_sharding=config.tunes_options

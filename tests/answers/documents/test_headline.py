@@ -73,7 +73,7 @@ def test_a_strategy_counts_as_of_today_only_with_what_its_framework_has() -> Non
     assert row.fastest
     assert row.today
     assert (row.fastest.time_s, row.fastest.framework) == (pytest.approx(0.9), "")
-    assert (row.today.strategy, row.today.time_s, row.today.framework) == (
+    assert (row.today.name, row.today.time_s, row.today.framework) == (
         "Megatron",
         pytest.approx(2.1),
         "Megatron-LM",

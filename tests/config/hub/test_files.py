@@ -179,8 +179,8 @@ def test_files_of_a_named_model_are_fetched_once(
 
 @pytest.mark.usefixtures("cache")
 def test_without_a_network_bundled_models_of_similar_names_are_named() -> None:
-    with pytest.raises(UserError, match=r"cannot be fetched \(.*\)\. Use model=qwen25vl_7b or ") as raised:
-        published_model("hf:Qwen/Qwen2.5-VL-7B-Instruct")
+    with pytest.raises(UserError, match=r"cannot be fetched \(.*\)\. Use model=qwen25vl_7b ") as raised:
+        published_model("hf:Qwen/Qwen2.5-VL-7B-Instruct-AWQ")
     assert str(raised.value).endswith(" (bundled), or model=FOLDER with its config.json")
 
 
