@@ -189,7 +189,8 @@ def test_pages_have_the_tables_of_the_configuration() -> None:
     # The H200 has what it does not state from the H100, and sources of its own.
     assert "0.655 derived | 0.655 carried over |" in tables["devices"]
     assert "| a40 | nvlink | `bandwidth_bytes_per_s` | 4.8e10 cited | NCCL " in tables["links"]
-    pages = "".join((DOCS / page).read_text() for page in ("configuration.md", "constants.md", "strategies/README.md"))
+    pages_of = ("configuration.md", "constants.md", "models.md", "strategies/README.md")
+    pages = "".join((DOCS / page).read_text() for page in pages_of)
     for name, text in tables.items():
         assert f"<!-- table: {name} -->\n\n{text}\n<!-- end -->" in pages
 
