@@ -46,6 +46,7 @@ class Roofline:
 
     cluster: ClusterSpec
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
+    exchanges: bool = True  # False: tokens reach their experts in no time
     _known: dict[tuple[object, ...], tuple[ModuleSpec, list[PassTimes]]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
@@ -189,7 +190,7 @@ class Roofline:
             for product in layer.gemms
         ]
         times = self._passes_s(layer, loads, gemms, tp, cp, split)
-        if groups is None or ep == 1:
+        if groups is None or ep == 1 or not self.exchanges:
             return times
         sent = self._exchange_s(layer, np.maximum(tokens, routed), tp, cp, groups)
         back = sent * (layer.backward_share > 0)
