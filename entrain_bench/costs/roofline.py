@@ -13,7 +13,7 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze, sum_in_order
 from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.layer_times import PassTimes, Stages
-from entrain_bench.costs.links import all_gather_s, all_reduce_s, all_to_all_s, peers_by_tier
+from entrain_bench.costs.links import all_gather_s, all_reduce_s, all_to_all_s, name_of_exchange, peers_by_tier
 from entrain_bench.costs.loads import Loads, busiest_area, compute_loads, padded, score_area
 from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, HEAD_DIM, UNFUSED, ClusterSpec
 from entrain_bench.specs.framework import BF16, CAST_BYTES, FrameworkOptions
@@ -315,7 +315,7 @@ class Roofline:
 
         if len(loads.tokens) > MAX_KNOWN_CHUNKS:
             return made()[1]
-        exchange = None if groups is None else (groups.shape, groups.tobytes())
+        exchange = name_of_exchange(groups, self.cluster)
         return remembered(self._known, (id(module), tp, parts, split, exchange, loads.content), made, MAX_KNOWN)[1]
 
     def _kind_s(self, layer: Layer, loads: Loads, tp: int, cp: int, split: bool, groups: IntArray | None) -> PassTimes:
