@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, rows_of
+from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.costs.bound import stages_held
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
@@ -33,7 +33,7 @@ EXPERT_SHARES = ("time_exchange_share", "time_experts_share")
 
 @dataclass(frozen=True, slots=True)
 class OfExperts:
-    """What experts take of the time of actions ``[actions]``."""
+    """Time of experts in each action ``[actions]``."""
 
     exchange_s: FloatArray  # all-to-all of tokens, in seconds of communication
     uneven: FloatArray  # share of the computation that equal loads of experts would save
@@ -182,7 +182,7 @@ def _occupied_s(timeline: Timeline, remade: FloatArray, experts: OfExperts | Non
     busy_s = end_s - start_s
     inside_s = np.clip(timeline.comm_s[own], 0.0, busy_s)
     computed_s = busy_s - inside_s
-    of_experts = []
+    of_experts: list[tuple[IntArray, FloatArray]] = []
     if experts:
         exchange_s = np.minimum(experts.exchange_s[own], inside_s)
         uneven_s = experts.uneven[own] * computed_s
