@@ -38,7 +38,6 @@ from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import RunResult
 from entrain_bench.records.records import Record, Results
 from entrain_bench.records.tables import table_of
-from entrain_bench.records.time_shares import TIME_SHARES
 from entrain_bench.run.cells import compose_cells, is_beside, run_cells
 
 # Resolution of a figure in a notebook, and letters of a line of text.
@@ -211,7 +210,7 @@ def _run(result: RunResult) -> View:
     rows = [(name, f"{value:.4g}") for name, value in result.metrics.items()]
 
     def draw() -> Figure:
-        shares = {TIME_WORDS[name]: result.metrics[name] for name in TIME_SHARES if result.metrics.get(name)}
+        shares = {TIME_WORDS[name]: result.metrics[name] for name in TIME_WORDS if result.metrics.get(name)}
         figure, (panel,) = panels(1, 1, DOUBLE_COLUMN_IN, 2.0)
         panel.barh([*shares], [*shares.values()])
         panel.invert_yaxis()

@@ -13,7 +13,7 @@ from entrain_bench.answers.statistics import Interval
 from entrain_bench.records.keys import COSMETIC_KEYS
 from entrain_bench.records.leaves import flatten
 from entrain_bench.records.records import LABELS, Record
-from entrain_bench.records.time_shares import TIME_SHARES
+from entrain_bench.records.time_shares import EXPERT_SHARES, TIME_SHARES
 
 NAMES = tuple(name for name in LABELS if name != "seed")
 # Last words of paths that name a choice: the class of a part, the name of a device.
@@ -89,7 +89,8 @@ class SeedGroup:
     def seconds_by_class(self) -> dict[str, float]:
         """Mean seconds of an iteration over seeds, by class of ``TIME_SHARES``; empty if they are not measured."""
         times = self.values(TIME)
-        shares = {name: self.values(name) for name in TIME_SHARES}
+        shares = {name: self.values(name) for name in (*TIME_SHARES, *EXPERT_SHARES)}
+        shares = {name: share for name, share in shares.items() if share or name in TIME_SHARES}
         if not times or any(share.keys() != times.keys() for share in shares.values()):
             return {}
         return {

@@ -10,11 +10,12 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.hub.files import HUB, bundled_models, published_model
 from entrain_bench.program.layout import Layout, check_layout
-from entrain_bench.run.experiment import prepare
+from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.specs.cluster import DeviceSpec
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import parse
+from entrain_bench.train.settings import check_trained
 
 YES = "yes"
 JOB = (
@@ -77,26 +78,33 @@ def _check_training(spec: ModelSpec) -> None:
 
 
 def strategies_table() -> Table:
-    """Return a row for every strategy: which features a small job of it may have, and whether groups have widths."""
+    """Return a row for every strategy: which features a small job of it may have, whether it trains, its widths."""
     composer = Composer()
     rows = []
     for facts in strategy_facts():
-        layouts: list[Layout] = []
-        cells = [_tried(composer, facts.name, overrides, layouts) for overrides in FEATURES.values()]
-        widths = any(len(placed.degrees) > 1 for layout in layouts for placed in layout.modules)
-        rows.append([facts.name, *cells, YES if widths else "fixed"])
-    return ["strategy", *FEATURES, "widths of groups"], rows
+        planned: list[tuple[RunContext, Layout]] = []
+        cells = [_tried(composer, facts.name, overrides, planned) for overrides in FEATURES.values()]
+        trains = attempt(partial(_check_trained, *planned[0])) if planned else cells[0]
+        widths = any(len(placed.degrees) > 1 for _, layout in planned for placed in layout.modules)
+        rows.append([facts.name, *cells, trains, YES if widths else "fixed"])
+    return ["strategy", *FEATURES, "train", "widths of groups"], rows
 
 
-def _tried(composer: Composer, strategy: str, overrides: tuple[str, ...], layouts: list[Layout]) -> str:
+def _tried(
+    composer: Composer, strategy: str, overrides: tuple[str, ...], planned: list[tuple[RunContext, Layout]]
+) -> str:
     def plan() -> None:
         setting = prepare(composer.run((*JOB, f"strategy={strategy}", *overrides)))
         layout = setting.plan()
         check_layout(layout, setting.job.model, setting.job.cluster)
         setting.strategy.program(setting.source.batch(0, setting.job.global_batch, 0), layout, setting.profile)
-        layouts.append(layout)
+        planned.append((setting, layout))
 
     return attempt(plan)
+
+
+def _check_trained(setting: RunContext, layout: Layout) -> None:
+    check_trained(layout, setting.job.model, setting.job.framework)
 
 
 def devices_table() -> Table:

@@ -34,6 +34,8 @@ TIME_WORDS = {
     "time_pipeline_share": "pipeline fill and drain",
     "time_step_share": "step: gradients, optimizer, weights",
     "time_unused_share": "unused GPUs",
+    "time_exchange_share": "all-to-all of experts",
+    "time_experts_share": "unequal experts",
 }
 # The same in a sentence, without the content of a class.
 SHORT_TIME_WORDS = TIME_WORDS | {

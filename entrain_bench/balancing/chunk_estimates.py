@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from entrain_bench.balancing.estimates import name_of
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.arithmetic import matmul
 from entrain_bench.base.arrays import FloatArray, IntArray, sum_rows
@@ -52,7 +51,7 @@ def _kinds_s(module: ModuleSpec, placed: ModuleLayout, shapes: SampleShapes, pro
         fit = profile.layers.forward_fit(module, placed.tp, placed.cp, placed.expert_groups)
         return np.maximum(matmul(fit, [mean**2, mean, 1.0]), 1e-12)
 
-    key = ("kinds", module.name, placed.tp, placed.cp, *name_of(placed.expert_groups))
+    key = ("kinds", module.name, placed.tp, placed.cp, *profile.layers.name_of(placed.expert_groups))
     return profile.estimates.remember(shapes, key, made)
 
 
@@ -88,7 +87,8 @@ def packed_units_s(
         added = times.of(module.lengths(shapes, module.units(shapes)))
         return np.asarray(added * profile.estimates.error_factor(module, shapes)[:, None])
 
-    return profile.estimates.remember(shapes, ("packed", module.name, tp, cp, split, *name_of(groups)), made)
+    key = ("packed", module.name, tp, cp, split, *profile.layers.name_of(groups))
+    return profile.estimates.remember(shapes, key, made)
 
 
 def packed_chunks_s(

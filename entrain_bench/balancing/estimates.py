@@ -11,6 +11,7 @@ from entrain_bench.base.arithmetic import GOLDEN, fit_polynomial, log2, matmul, 
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze, offsets_from_counts
 from entrain_bench.base.errors import require
 from entrain_bench.costs.layer_times import PassTimes
+from entrain_bench.costs.links import name_of_exchange
 from entrain_bench.costs.sharding import LayerTraffic, layer_traffic
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import ModuleLayout
@@ -208,11 +209,6 @@ class ProfiledSamples:
         return self._means[module.name]
 
 
-def name_of(groups: IntArray | None) -> tuple[object, ...]:
-    """Return the part of a key that identifies expert-parallel groups; empty without."""
-    return () if groups is None else (groups.shape, groups.tobytes())
-
-
 @dataclass(slots=True, eq=False)
 class LayerProfile:
     """Measured layers; each measurement and each fit is made once.
@@ -227,6 +223,10 @@ class LayerProfile:
     _packs: dict[tuple[object, ...], PackTimes] = field(init=False, default_factory=dict)
     # Seconds that steps add to average microbatches, by layout (``ProgramTimes.step_s``).
     steps_s: dict[tuple[object, ...], float] = field(init=False, default_factory=dict)
+
+    def name_of(self, groups: IntArray | None) -> tuple[object, ...]:
+        """Return the part of a key that identifies how ranks of expert-parallel groups are linked; empty without."""
+        return name_of_exchange(groups, self._truth.cluster)
 
     def measure(
         self, module: ModuleSpec, lengths: IntArray, tp: int, cp: int, groups: IntArray | None = None
@@ -255,7 +255,7 @@ class LayerProfile:
 
     def forward_fit(self, module: ModuleSpec, tp: int, cp: int, groups: IntArray | None = None) -> FloatArray:
         """Coefficients of ``a x^2 + b x + c``, seconds of a forward of each layer kind ``[kinds, 3]``."""
-        key = (module.name, tp, cp, *name_of(groups))
+        key = (module.name, tp, cp, *self.name_of(groups))
         if key not in self._fits:
             measured = [self.measure(module, np.array([tokens]), tp, cp, groups) for tokens in PROFILED_TOKENS]
             forward = np.array([[(kind.forward_s + kind.forward_comm_s)[0] for kind in kinds] for kinds in measured])
@@ -266,7 +266,7 @@ class LayerProfile:
         self, module: ModuleSpec, tp: int, cp: int, split: bool = False, groups: IntArray | None = None
     ) -> PackTimes:
         """Return seconds that sequences add to a packed chunk, and a chunk's own; ``split``: with weight passes."""
-        key = (module.name, tp, cp, split, *name_of(groups))
+        key = (module.name, tp, cp, split, *self.name_of(groups))
         if key not in self._packs:
             lengths, offsets = probes()
             self._packs[key] = pack_times(self.measure_packs(module, lengths, offsets, tp, cp, split, groups))
@@ -282,7 +282,7 @@ class LayerProfile:
         """Return measured forward and backward seconds of every layer on a mean microbatch ``[layers]``."""
         units, length = self._samples.mean_units(module)
         count = max(1, round(units * global_batch / num_microbatches))
-        key = (module.name, count, placed.tp, placed.cp, *name_of(placed.expert_groups))
+        key = (module.name, count, placed.tp, placed.cp, *self.name_of(placed.expert_groups))
         if key not in self._passes:
             lengths = np.full(count, max(1, round(length)))
             times = self.measure(module, lengths, placed.tp, placed.cp, placed.expert_groups)
@@ -356,7 +356,7 @@ class UnitEstimates:
             exact = np.maximum((a * lengths + b) * lengths + c, 0.0)
             return np.asarray(exact * self.error_factor(module, shapes))
 
-        return self.remember(shapes, ("forward", module.name, tp, cp, *name_of(groups)), made)
+        return self.remember(shapes, ("forward", module.name, tp, cp, *self._layers.name_of(groups)), made)
 
     def error_factor(self, module: ModuleSpec, shapes: SampleShapes) -> FloatArray:
         """Return the erroneous over the exact estimate of each unit ``[units]``, for a strategy's own estimates."""

@@ -49,6 +49,14 @@ def sum_in_order(terms: Sequence[FloatArray], like: FloatArray) -> FloatArray:
     return total
 
 
+def numbered(*labels: IntArray) -> IntArray:
+    """Return the number of each row's labels among all that there are, sorted; labels are at least 0 ``[rows]``."""
+    key = np.zeros(len(labels[0]), np.int64)
+    for label in labels:
+        key = key * (int(label.max(initial=0)) + 1) + label
+    return np.unique(key, return_inverse=True)[1]
+
+
 def freeze(*arrays: NDArray[np.generic]) -> None:
     """Make arrays read-only, so that a frozen dataclass is frozen all the way down."""
     for array in arrays:

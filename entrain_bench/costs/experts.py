@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.arrays import IntArray, numbered
 from entrain_bench.costs.layer_times import PassTimes
 from entrain_bench.costs.loads import Loads
 from entrain_bench.program.assignment import Chunks
@@ -20,8 +20,7 @@ def meeting_chunks(placed: ModuleLayout, chunks: Chunks) -> IntArray | None:
     """Number of the meeting of each chunk ``[chunks]``; None if no group spans replicas."""
     if placed.expert_span == 1 or not len(chunks):
         return None
-    labels = np.stack([chunks.replica // placed.expert_span, chunks.microbatch, chunks.part])
-    return np.asarray(np.unique(labels, axis=1, return_inverse=True)[1].ravel())
+    return numbered(chunks.replica // placed.expert_span, chunks.microbatch, chunks.part)
 
 
 def shared_out(loads: Loads, placed: ModuleLayout, meeting: IntArray | None) -> Loads:

@@ -1,6 +1,7 @@
 """Communication times: latency-bandwidth formulas of ring collectives and point-to-point transfers."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -38,6 +39,19 @@ def broadcast_s(num_bytes: ArrayLike, num_ranks: int, tier: LinkTier) -> FloatAr
 
 def peers_by_tier(groups: IntArray, cluster: ClusterSpec) -> list[list[int]]:
     """Peers of a rank behind the links of each tier, every combination once, of groups of ranks ``[groups, ranks]``."""
+    return _count_peers(groups.shape, groups.astype(np.int64).tobytes(), cluster)
+
+
+def name_of_exchange(groups: IntArray | None, cluster: ClusterSpec) -> tuple[object, ...]:
+    """Return all of expert-parallel groups that times depend on, as part of a key; empty without groups."""
+    if groups is None:
+        return ()
+    return groups.shape[1], *map(tuple, peers_by_tier(groups, cluster))
+
+
+@lru_cache(maxsize=4096)
+def _count_peers(shape: tuple[int, ...], content: bytes, cluster: ClusterSpec) -> list[list[int]]:
+    groups = np.frombuffer(content, np.int64).reshape(shape)
     peers = np.zeros((*groups.shape, len(cluster.tiers)), np.int64)
     for member in range(groups.shape[1]):
         tier = cluster.tier_of(groups, groups[:, member, None])

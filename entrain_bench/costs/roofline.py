@@ -13,7 +13,7 @@ import numpy as np
 from entrain_bench.base.arrays import FloatArray, IntArray, freeze, sum_in_order
 from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.layer_times import PassTimes, Stages
-from entrain_bench.costs.links import all_gather_s, all_reduce_s, all_to_all_s, peers_by_tier
+from entrain_bench.costs.links import all_gather_s, all_reduce_s, all_to_all_s, name_of_exchange, peers_by_tier
 from entrain_bench.costs.loads import Loads, busiest_area, compute_loads, padded, score_area
 from entrain_bench.specs.cluster import FLASH1, FLASH2, FLASH3, HEAD_DIM, UNFUSED, ClusterSpec
 from entrain_bench.specs.framework import BF16, CAST_BYTES, FrameworkOptions
@@ -46,6 +46,7 @@ class Roofline:
 
     cluster: ClusterSpec
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
+    exchanges: bool = True  # False: tokens reach their experts in no time
     _known: dict[tuple[object, ...], tuple[ModuleSpec, list[PassTimes]]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
@@ -189,7 +190,7 @@ class Roofline:
             for product in layer.gemms
         ]
         times = self._passes_s(layer, loads, gemms, tp, cp, split)
-        if groups is None or ep == 1:
+        if groups is None or ep == 1 or not self.exchanges:
             return times
         sent = self._exchange_s(layer, np.maximum(tokens, routed), tp, cp, groups)
         back = sent * (layer.backward_share > 0)
@@ -314,7 +315,7 @@ class Roofline:
 
         if len(loads.tokens) > MAX_KNOWN_CHUNKS:
             return made()[1]
-        exchange = None if groups is None else (groups.shape, groups.tobytes())
+        exchange = name_of_exchange(groups, self.cluster)
         return remembered(self._known, (id(module), tp, parts, split, exchange, loads.content), made, MAX_KNOWN)[1]
 
     def _kind_s(self, layer: Layer, loads: Loads, tp: int, cp: int, split: bool, groups: IntArray | None) -> PassTimes:

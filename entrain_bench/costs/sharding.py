@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray
+from entrain_bench.base.arrays import BoolArray, FloatArray, IntArray, numbered
 from entrain_bench.costs.experts import meeting_chunks
 from entrain_bench.costs.layer_times import PassTimes, priced_by_width
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.loads import Loads
 from entrain_bench.costs.profiled.times import LayerTimes
 from entrain_bench.program import Pass, Program
-from entrain_bench.program.assignment import Chunks
 from entrain_bench.program.columns import covered_layers
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.specs.cluster import ClusterSpec
@@ -161,7 +160,8 @@ def collective_passes(program: Program) -> IntArray:
     group = np.full(program.num_actions, -1)
     count = 0
     for index, (placed, chunks) in enumerate(zip(program.layout.modules, program.chunks, strict=True)):
-        number = _turns_of_replicas(chunks) if placed.scatters and placed.copies > 1 else meeting_chunks(placed, chunks)
+        together = placed.scatters and placed.copies > 1
+        number = numbered(chunks.microbatch, chunks.part) if together else meeting_chunks(placed, chunks)
         if number is None or not len(chunks):
             continue
         every = np.ones(len(chunks), bool)
@@ -173,11 +173,6 @@ def collective_passes(program: Program) -> IntArray:
                 group[actions[alike, stage]] = count + number[alike]
                 count += 1 + int(number[alike].max(initial=-1))
     return group
-
-
-def _turns_of_replicas(chunks: Chunks) -> IntArray:
-    labels = np.stack([chunks.microbatch, chunks.part])
-    return np.asarray(np.unique(labels, axis=1, return_inverse=True)[1].ravel())
 
 
 def passes_together(program: Program) -> IntArray | None:

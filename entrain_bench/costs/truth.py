@@ -127,12 +127,14 @@ class CostTruth:
     noise: ActionNoise = field(default_factory=ActionNoise)
     measured: ProfiledTimes | None = None  # from a device profile; None: roofline
     slow_rank: SlowRank | None = None  # None: all ranks are equally fast
+    exchanges: bool = True  # False: tokens reach their experts in no time, to measure how long they take
     layer_times: LayerTimes = field(init=False, repr=False, compare=False)
     memory: Memory = field(init=False, repr=False, compare=False)
     step_costs: StepCosts = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layer_times", self.measured or Roofline(self.cluster, self.framework))
+        roofline = Roofline(self.cluster, self.framework, self.exchanges)
+        object.__setattr__(self, "layer_times", self.measured or roofline)
         object.__setattr__(self, "memory", Memory(self.model, self.framework, device=self.cluster.device))
         object.__setattr__(self, "step_costs", StepCosts(self.memory, self.layer_times, self.cluster))
 

@@ -11,30 +11,36 @@ from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import CASE, JOB, lacking, over_seeds, range_of, run_table
 from entrain_bench.answers.text import TIME_WORDS
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, ROW_IN, Picture, panels
-from entrain_bench.records.time_shares import TIME_SHARES
+from entrain_bench.records.time_shares import EXPERT_SHARES, TIME_SHARES
 
 EXPERIMENT = "iteration_time"
 RUNS = True
 load = run_table
 # Computation is blue, communication yellow, unequal load red, the rest grey.
 COLOURS = ["#123c69", "#5b8fc0", "#b9d3ea", "#e8b02f", "#7f1d1d", "#cf4a3c", "#f3a08c", "#bdbdbd", "#757575", "#e3e3e3"]
+COLOURS_OF_EXPERTS = ["#f7dc8b", "#b5651d"]
 
 
 def draw(data: pd.DataFrame) -> Picture:
     """A bar a strategy, mean over its jobs, the most ideal work on top."""
     labels = names(data, "strategy")
-    table = over_seeds(data, CASE, **{name: (name, "mean") for name in TIME_SHARES})
+    of_experts = [name for name in EXPERT_SHARES if name in data]
+    classes = [*TIME_SHARES, *of_experts]
+    table = over_seeds(data.fillna(dict.fromkeys(of_experts, 0.0)), CASE, **{name: (name, "mean") for name in classes})
     there = table.dropna(subset=TIME_SHARES[0])
-    shares = there.groupby("strategy", sort=False)[[*TIME_SHARES]].mean()
+    shares = there.groupby("strategy", sort=False)[classes].mean()
     shares = shares.sort_values(TIME_SHARES[0], ascending=False, kind="stable")
     num_jobs = len(table[JOB].drop_duplicates())
     counts = there["strategy"].value_counts()
     fewer = counts[counts < num_jobs].map(" ({} jobs)".format)
     figure, (panel,) = panels(1, 1, DOUBLE_COLUMN_IN, max(1.5, 0.5 + ROW_IN * len(shares)))
     left = pd.Series(0.0, shares.index)
-    for name, colour in zip(TIME_SHARES, COLOURS, strict=True):
+    colours = dict(zip((*TIME_SHARES, *EXPERT_SHARES), COLOURS + COLOURS_OF_EXPERTS, strict=True))
+    for name in classes:
         if shares[name].max() > 0:
-            panel.barh(range(len(shares)), shares[name], 0.78, left, color=colour, label=TIME_WORDS[name], linewidth=0)
+            panel.barh(
+                range(len(shares)), shares[name], 0.78, left, color=colours[name], label=TIME_WORDS[name], linewidth=0
+            )
         left = left + shares[name]
     for place, work in enumerate(shares[TIME_SHARES[0]]):
         panel.text(work - 0.01, place, f"{100 * work:.0f}", ha="right", va="center", color="white")

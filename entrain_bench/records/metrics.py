@@ -25,7 +25,13 @@ from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.program.table import parent_microbatches
 from entrain_bench.program.timeline import Timeline
-from entrain_bench.records.time_shares import TIME_SHARES, remade_share, time_shares
+from entrain_bench.records.time_shares import (
+    EXPERT_SHARES,
+    TIME_SHARES,
+    remade_share,
+    time_of_experts,
+    time_shares,
+)
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import Counts
 
@@ -133,8 +139,10 @@ class ExecutedIteration:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Shares of GPU time, by ``TIME_SHARES``."""
-        return time_shares(self.timeline, self.num_gpus, self.need.gpu_s, remade_share(self.truth, self.program))
+        """Shares of GPU time, by ``TIME_SHARES``, and of experts, if there are any."""
+        remade = remade_share(self.truth, self.program)
+        experts = time_of_experts(self.truth, self.program)
+        return time_shares(self.timeline, self.num_gpus, self.need.gpu_s, remade, experts)
 
 
 def _share(name: str) -> Callable[[ExecutedIteration], float]:
@@ -164,6 +172,8 @@ SUITE: tuple[Metric, ...] = (
     Metric("cluster_bound_s", "s", compute=lambda run: run.need.bound_s),
     *(Metric(name, "1", compute=_share(name)) for name in TIME_SHARES),
 )
+# Metrics that runs with experts add, after the others.
+OF_EXPERTS = tuple(Metric(name, "1") for name in EXPERT_SHARES)
 # Metrics that training adds. A loss may be infinite or not a number.
 TRAINING = (
     Metric("loss", "1", "low", least=-inf),
@@ -172,7 +182,7 @@ TRAINING = (
     Metric("input_stall_s", "s", "low"),
     Metric("input_stall_mean_s", "s", "low"),
 )
-KNOWN = {one.name: one for one in (*SUITE, *TRAINING)}
+KNOWN = {one.name: one for one in (*SUITE, *OF_EXPERTS, *TRAINING)}
 
 
 def metrics_in(config_dir: str) -> tuple[Metric, ...]:
@@ -206,7 +216,8 @@ def measure(
     """The metrics of one iteration, and those ``added`` of the user's (``metrics_in``), by their columns."""
     need = find_need(truth, timeline.program.shapes.unpadded) if need is None else need
     run = ExecutedIteration(timeline, truth, host_time or HostTime(), need)
-    return {one.name: one.compute(run) for one in (*SUITE, *added) if one.compute}
+    values = {one.name: one.compute(run) for one in (*SUITE, *added) if one.compute}
+    return values | {name: run.shares[name] for name in EXPERT_SHARES if name in run.shares}
 
 
 def check_numbers(metrics: Mapping[str, object], added: Iterable[Metric] = ()) -> None:

@@ -28,6 +28,7 @@ from entrain_bench.records.keys import workload_of
 from entrain_bench.records.leaves import parameters_text, setting_text
 from entrain_bench.records.metrics import FAILED, KNOWN, SUITE, RunResult, check_results
 from entrain_bench.records.sealed import log_warning, say_nothing, sealed, unsealed
+from entrain_bench.records.time_shares import EXPERT_SHARES
 from entrain_bench.specs.workload import Counts
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class Record:
             "status": self.status,
             "reason": self.reason,
             **{name: self.metrics.get(name) for name in (*METRICS, *self.added)},
+            **{name: self.metrics[name] for name in EXPERT_SHARES if name in self.metrics},
             **{name: setting_text(self.config.get(name)) for name in SETTINGS if self._shows(name)},
             **degrees,
             **({} if experts is None else {EXPERTS: experts}),

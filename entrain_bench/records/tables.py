@@ -12,6 +12,7 @@ from entrain_bench.base.files import write_atomically
 from entrain_bench.records.leaves import VARIANT, variant_text
 from entrain_bench.records.metrics import TIME
 from entrain_bench.records.records import DEGREES, EXPERTS, METRICS, RARE, SETTINGS, Record, Results
+from entrain_bench.records.time_shares import EXPERT_SHARES
 
 LOCK_TIMEOUT_S = 60.0
 # Compression level of zstd; higher ones save a thirtieth and take ten times as long.
@@ -50,8 +51,9 @@ def table_of(records: Sequence[Record]) -> pd.DataFrame:
     if len(table):
         place = table.columns.tolist().index("workload_parameters") + 1
         table.insert(place, VARIANT, [variant_text(record.config) for record in records])
-        # A user's metric may exist for some runs only, but its column follows the others.
-        added = sorted({name for record in records for name in record.added})
+        # A user's metric, as those of experts, may exist for some runs only, but its column follows the others.
+        added = [name for name in EXPERT_SHARES if name in table]
+        added += sorted({name for record in records for name in record.added})
         rest = [name for name in table.columns if name not in added]
         place = rest.index(METRICS[-1]) + 1
         table = table[[*rest[:place], *added, *rest[place:]]]

@@ -5,11 +5,11 @@ docs/metrics.md defines the classes; ``where_time_goes`` draws them.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, rows_of
+from entrain_bench.base.arrays import FloatArray, IntArray, rows_of
 from entrain_bench.costs.bound import stages_held
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
@@ -27,23 +27,36 @@ TIME_SHARES = (
     "time_step_share",
     "time_unused_share",
 )
+# Those of a model with experts alone, after the others.
+EXPERT_SHARES = ("time_exchange_share", "time_experts_share")
 
 
-def time_shares(timeline: Timeline, num_ranks: int, least_gpu_s: float, remade: FloatArray) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class OfExperts:
+    """Time of experts in each action ``[actions]``."""
+
+    exchange_s: FloatArray  # all-to-all of tokens, in seconds of communication
+    uneven: FloatArray  # share of the computation that equal loads of experts would save
+
+
+def time_shares(
+    timeline: Timeline, num_ranks: int, least_gpu_s: float, remade: FloatArray, experts: OfExperts | None = None
+) -> dict[str, float]:
     """Shares of the GPU time of an iteration, by ``TIME_SHARES``; none is negative, and together they are 1.
 
     docs/metrics.md defines them. ``num_ranks`` includes unused ones, ``least_gpu_s`` is of ``costs.bound``, and
-    ``remade`` is the share of each action's computation that runs a forward once more ``[actions]``.
+    ``remade`` is the share of each action's computation that runs a forward once more ``[actions]``. With ``experts``
+    there are ``EXPERT_SHARES``, too.
     """
     program = timeline.program
     width = program.layout.lane_width
     begin_s = float(timeline.start_s[program.is_pass].min())
     core_s = float(timeline.end_s[program.is_pass].max()) - begin_s
-    kinds_s = _occupied_s(timeline, remade)
+    kinds_s = _occupied_s(timeline, remade, experts)
     # A lane's clock is that of several ranks where they were measured: its actions then may overlap.
     kinds_s *= np.minimum(core_s / np.maximum(kinds_s.sum(axis=0), core_s), 1.0)
     occupied = np.minimum(kinds_s.sum(axis=0), core_s)
-    compute, again, comm, synced = (kinds_s * width).sum(axis=1).tolist()
+    compute, again, comm, synced, *of_experts = (kinds_s * width).sum(axis=1).tolist()
     stage_s, stage_ranks = _class_means(program, occupied)
     fullest = float(stage_s.max())
     busiest = float(occupied.max())
@@ -63,8 +76,34 @@ def time_shares(timeline: Timeline, num_ranks: int, least_gpu_s: float, remade: 
         pipeline_s * used,
         (total_s - core_s) * used + synced,
         (num_ranks - used) * total_s,
+        *of_experts,
     )
-    return {name: seconds / (num_ranks * total_s) for name, seconds in zip(TIME_SHARES, gpu_s, strict=True)}
+    names = (*TIME_SHARES, *(EXPERT_SHARES if experts else ()))
+    return {name: seconds / (num_ranks * total_s) for name, seconds in zip(names, gpu_s, strict=True)}
+
+
+def time_of_experts(truth: CostTruth, program: Program) -> OfExperts | None:
+    """Compare every action's passes with those of equal loads and of exchanges in no time; None without experts."""
+    if not any(layer.num_experts for module in program.model.modules for layer in module.kinds):
+        return None
+    exchange_s = np.zeros(program.num_actions)
+    uneven = np.zeros(program.num_actions)
+    silent = replace(truth, exchanges=False)
+    for index, (module, placed) in enumerate(zip(program.model.modules, program.layout.modules, strict=True)):
+        if placed.ep == 1:
+            continue
+        remade = program.remade[index] if program.remade else None
+        of = program.shapes, program.chunks[index], remade, program.splits_backward(index)
+        even_module = replace(module, layers=tuple(layer.balanced() for layer in module.layers))
+        real, without = (costs.chunk_times(module, placed, *of) for costs in (truth, silent))
+        even = truth.chunk_times(even_module, placed, *of)
+        for at, name in (program.forward_actions(index), "forward"), (program.backward_actions(index), "backward"):
+            comm_s = getattr(real, f"{name}_comm_s") - getattr(without, f"{name}_comm_s")
+            exchange_s[at] = np.maximum(comm_s, 0.0)
+            whole_s = getattr(real, f"{name}_s")
+            saved_s = whole_s - getattr(even, f"{name}_s")
+            uneven[at] = np.divide(saved_s, whole_s, out=np.zeros_like(whole_s), where=saved_s > 0)
+    return OfExperts(exchange_s, uneven)
 
 
 def remade_share(truth: CostTruth, program: Program) -> FloatArray:
@@ -121,8 +160,11 @@ def _mean_passes_s(timeline: Timeline, module: int) -> FloatArray:
     return np.asarray(total_s / np.maximum(np.bincount(replica, minlength=placed.copies), 1)[:, None])
 
 
-def _occupied_s(timeline: Timeline, remade: FloatArray) -> FloatArray:
-    """Return seconds of computation, recomputation, communication, and synchronization after passes ``[4, lanes]``."""
+def _occupied_s(timeline: Timeline, remade: FloatArray, experts: OfExperts | None) -> FloatArray:
+    """Return seconds of computation, recomputation, communication, and synchronization after passes ``[kinds, lanes]``.
+
+    With ``experts`` those of their exchange and of their unequal loads follow, and are in no other.
+    """
     program = timeline.program
     lanes = program.layout.num_lanes
     lane = rows_of(program.lane_offsets)
@@ -140,6 +182,13 @@ def _occupied_s(timeline: Timeline, remade: FloatArray) -> FloatArray:
     busy_s = end_s - start_s
     inside_s = np.clip(timeline.comm_s[own], 0.0, busy_s)
     computed_s = busy_s - inside_s
+    of_experts: list[tuple[IntArray, FloatArray]] = []
+    if experts:
+        exchange_s = np.minimum(experts.exchange_s[own], inside_s)
+        uneven_s = experts.uneven[own] * computed_s
+        inside_s = inside_s - exchange_s
+        computed_s = computed_s - uneven_s
+        of_experts = [(mine, exchange_s), (mine, uneven_s)]
     again_s = remade[own] * computed_s
     free_s = np.full(lanes, begin_s)
     np.maximum.at(free_s, mine, end_s)
@@ -152,6 +201,7 @@ def _occupied_s(timeline: Timeline, remade: FloatArray) -> FloatArray:
         (mine, again_s),
         (mine, inside_s + waited_s),
         (theirs, np.maximum(shown_s, 0)),
+        *of_experts,
     )
     return np.stack([np.bincount(at, weights=seconds, minlength=lanes) for at, seconds in parts])
 

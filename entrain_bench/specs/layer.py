@@ -156,6 +156,10 @@ class Layer:
         std = self.expert_load_std * sqrt(ep / max(self.num_experts, 1))
         return 1.0 + std * GREATEST_OF_NORMALS[min((ep - 1).bit_length(), len(GREATEST_OF_NORMALS) - 1)]
 
+    def balanced(self) -> Layer:
+        """The layer with equal loads of its experts."""
+        return replace(self, remade=self.remade and self.remade.balanced(), expert_load_std=0.0)
+
     def learning_as(self, other: Layer) -> Layer:
         """Return the layer, frozen if the other layer is frozen."""
         return self if other.learns else self.frozen(passes_gradients=other.backward_share > 0)

@@ -21,7 +21,7 @@ from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.records.metrics import measure
-from entrain_bench.records.time_shares import TIME_SHARES
+from entrain_bench.records.time_shares import EXPERT_SHARES, TIME_SHARES
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.train.device import dtype_name
 from entrain_bench.train.messages.rank_plan import lane_of_rank, places_of
@@ -31,7 +31,7 @@ ROUND_TRIPS = 4
 # An event of CUDA, or seconds of the host.
 Mark = Any
 # Metrics that depend on constants of the cluster's GPUs.
-OF_THE_CLUSTER = ("mfu", "lower_bound_s", "gap_to_lower_bound", "cluster_bound_s", *TIME_SHARES)
+OF_THE_CLUSTER = ("mfu", "lower_bound_s", "gap_to_lower_bound", "cluster_bound_s", *TIME_SHARES, *EXPERT_SHARES)
 
 
 # Samples that an error names at most.

@@ -12,8 +12,11 @@ from typing import Annotated
 
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.costs.truth import CostTruth
+from entrain_bench.program.layout import Layout
+from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import Count, OneOf, Rate, at_least
+from entrain_bench.specs.sharding import HYBRID
 
 NotNegative = Annotated[float, at_least(0)]
 DEVICES = ("auto", "cpu", "cuda")
@@ -107,6 +110,27 @@ def refuse_generators(model: ModelSpec, who: str) -> None:
             f"model={model.name}: has a generator ({model.generators[0].name}), which {who} does not support. "
             "Use harness=simulate"
         )
+
+
+def check_trained(layout: Layout, model: ModelSpec, framework: FrameworkOptions) -> None:
+    """Raise ``IncompatibleError`` for a layout that only the simulator runs."""
+    for module, given in zip(model.modules, layout.modules, strict=True):
+        for tp, cp in given.degrees:
+            framework.check_executable(module, cp, "train")
+            if tp != given.tp and (given.scatters or (module.is_encoder and given.tp > 1)):
+                raise IncompatibleError(
+                    f"layout.{given.module}.widths: harness=train slices no sharded weights, nor an encoder's of "
+                    f"TP {given.tp} for groups of TP {tp}. Use harness=simulate, or groups of one TP"
+                )
+        if given.sharding == HYBRID:
+            raise IncompatibleError(
+                f"layout.sharding={HYBRID}: harness=train does not run it ({given.module}). Use harness=simulate, or "
+                "zero1, zero2, zero3, zero3_kept"
+            )
+        if given.offload:
+            raise IncompatibleError(
+                f"layout.{given.module}.offload: harness=train cannot offload weights. Use harness=simulate"
+            )
 
 
 @contextmanager

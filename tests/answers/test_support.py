@@ -39,3 +39,4 @@ def test_every_strategy_has_a_result_or_a_reason_for_every_feature() -> None:
     cells = {name: cells for name, *cells in rows}
     assert {*cells["megatron"][:-1]} == {YES}
     assert "has a generator" in cells["entrain"][headings.index("generator") - 1]
+    assert cells["megatron"][headings.index("train") - 1] == YES

@@ -110,6 +110,17 @@ def test_a_requested_expert_parallelism_has_a_column_where_any_run_requests_it()
     assert "layout_ep" not in read_text(table_csv(records[:1]))
 
 
+def test_times_of_experts_have_columns_where_any_run_has_experts() -> None:
+    dense = new_record(cell(), "ok")
+    shares = {"time_exchange_share": 0.25, "time_experts_share": 0.125}
+    table = read_text(table_csv([dense, replace(dense, metrics=shares)]))
+    columns = table.columns.tolist()
+    place = columns.index("time_unused_share")
+    assert columns[place + 1 : place + 3] == [*shares]
+    assert table["time_exchange_share"].tolist() == ["", "0.25"]
+    assert not {*shares} & {*read_text(table_csv([dense]))}
+
+
 def test_padding_has_a_column_only_where_a_run_pads() -> None:
     packs, pads, wide = (
         new_record(cell(*texts), "ok")

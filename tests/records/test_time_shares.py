@@ -20,14 +20,25 @@ from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.columns import covered_per_stage, recompute_chunks
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
-from entrain_bench.records.time_shares import TIME_SHARES, fill_and_drain_s, remade_share, time_shares
+from entrain_bench.records.time_shares import (
+    EXPERT_SHARES,
+    TIME_SHARES,
+    OfExperts,
+    fill_and_drain_s,
+    remade_share,
+    time_of_experts,
+    time_shares,
+)
 from entrain_bench.simulate import Simulator, place_actions
 from entrain_bench.specs.framework import FrameworkOptions
+from entrain_bench.specs.model import ModelSpec
 from support.builders import (
+    TOKENS,
     chain_layout,
     durations,
     find,
     generating_model,
+    llm_config,
     placed,
     rngs,
     samples,
@@ -92,6 +103,40 @@ def test_two_stages_and_two_microbatches_by_hand() -> None:
             "unused": 16.0,
         }
     )
+    # Three quarters of the one second inside, and half of the 5 s of the second forward.
+    of_experts = OfExperts(0.75 * comm, np.zeros(program.num_actions))
+    of_experts.uneven[find(program, "llm", Pass.FORWARD, 0, [1])] = 0.5
+    apart = time_shares(timeline, 3, 10.0, remade, of_experts)
+    assert [*apart] == [*TIME_SHARES, *EXPERT_SHARES]
+    changed = {"comm": 2.25, "exchange": 0.75, "kernels": 2.5, "experts": 2.5}
+    assert seconds_of(apart, 48.0) == pytest.approx(seconds_of(found, 48.0) | changed)
+
+
+def test_exchange_and_unequal_loads_of_experts_are_apart() -> None:
+    def shares(**experts: float) -> dict[str, float]:
+        routed = {"count": 8, "top_k": 2, "ffn_hidden_size": 32, "load_std": 0.0, **experts}
+        modules = {"llm": llm_config(2, experts=routed)}
+        model = ModelSpec.from_config({"name": "mixture", "modules": modules, "tokens": TOKENS})
+        layout = chain_layout(model, 0, 1, 2, dp=8)
+        layout = replace(layout, modules=(replace(layout.modules[0], ep=8),))
+        shapes, assignment = uniform_batch(model, 2, dp=8)
+        program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
+        truth = CostTruth(model, tiny_cluster(2, 4))
+        timeline = Simulator(truth, 1e15).execute(program)
+        experts_s = time_of_experts(truth, program)
+        found = time_shares(timeline, 8, 0.0, remade_share(truth, program), experts_s)
+        return seconds_of(found, 8 * timeline.iteration_time_s)
+
+    even = shares()
+    # Two blocks of two microbatches, both ways and in both passes: 10 tokens of 2 copies of 128 values of 2 bytes.
+    # Half of them cross the network.
+    one_s = 2 * (1e-6 + 2 * 2e-6 + 4 * 1e-5 + 2 * 128 * 2 * 10 * 4 / 8 / 1e8)
+    assert even["exchange"] == pytest.approx(8 * 2 * 2 * 2 * one_s)
+    assert "experts" not in even
+    uneven = shares(load_std=1.0)
+    assert uneven["kernels"] == pytest.approx(even["kernels"])
+    assert uneven["experts"] > 0
+    assert uneven["exchange"] > even["exchange"]
 
 
 def test_chunks_go_through_all_that_is_before_a_stage_in_their_own_replica() -> None:

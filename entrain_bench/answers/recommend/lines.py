@@ -68,8 +68,10 @@ def spent_lines(spent: Spent, width: int) -> list[str]:
     """Return a table: a row for each class with time, a column for each answer that fits the width."""
     totals = [math.fsum(spent_s.values()) for spent_s in spent.values()]
     digits = decimals(totals)
-    shown = [name for name in TIME_WORDS if any(round(spent_s[name], digits) for spent_s in spent.values())]
+    shown = [name for name in TIME_WORDS if any(round(spent_s.get(name, 0), digits) for spent_s in spent.values())]
     columns = [Column("", [*(TIME_WORDS[name] for name in shown), "iteration"])]
     for (name, spent_s), total in zip(spent.items(), totals, strict=True):
-        columns.append(Column(name, [f"{value:.{digits}f}" for value in (*(spent_s[one] for one in shown), total)]))
+        columns.append(
+            Column(name, [f"{value:.{digits}f}" for value in (*(spent_s.get(one, 0) for one in shown), total)])
+        )
     return table_lines(fitting(columns, width, ["", next(iter(spent))]), 1)

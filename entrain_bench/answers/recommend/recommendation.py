@@ -29,7 +29,7 @@ from entrain_bench.config.schema import RunConfig
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.plan_file import Expected, PlannedJob, TrainingPlan, plan_overrides, plan_text
 from entrain_bench.records.records import Record, Results
-from entrain_bench.records.time_shares import TIME_SHARES
+from entrain_bench.records.time_shares import EXPERT_SHARES, TIME_SHARES
 from entrain_bench.run.experiment import prepare
 
 # Keys that the tuner chooses unless the user gives them.
@@ -269,7 +269,8 @@ def spent_s(records: Sequence[Record]) -> dict[str, float]:
     Means over the iterations of at least one record: a share of a mean time would not be one.
     """
     rows = [row for record in records for row in record.iterations]
-    return {name: math.fsum(row[name] * row[TIME] for row in rows) / len(rows) for name in TIME_SHARES}
+    names = [name for name in (*TIME_SHARES, *EXPERT_SHARES) if name in rows[0] or name in TIME_SHARES]
+    return {name: math.fsum(row[name] * row[TIME] for row in rows) / len(rows) for name in names}
 
 
 def reason_of(runner: StrategyRace, raced: Raced, name: str) -> str:

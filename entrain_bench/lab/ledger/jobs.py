@@ -139,6 +139,7 @@ class Source:
         given, open: values for empty columns, and candidates for empty columns.
         releases: replaced values of a release's rows, by the start of its name.
         fitted: whether constants are fitted to its rows.
+        sets: the constant of its device that its dense rows set, so that none of them is held out.
         allocated: whether its memory is that of tensors alone, without the reserve of the allocator.
         untimed: text in the note of rows whose time is not that of usual runs.
     """
@@ -151,6 +152,7 @@ class Source:
     open: Mapping[str, Any] = field(default_factory=dict)
     releases: Mapping[str, Any] = field(default_factory=dict)
     fitted: bool = True
+    sets: str = ""
     allocated: bool = False
     untimed: str = ""
 

@@ -59,9 +59,10 @@ type Table = tuple[str, pd.DataFrame]
 def make_tables(frame: pd.DataFrame, names: Mapping[str, str]) -> Iterator[Table]:
     """Return tables of rows' lines: by source, by common settings of runs, orders of layouts, and omitted rows.
 
-    ``names`` are of sources.
+    ``names`` are of sources. Rows that set a constant are in the first alone.
     """
     yield "Sources", sources_table(frame, names)
+    frame = frame[frame["sets"] == ""]
     for name, column in GROUPS.items():
         # Numbers in their order, then texts in theirs.
         ordered = frame[frame["ratio"].notna()].sort_values(column, kind="stable")
@@ -82,12 +83,14 @@ def _label(value: Any) -> str:
 
 
 def sources_table(frame: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
-    """A row for every source in the order of the rows, and one of all."""
+    """A row for every source in the order of the rows, and one of all. Rows that set a constant have their own."""
     rows = []
-    for name, group in [*frame.groupby("source", sort=False), ("all", frame)]:
+    held_out = frame[frame["sets"] == ""]
+    for (name, sets), group in [*frame.groupby(["source", "sets"], sort=False), (("all", ""), held_out)]:
         peaks = (group["memory_ratio"].dropna().astype(float) - 1.0).abs()
         peak = "" if peaks.empty or name == "all" else f"{peaks.median():.0%}"
-        shown = {"source": names.get(str(name), str(name)), "rows": f"{len(group):,}"}
+        source = names.get(str(name), str(name)) + (f": {sets} fitted to these" if sets else "")
+        shown = {"source": source, "rows": f"{len(group):,}"}
         rows.append(shown | _errors(group) | {"fits or not": _fits(group), "peak error": peak})
     return pd.DataFrame(rows)
 
@@ -237,5 +240,5 @@ def make_page(ledger: Ledger) -> tuple[str, str]:
         forwards_table(ledger),
         kernels_table(ledger),
     )
-    stated = {"model_error": f"{line[0].upper()}{line[1:]}", "nearest": _errors(left_out)}
+    stated = {"model_error": f"{line[0].upper()}{line[1:]}", "nearest": _errors(left_out[left_out["sets"] == ""])}
     return load_template("calibration.md.j2").render(tables=tables, **stated) + "\n", line

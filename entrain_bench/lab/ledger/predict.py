@@ -223,6 +223,7 @@ class Entry:
     """A row and the cases that it may be; none, and a reason, if it is not predicted.
 
     ``kind`` is that of its model. ``fitted``: constants are fitted to it, as to all dense models of fitted sources.
+    ``sets``: the constant of its device alone that is fitted to it.
     """
 
     row: LedgerRow
@@ -230,6 +231,7 @@ class Entry:
     reason: str = ""
     kind: str = ""
     fitted: bool = False
+    sets: str = ""
 
     def outcome(self, predict: Callable[[Case], Prediction]) -> Outcome:
         """Return the outcome of the row, given a function that predicts a case.
@@ -256,7 +258,7 @@ class Entry:
         published_s = row.published_s
         peak_gib = row.peak_memory_gib
         line: dict[str, Any] = row._asdict() | {"row": row.line, "published_gib": peak_gib}
-        line |= {"kind": self.kind, "fitted": self.fitted}
+        line |= {"kind": self.kind, "fitted": self.fitted, "sets": self.sets}
         if not self.cases:
             unknown = {"predicted_outcome": "", "status": "left out", "reason": self.reason}
             return line | dict.fromkeys(PREDICTED) | unknown
@@ -290,7 +292,9 @@ def make_entries(rows: Iterable[LedgerRow], book: Book, make: Callable[[LedgerJo
             cases = tuple(map(make, jobs_for(row, book)))
             source = book.sources.get(row.source, book.sources[USERS])
             kind = cases[0].job.kind
-            yield Entry(row, cases, kind=kind, fitted=source.fitted and kind == TEXT_ALONE)
+            is_dense = kind == TEXT_ALONE
+            fitted = source.fitted and is_dense
+            yield Entry(row, cases, kind=kind, fitted=fitted, sets=source.sets if is_dense else "")
         except UserError as error:
             yield Entry(row, reason=str(error))
 

@@ -15,12 +15,11 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import IncompatibleError, OutOfMemoryError
+from entrain_bench.base.errors import OutOfMemoryError
 from entrain_bench.costs.experts import meeting_chunks
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
-from entrain_bench.specs.sharding import HYBRID
 from entrain_bench.train.device import dtype_on
 from entrain_bench.train.measuring import Clock, Seen, see
 from entrain_bench.train.messages.rank_plan import (
@@ -42,7 +41,7 @@ from entrain_bench.train.running.stages import (
     shard_stage,
     train_stage,
 )
-from entrain_bench.train.settings import TrainSettings
+from entrain_bench.train.settings import TrainSettings, check_trained
 from entrain_bench.train.weights import Checkpoint, check_tensors, load_weights
 
 
@@ -294,23 +293,7 @@ def build_runtime(
     """
     model = settings.truth.model
     framework = settings.truth.framework
-    for module, given in zip(model.modules, layout.modules, strict=True):
-        for tp, cp in given.degrees:
-            framework.check_executable(module, cp, "train")
-            if tp != given.tp and (given.scatters or (module.is_encoder and given.tp > 1)):
-                raise IncompatibleError(
-                    f"layout.{given.module}.widths: harness=train slices no sharded weights, nor an encoder's of "
-                    f"TP {given.tp} for groups of TP {tp}. Use harness=simulate, or groups of one TP"
-                )
-        if given.sharding == HYBRID:
-            raise IncompatibleError(
-                f"layout.sharding={HYBRID}: harness=train does not run it ({given.module}). Use harness=simulate, or "
-                "zero1, zero2, zero3, zero3_kept"
-            )
-        if given.offload:
-            raise IncompatibleError(
-                f"layout.{given.module}.offload: harness=train cannot offload weights. Use harness=simulate"
-            )
+    check_trained(layout, model, framework)
     dtype = dtype_on(device, settings.dtype)
     maker = maker or GroupMaker(control, settings.timeout_s, device)
     groups = make_groups(model, framework, layout, maker)

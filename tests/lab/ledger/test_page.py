@@ -53,6 +53,18 @@ def test_errors_are_medians_and_the_share_within_a_tenth() -> None:
     assert model_error(frame).startswith("model error: median 10.0%, 50% within 10%, over 2 published")
 
 
+def test_rows_that_set_a_constant_are_in_no_other_error() -> None:
+    rates = outcome(10, 10, source="a") | {"sets": "rate of X"}
+    shown = tables(rates, rates, outcome(8, 8, source="a"), outcome(9, 9, tp="2"), outcome(9, 9, tp="8"))
+    assert [row[:4] for row in shown["Sources"]] == [
+        ["Mr A: rate of X fitted to these", "2", "2", "1.000"],
+        ["Mr A", "1", "1", "0.800"],
+        ["mine", "2", "2", "0.900"],
+        ["all", "3", "3", "0.900"],
+    ]
+    assert sum(int(row[1]) for row in shown["By TP"]) == 3
+
+
 def test_runs_that_fit_and_that_do_not_are_counted_by_what_is_decided() -> None:
     runs = [
         *(outcome(1, 1, "ok") for _ in range(3)),

@@ -163,6 +163,13 @@ def test_mixtures_and_peaks_that_no_constant_is_fitted_to() -> None:
     assert len(lines["grok"]) == 18
     assert len(lines["simumax"]) == 43
     assert not any(line["fitted"] for name in lines for line in lines[name])
+    # The B200's sustained arithmetic is fitted to the dense rows: only the mixtures are held out.
+    held_out = [line for line in lines["simumax"] if not line["sets"]]
+    assert {line["kind"] for line in held_out} == {"text, experts"}
+    assert {line["kind"] for line in lines["simumax"] if line["sets"]} == {"text, dense"}
+    # Proxies of four layers on 8 GPUs: 8% to 19% too fast, those with pipelines most.
+    assert median(abs(line["ratio"] - 1.0) for line in held_out) < 0.14
+    assert median(abs(line["ratio"] - 1.0) for line in (*held_out, *lines["grok"])) < 0.12
     assert median(abs(line["ratio"] - 1.0) for line in lines["grok"]) < 0.06
     assert len(lines["eight bits"]) == 35
     assert median(abs(line["ratio"] - 1.0) for line in lines["eight bits"]) < 0.08
