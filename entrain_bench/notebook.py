@@ -26,7 +26,7 @@ from entrain_bench.answers.recommend.recommendation import Reply
 from entrain_bench.answers.sentences import problems, sentences
 from entrain_bench.answers.text import TIME_WORDS, seconds
 from entrain_bench.answers.timelines import slowest_replica
-from entrain_bench.base.errors import UserError, unknown_choice
+from entrain_bench.base.errors import UserError, no_runs, unknown_choice
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.given import with_data
 from entrain_bench.config.sources import add_config_dir
@@ -126,7 +126,7 @@ def load(results_dir: str = "results") -> View:
     """Return all runs of a folder of results; ``UserError`` for a folder without runs."""
     records = Results(Path(results_dir)).records()
     if not records:
-        raise UserError(f"results_dir={results_dir}: holds no runs; run some, for example entrain-bench seed=0")
+        raise no_runs(results_dir)
     return show(records)
 
 

@@ -86,6 +86,14 @@ def unknown_choice(field: str, value: str, choices: Iterable[str], hint: str = "
     return UserError(f"{field}={_shown(value)}: unknown{meant}; choices: {', '.join(names) or 'none'}")
 
 
+def no_runs(results_dir: object) -> UserError:
+    """The error for a folder of results that holds no run."""
+    return UserError(
+        f"results_dir={results_dir}: holds no runs. Run some first: entrain-bench strategy=megatron "
+        f"results_dir={results_dir}"
+    )
+
+
 def unknown_key(text: str, keys: Iterable[str], hint: str = "") -> UserError:
     """The error for an override of a key that does not exist; suggests the hint, or else the nearest key."""
     names = sorted(keys)

@@ -11,7 +11,7 @@ from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.commands import command_line
 from entrain_bench.answers.comparison import TIME
 from entrain_bench.answers.plots import FASTEST, KINDS, NONE, Plot
-from entrain_bench.base.errors import UserError, unknown_choice
+from entrain_bench.base.errors import UserError, no_runs, unknown_choice
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.help import columns
 from entrain_bench.config.compose import NARROWED
@@ -57,7 +57,7 @@ def main(request: Request[Keys]) -> int:
     results = Results(Path(keys.results_dir))
     records = results.records()
     if not records:
-        raise UserError(f"results_dir={keys.results_dir}: holds no runs; run some, for example entrain-bench seed=0")
+        raise no_runs(keys.results_dir)
     records = chosen(records, request.overrides, request.config_dir)
     with styled():
         picture = draw_runs(Answer.of(records), Plot(kind, keys.metric, keys.by, keys.normalize))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrain_bench.answers.tracking.log import links
-from entrain_bench.base.errors import UserError, require
+from entrain_bench.base.errors import UserError, no_runs, require
 from entrain_bench.commands.watch import say
 from entrain_bench.config.grammar import Folder, Request, Verb, own
 from entrain_bench.records.records import Results
@@ -49,7 +49,7 @@ def main(request: Request[Keys]) -> int:
     results = Results(Path(request.keys.results_dir))
     lines = links(results, f"http://{HOST}:{port}", MAX_LINKS)
     if not lines:
-        raise UserError(f"results_dir={results.root}: contains no runs. Run some first, for example make quick")
+        raise no_runs(results.root)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

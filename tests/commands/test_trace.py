@@ -135,6 +135,6 @@ def test_data_without_a_known_field_are_told_with_their_fields(
     monkeypatch.chdir(tmp_path)
     Path("own.jsonl").write_text('{"words": "a", "n": 4}\n')
     assert run_command(["trace", "source.path=own.jsonl", "workers=1"]) == 2
-    fields = "no field has a known name; fields: words, n. Set source.text, source.images, source.audio or source.video"
+    fields = "no field has a known name; fields: words, n. Set source.text=words (the longest text), source.images, "
     assert fields in capsys.readouterr().err
     assert run_command(["trace", "source.path=own.jsonl", "source.text=words", "workers=1"]) == 0

@@ -22,6 +22,10 @@ def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
         counts[key] = counts.get(key, 0) + many
 
 
+def _is_plain(name: str) -> bool:
+    return name.replace(".", "_").isidentifier()
+
+
 @dataclass(frozen=True, slots=True)
 class LeftField:
     """A field that is not counted: its rows, and characters of its texts or number of its media (``kind``)."""
@@ -95,9 +99,10 @@ class Uncounted:
                     f"({left.rows:,} of {many:,} rows). "
                     f"Set source.{what}={left.name}, or source.{what}=null to leave them out"
                 )
-        fields = (
-            f"fields: {', '.join(self.fields) or 'none'}. Set source.text, source.images, source.audio or source.video"
-        )
+        # Names that a shell and ``source.text`` take as they are; the first has most characters.
+        texts = [each.name for each in self.left_fields() if each.kind == "text" and _is_plain(each.name)]
+        text = f"source.text={texts[0]} (the longest text)" if texts else "source.text"
+        fields = f"fields: {', '.join(self.fields) or 'none'}. Set {text}, source.images, source.audio or source.video"
         missing = [name for name in chosen.names if name.partition(".")[0] not in self.fields]
         # Without any row, the reason of the first bad file says more.
         if self.rows and missing:

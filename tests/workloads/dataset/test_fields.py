@@ -88,7 +88,7 @@ def test_media_that_nothing_would_read_are_an_error(kind: str, as_value: Any, tm
 
 
 def test_data_without_a_known_name_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no field has a known name; fields: words, n. Set source.text, "):
+    with pytest.raises(UserError, match=r"no field has a known name; fields: words, n. Set source.text=words "):
         report(manifest(tmp_path, [{"words": "a", "n": 4}]), tmp_path)
 
 
