@@ -20,6 +20,7 @@ from torch.nn import Parameter, functional
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.train.runner.families import Family
@@ -94,7 +95,7 @@ def _shared_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tens
         if mask is None:
             mask = torch.ones(key.shape[2], key.shape[2], dtype=torch.bool, device=key.device).tril()[None, None]
         mask = share.cut(mask, 2)
-    return AttentionInterface()["sdpa"](module, query, key, value, mask, **options)
+    return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **options)
 
 
 AttentionInterface.register(SHARED, _shared_attention)
