@@ -105,8 +105,8 @@ class Engine:
         wanted: dict[tuple[int, ...], None] = {}
         for placed in self.layout.modules:
             for stage in range(placed.pp):
-                for ranks in copy_ranks(placed):
-                    for block in ranks[:, stage].tolist():
+                for copies in copy_ranks(placed):
+                    for block in copies[:, stage].tolist():
                         wanted |= {tuple(block[index :: placed.tp]): None for index in range(placed.tp)}
                         wanted |= {tuple(block[i : i + placed.tp]): None for i in range(0, len(block), placed.tp)}
                 wanted |= dict.fromkeys(_holders(placed, stage))

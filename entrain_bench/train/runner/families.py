@@ -77,7 +77,8 @@ class Family:
         for kind, (pixels, grid) in enumerate((self.inputs, ("pixel_values_videos", "video_grid_thw"))):
             if grid in encoded:
                 counts = encoded[grid].prod(-1).tolist()
-                left[kind] = list(zip(encoded[pixels].split(counts), encoded[grid], counts, strict=True))
+                rows = torch.split_with_sizes(encoded[pixels], counts)
+                left[kind] = list(zip(rows, encoded[grid], counts, strict=True))
         ids = encoded["input_ids"][0]
         place = 0
         tokens = [(ids == getattr(self.config, name)).nonzero().flatten().tolist() for name in self.placeholders]
@@ -103,7 +104,7 @@ class Family:
         """Lengths of consecutive placeholders."""
         places = self.is_placeholder(ids).to(torch.int8)
         edges = torch.diff(places, prepend=places.new_zeros(1), append=places.new_zeros(1)).nonzero().flatten()
-        return (edges[1::2] - edges[::2]).tolist()  # type: ignore[no-any-return]
+        return (edges[1::2] - edges[::2]).tolist()
 
 
 class Qwen3VL(Family):
@@ -125,10 +126,10 @@ class Qwen3VL(Family):
 class TiledFamily(Family):
     """A vision transformer of fixed squares and a projector: InternVL's names; an image is a run of placeholders."""
 
-    encoder = ("model.vision_tower", "model.multi_modal_projector")
+    encoder: ClassVar[tuple[str, ...]] = ("model.vision_tower", "model.multi_modal_projector")
     blocks = "model.vision_tower.encoder.layer"
-    after = ("model.vision_tower.layernorm", "model.multi_modal_projector")
-    inputs = ("pixel_values",)
+    after: ClassVar[tuple[str, ...]] = ("model.vision_tower.layernorm", "model.multi_modal_projector")
+    inputs: ClassVar[tuple[str, ...]] = ("pixel_values",)
     placeholders = ("image_token_id",)
 
     def text_inputs(self, batch: TokenBatch, embeds: Tensor) -> dict[str, Any]:  # noqa: ARG002
@@ -155,7 +156,7 @@ class TiledFamily(Family):
         if not runs:
             return
         rows = self.rows_of(encoded, runs)
-        cut = {name: encoded[name].split(rows) for name in self.inputs}
+        cut = {name: torch.split_with_sizes(encoded[name], rows) for name in self.inputs}
         for index, run in enumerate(runs):
             inputs = {name: parts[index] for name, parts in cut.items()}
             yield Item(self.modality, inputs, self.encoder_tokens(inputs), run)

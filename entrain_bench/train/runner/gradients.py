@@ -69,7 +69,7 @@ class Gradients:
             return
         flat = torch.cat([each.reshape(-1) for each in bucket])
         dist.all_reduce(flat, group=self.groups[ranks])
-        for each, summed in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+        for each, summed in zip(bucket, torch.split_with_sizes(flat, [each.numel() for each in bucket]), strict=True):
             each.copy_(summed.view_as(each))
 
 

@@ -68,9 +68,9 @@ class ProgramRunner(Engine):
             )
         # One rank plans and makes programs; all would find the same.
         setting = None if dist.get_rank() else prepare(config)
-        layout = _of_first_rank(setting and setting.plan)
+        layout = _of_first_rank(setting.plan if setting else None)
         check_layout(layout, spec, cluster)
-        self._feed = setting and Feed(setting, layout, self.seed)
+        self._feed = Feed(setting, layout, self.seed) if setting else None
         super().__init__(model, spec, layout, self.job.framework, family, device or torch.device("cpu"))
         samples.bind(self.family)
 
@@ -81,7 +81,7 @@ class ProgramRunner(Engine):
         """
         shapes = self.samples.batch(iteration, self.job.global_batch, self.seed)
         self.job.model.check_shapes(shapes)
-        program = _of_first_rank(self._feed and partial(_program, self._feed, shapes))
+        program = _of_first_rank(partial(_program, self._feed, shapes) if self._feed else None)
         losses = self.run(program, self.samples.sample, self.samples.num_labelled(shapes))
         total = torch.zeros((), device=self.device)
         for _, loss in losses:

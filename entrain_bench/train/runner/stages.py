@@ -20,6 +20,7 @@ from torch.nn import Parameter, functional
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.train.runner.families import Family
@@ -65,6 +66,7 @@ class _Run:
 
     start: int
     stop: int
+    is_last: bool
     received: Tensor | None = None
     tapped: dict[int, Tensor] = field(default_factory=dict)
     share: Share | None = None
@@ -94,7 +96,7 @@ def _shared_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tens
         if mask is None:
             mask = torch.ones(key.shape[2], key.shape[2], dtype=torch.bool, device=key.device).tril()[None, None]
         mask = share.cut(mask, 2)
-    return AttentionInterface()["sdpa"](module, query, key, value, mask, **options)
+    return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **options)
 
 
 AttentionInterface.register(SHARED, _shared_attention)
@@ -112,6 +114,11 @@ class Stages:
         for blocks in self.blocks.values():
             for index, block in enumerate(blocks):
                 block.forward = _passing(index, len(blocks), block.forward)
+        for name, part in self.model.named_modules():
+            if isinstance(part, nn.ModuleList) and name in family.after:
+                # DeepStack's mergers run between blocks, but belong to the last stage.
+                for merger in part:
+                    merger.forward = _only_in_last(merger.forward)
 
     def _tied(self) -> str | None:
         """The name of the words' embedding if the head has the same weight."""
@@ -205,7 +212,7 @@ class Stage(nn.Module):
         return self._run_encoder(hidden, batch)
 
     def _run_encoder(self, hidden: Tensor | None, items: Sequence[Item]) -> Tensor:
-        run = _Run(self.start, self.stop, recomputes=self.recomputes)
+        run = _Run(self.start, self.stop, self.is_last, recomputes=self.recomputes)
         if not self.is_first:
             assert hidden is not None
             run.received, *taps = hidden.chunk(1 + len(self._carried(self.start)), 1)
@@ -224,7 +231,14 @@ class Stage(nn.Module):
 
     def _run_text(self, hidden: Tensor | None, batch: TokenBatch, share: Share | None) -> Tensor:
         family = self._stages.family
-        run = _Run(self.start, self.stop, share=share, joined_until=family.depth, recomputes=self.recomputes)
+        run = _Run(
+            self.start,
+            self.stop,
+            self.is_last,
+            share=share,
+            joined_until=family.depth,
+            recomputes=self.recomputes,
+        )
         rows = batch.mask.bool()
         wanted = family.is_placeholder(batch.ids)
         added: dict[int, Tensor] = {}
@@ -302,7 +316,20 @@ def _passing(index: int, num_blocks: int, block: Callable[..., Any]) -> Callable
             hidden = share.join(hidden, 1)
             run.is_cut = False
         run.seen[index] = hidden
+        if index + 1 == num_blocks and not run.is_last:
+            # What follows the blocks is a stage of its own.
+            raise _Left(hidden)
         return hidden
+
+    return forward
+
+
+def _only_in_last(merge: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A merger's forward, which other stages than the last pass by."""
+
+    def forward(hidden: Tensor) -> Tensor:
+        run = _RUN.get(None)
+        return merge(hidden) if run is None or run.is_last else hidden
 
     return forward
 
