@@ -74,7 +74,7 @@ class BraidPlanner:
             return rising_candidates(chains(sized, splits, turns, later=make_program.chooses_recomputation))
 
         sets: list[Candidates] = [partial(pipelines, turns) for turns in self.virtual_stages]
-        offers = []
+        offers = list[Candidate]()
         if self.widths:
             offers = offers_with_widths(profile, profile.samples.draw(profile.job.global_batch), make_program)
             sets.insert(0, lambda _: offers)
