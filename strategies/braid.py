@@ -74,10 +74,11 @@ class BraidPlanner:
             return rising_candidates(chains(sized, splits, turns, later=make_program.chooses_recomputation))
 
         sets: list[Candidates] = [partial(pipelines, turns) for turns in self.virtual_stages]
+        offers = list[Candidate]()
         if self.widths:
             offers = offers_with_widths(profile, profile.samples.draw(profile.job.global_batch), make_program)
             sets.insert(0, lambda _: offers)
-        return tuned(profile, sets, make_program, profile.tuning_budget or self.num_trials)
+        return tuned(profile, sets, make_program, profile.tuning_budget or self.num_trials, holds=bool(offers))
 
 
 def offers_with_widths(profile: Profile, batch: SampleShapes, make_program: MakeProgram) -> list[Candidate]:

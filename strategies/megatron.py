@@ -108,6 +108,9 @@ class MegatronPlanner(TrialOptions):
     def plan(self, profile: Profile, make_program: MakeProgram) -> Layout:
         """The fastest of the most promising candidates that fit memory."""
         samples = profile.samples.draw(self.profile_samples)
+        one = ScheduleKind(self.virtual_stages, self.virtual_order)
+        considered = [SCHEDULES[name] for name in self.schedules] or [one]
+        most_turns = max(schedule.virtual_stages for schedule in considered)
 
         @cache
         def measured(size: int, tp: int, cp: int) -> list[FloatArray]:
@@ -116,7 +119,8 @@ class MegatronPlanner(TrialOptions):
         @cache
         def costs(size: int, tp: int, cp: int, recompute: tuple[bool, ...]) -> LayerCosts:
             pairs = zip(measured(size, tp, cp), recompute, strict=True)
-            return LayerCosts(profile.job.model, tuple(layer_s * recompute_factor(again) for layer_s, again in pairs))
+            layers_s = tuple(layer_s * recompute_factor(again) for layer_s, again in pairs)
+            return LayerCosts(profile.job.model, layers_s, most_turns * profile.job.cluster.num_ranks // (tp * cp))
 
         def candidates(schedule: ScheduleKind, sized: Profile) -> Iterator[Candidate]:
             drafts = [*self._drafts(sized, costs, schedule, make_program.chooses_recomputation)]
@@ -129,8 +133,6 @@ class MegatronPlanner(TrialOptions):
                 )
             return rising_candidates(drafts)
 
-        one = ScheduleKind(self.virtual_stages, self.virtual_order)
-        considered = [SCHEDULES[name] for name in self.schedules] or [one]
         first, *others = (partial(candidates, schedule) for schedule in considered)
         return chosen_layout(profile, first, make_program, self.num_trials, others)
 
@@ -209,6 +211,7 @@ class LayerCosts:
 
     model: ModelSpec
     layer_s: tuple[FloatArray, ...]
+    most: int  # stages that they may be split into, at most
 
     @property
     def llm_s(self) -> FloatArray:
@@ -218,7 +221,7 @@ class LayerCosts:
     @cached_property
     def splits(self) -> list[list[tuple[int, ...]]]:
         """Layers of each stage of every module, for 1, 2, ... stages."""
-        return [partitions(layer_s) for layer_s in self.layer_s]
+        return [partitions(layer_s, self.most) for layer_s in self.layer_s]
 
     @cached_property
     def loaded_s(self) -> FloatArray:
@@ -259,7 +262,7 @@ class LayerCosts:
         return self._slowest_s(range(llm)), self._slowest_s([llm]), self._slowest_s(range(llm + 1, len(self.layer_s)))
 
     def _slowest_s(self, modules: Sequence[int]) -> FloatArray:
-        most = min((len(self.layer_s[m]) for m in modules), default=0)
+        most = min((len(self.splits[m]) for m in modules), default=0)
         if not most:
             return np.zeros(1)
         # The stages of all numbers of stages in a row.

@@ -18,6 +18,7 @@ from entrain_bench.base.errors import UserError
 from entrain_bench.program.layout import ModuleLayout
 from entrain_bench.specs.job import DEFAULT_DEGREES, DEFAULT_MICROBATCH_SIZE, Job
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.specs.sharding import ZERO1
 
 FAR = 3.0  # ratio to the least estimate up to which candidates are considered before drafts correct estimates
 MAX_JOBS = 64  # fixed jobs (degrees and microbatch sizes) that a planner is asked about, at most
@@ -110,15 +111,24 @@ def holds_states(
 ) -> bool:
     """Whether a planner has a layout for a job whose weights and optimizer states fit memory.
 
-    The planner is asked only if a rank cannot hold the whole LLM: then it depends on the planner's stages and sharding.
+    The planner is asked only if that depends on its stages and sharding: if a rank cannot hold the whole LLM, but could
+    hold an even share of all replicas that the job asks for.
     """
     limit = job.planning_budget_bytes
     llm = job.model.llm
     tp = job.request.tp or 1
-    ranks = replica_ranks(job.cluster.num_ranks // tp, 1, tp)
-    whole = ModuleLayout(llm.name, tp, 1, (len(llm.layers),), ranks)
-    if profile.memory.stage_state_bytes(llm, whole)[0] <= limit:
+    most = job.cluster.num_ranks // tp
+
+    def whole_bytes(copies: int) -> float:
+        placed = ModuleLayout(llm.name, tp, 1, (len(llm.layers),), replica_ranks(copies, 1, tp))
+        return float(profile.memory.stage_state_bytes(llm, placed)[0])
+
+    if whole_bytes(most) <= limit:
         return True
+    copies = (job.request.dp or 1) * (job.request.cp or 1)
+    is_even_least = job.request.sharding in (None, ZERO1) and llm.config.experts is None
+    if is_even_least and whole_bytes(copies) * copies / most > limit:
+        return False
     for variant, candidates in product(recomputing(job, chosen_later=chosen_later), sets):
         with suppress(UserError):
             for candidate in islice(candidates(profile.for_job(variant)), CHECKED_LAYOUTS):

@@ -92,17 +92,18 @@ def partition_layers(layer_s: FloatArray, num_stages: int) -> tuple[int, ...]:
     return tuple(np.diff([0, *reversed(bounds)]).tolist())
 
 
-def partitions(layer_s: FloatArray) -> list[tuple[int, ...]]:
-    """Return the results of ``partition_layers`` for 1 stage up to as many stages as layers."""
-    return _partitions(np.asarray(layer_s, np.float64).tobytes(), len(layer_s))
+def partitions(layer_s: FloatArray, most: int | None = None) -> list[tuple[int, ...]]:
+    """Return the results of ``partition_layers`` for 1 stage up to ``most``, at most as many as layers."""
+    return _partitions(np.asarray(layer_s, np.float64).tobytes(), min(most or len(layer_s), len(layer_s)))
 
 
 @lru_cache(maxsize=512)
-def _partitions(layer_s: bytes, num_layers: int) -> list[tuple[int, ...]]:
-    cuts = [_best_cuts(layer_s, stages)[1].tolist() for stages in range(1, num_layers + 1)]
+def _partitions(layer_s: bytes, most: int) -> list[tuple[int, ...]]:
+    best = [_best_cuts(layer_s, stages) for stages in range(1, most + 1)]
+    cuts = [cut.tolist() for _, cut in best]
     splits = []
-    for stages in range(num_layers):
-        bounds = [num_layers]
+    for stages in range(most):
+        bounds = [len(cuts[0]) - 1]
         for cut in cuts[stages:0:-1]:
             bounds.append(cut[bounds[-1]])
         splits.append(tuple(end - start for start, end in pairwise([0, *reversed(bounds)])))

@@ -105,7 +105,7 @@ class ProgramTimes:
         gather_s = layout.lane_sums([step.gather_s for step in exposed])
         sync_s = layout.lane_sums([step.sync_s for step in exposed])
         optimizer_s = layout.lane_sums([step.optimizer_s for step in exposed])
-        if layout.lane_sums([np.ones(placed.pp) for placed in layout.modules]).max() > 1:
+        if sum(len(blocks.held_lanes) for blocks in layout.blocks) > layout.num_lanes:
             lanes = [blocks.of_stage(stage) for blocks in layout.blocks for stage in range(blocks.num_stages)]
             forward_s = []
             backward_s = []

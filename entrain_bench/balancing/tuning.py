@@ -331,11 +331,14 @@ def eased(trials: Trials, plan: Layout, variants: Sequence[Variant]) -> Layout:
     return next(filter(recomputes, (variant.of(plan) for variant in variants)), plan)
 
 
-def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgram, budget: int) -> Layout:
+def tuned(
+    profile: Profile, sets: Sequence[Candidates], make_program: MakeProgram, budget: int, *, holds: bool = False
+) -> Layout:
     """Return the layout that runs the tuning batches fastest, among a planner's offers for the free knobs of a job.
 
     The job with default knobs is tuned first; its winner enters the last round of the job as given. Free options are
-    walked next, and layouts are tuned again with those chosen. ``UserError`` says why nothing fits.
+    walked next, and layouts are tuned again with those chosen. ``holds``: for every job, states of a candidate fit
+    memory, whatever degrees it asks for. ``UserError`` says why nothing fits.
     """
     trials = Trials(profile, make_program, tuning_batches(profile))
     sets = [*map(listed_once, sets)]
@@ -343,7 +346,7 @@ def tuned(profile: Profile, sets: Sequence[Candidates], make_program: MakeProgra
     problems = list[UserError]()
 
     def fits(job: Job) -> bool:
-        return holds_states(profile, job, sets, chosen_later=make_program.chooses_recomputation)
+        return holds or holds_states(profile, job, sets, chosen_later=make_program.chooses_recomputation)
 
     free = fixed_jobs(profile, trials.batches.drawn[trials.batches.drafts[0]], fits)
     variants = make_program.variants

@@ -191,16 +191,15 @@ class StepCosts:
         copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
         # Rings go through the ranks that hold the same weights of a stage, or share out its optimizer states.
         rings = placed.ranks[:, :, :: module.weight_shards(placed.tp)].swapaxes(0, 1).reshape(placed.pp, -1)
-        across = self._ring_tiers(rings[:, ::sharing])
-        if framework.distributed_optimizer:
-            rings = rings[:, :sharing]
         tp = placed.tp
         learning = layer_parameters(module, tp, learning=True, closed=placed.is_closed) / module.weight_shards(tp)
         if placed.ep > 1:
             return self._traffic_of_experts(module, placed, learning, (sharing, copies))
+        inside = self._ring_tiers(rings[:, :sharing] if framework.distributed_optimizer else rings)
+        across = self._ring_tiers(rings[:, ::sharing]) if sharing < copies else inside
         bounds = np.cumsum(placed.layers_per_stage[:-1])
         held = self._parameters(module, placed).tolist()
-        stages = zip(np.split(learning, bounds), held, self._ring_tiers(rings), across, strict=True)
+        stages = zip(np.split(learning, bounds), held, inside, across, strict=True)
         stages_traffic = list[Traffic]()
         size = self.memory.gradient_bytes
         # Sharded weights and gradients travel within their passes (``sharding``).

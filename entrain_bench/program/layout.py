@@ -449,9 +449,10 @@ def _check_widths(placed: ModuleLayout, module: ModuleSpec, cluster: ClusterSpec
 
 def _goes_round(ranks: IntArray) -> bool:
     """Return whether stages cycle over a replica's blocks, equally in all replicas; ranks are ``[dp, pp, width]``."""
-    num_blocks = max(1, np.unique(ranks[0]).size // ranks.shape[2])
+    num_blocks = max(1, len({*ranks[0].ravel().tolist()}) // ranks.shape[2])
     once = ranks[:, :num_blocks]
-    return np.array_equal(ranks, once[:, np.arange(ranks.shape[1]) % num_blocks]) and np.unique(once).size == once.size
+    in_turn = np.array_equal(ranks, once[:, np.arange(ranks.shape[1]) % num_blocks])
+    return in_turn and len({*once.ravel().tolist()}) == once.size
 
 
 def _goes_back(ranks: IntArray) -> bool:

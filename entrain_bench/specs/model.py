@@ -122,7 +122,7 @@ class ModuleSpec:
 
     def weight_shards(self, tp: int) -> int:
         """Parts that tensor parallelism splits the weights into."""
-        return tp if self.sharded_sizes else 1
+        return tp if self.config.unet is None else 1
 
     def weight_copies(self, tp: int, replicas: int) -> int:
         """Ranks that hold the same weights, of ``replicas`` groups of ``tp`` ranks."""

@@ -53,6 +53,9 @@ def test_only_long_pipelines_hold_the_states(dp: int, holds: bool) -> None:
     job = tight_job(tp=1, cp=1, dp=dp)
     profile = profile_of(job, SHAPES)
     assert holds_states(profile, job, [pipelines], chosen_later=False) == holds
+    if dp >= 4:
+        # Even shares of the model already exceed memory: no planner is asked.
+        assert not holds_states(profile, job, [lambda _: pytest.fail("asked")], chosen_later=False)
     # Nor does a planner that offers none, or whose candidates are refused.
     assert not holds_states(profile, job, [lambda _: []], chosen_later=False)
     roomy = replace(job, memory_budget_bytes=1e12)

@@ -99,7 +99,9 @@ def test_of_every_number_of_encoder_stages_the_fastest_split_of_the_rest(seed: i
     costs = [rng.integers(0, 9, len(module.layers)).astype(float) for module in model.modules]
     found = [
         [*map(len, layers)]
-        for layers, leading in MegatronPlanner("leading_stages")._splits(model, pp, 1, LayerCosts(model, tuple(costs)))
+        for layers, leading in MegatronPlanner("leading_stages")._splits(
+            model, pp, 1, LayerCosts(model, tuple(costs), pp)
+        )
         if leading
     ]
     slowest = {
@@ -157,7 +159,7 @@ def test_tp_that_does_not_divide_the_heads_is_named() -> None:
 def test_stages_but_for_the_ends_are_the_fastest_of_all_that_have_as_many_layers(stages: int) -> None:
     model = tiny_model(encoder=3, llm=8)
     rng = np.random.default_rng(stages)
-    costs = LayerCosts(model, (rng.random(5), rng.random(10)))
+    costs = LayerCosts(model, (rng.random(5), rng.random(10)), stages)
     loaded = costs.llm_s.copy()
     loaded[0] += costs.layer_s[0].sum()
     every = {
