@@ -45,9 +45,10 @@ def _parameters_text(text: str) -> str:
 
 
 def setting_text(value: Any) -> Any:
-    """Write lists as ``a+b``, factors other than 1 as ``a=2.0``, and other values unmodified."""
+    """Write lists as ``a+b``, mappings as ``a=2.0 b=8`` without factors of 1.0, and other values unmodified."""
     if isinstance(value, Mapping):
-        return " ".join(f"{name}={factor}" for name, factor in value.items() if factor != 1)
+        inner = {name: setting_text(one) for name, one in value.items() if not (isinstance(one, float) and one == 1.0)}
+        return " ".join(f"{name}={text}" for name, text in inner.items())
     return "+".join(value) if isinstance(value, list) else value
 
 

@@ -54,7 +54,12 @@ SETTINGS = tuple(
     key for key in ConfigSchema.__dataclass_fields__ if key not in {*GROUP_KEYS, *ASIDE, "seed", "layout", "figure"}
 )
 # Settings with a column only in tables of runs of which one has another value than this.
-RARE: Mapping[str, Any] = {"padding": "none", "pad_to_multiple_of": 8}
+RARE: Mapping[str, Any] = {
+    "padding": "none",
+    "pad_to_multiple_of": 8,
+    "precision": "bf16",
+    "adapter": {"rank": 0, "targets": ["all-linear"]},
+}
 DEGREES = ("layout_tp", "layout_cp", "layout_pp", "layout_dp")
 # Only in rows of runs that request it.
 EXPERTS = "layout_ep"

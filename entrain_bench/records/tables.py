@@ -9,7 +9,7 @@ import pandas as pd
 from filelock import FileLock
 
 from entrain_bench.base.files import write_atomically
-from entrain_bench.records.leaves import VARIANT, variant_text
+from entrain_bench.records.leaves import VARIANT, setting_text, variant_text
 from entrain_bench.records.metrics import TIME
 from entrain_bench.records.records import DEGREES, EXPERTS, METRICS, RARE, SETTINGS, Record, Results
 from entrain_bench.records.time_shares import EXPERT_SHARES
@@ -60,7 +60,8 @@ def table_of(records: Sequence[Record]) -> pd.DataFrame:
         settings = [name for name in SETTINGS if name in table]
         rest = [name for name in table.columns if name not in settings]
         place = table.columns.tolist().index(settings[0])
-        table = table[[*rest[:place], *settings, *rest[place:]]].fillna(dict(RARE))
+        usual = {name: setting_text(value) for name, value in RARE.items()}
+        table = table[[*rest[:place], *settings, *rest[place:]]].fillna(usual)
         if EXPERTS in table:
             table.insert(table.columns.tolist().index(DEGREES[-1]) + 1, EXPERTS, table.pop(EXPERTS))
     # Whole numbers, also if the planner chooses other rows' values.
