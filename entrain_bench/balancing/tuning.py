@@ -338,7 +338,7 @@ def tuned(
 
     The job with default knobs is tuned first; its winner enters the last round of the job as given. Free options are
     walked next, and layouts are tuned again with those chosen. ``holds``: for every job, states of a candidate fit
-    memory, whatever degrees it asks for. ``UserError`` says why nothing fits.
+    memory at any degrees. ``UserError`` says why nothing fits.
     """
     trials = Trials(profile, make_program, tuning_batches(profile))
     sets = [*map(listed_once, sets)]

@@ -99,7 +99,7 @@ class Uncounted:
                     f"({left.rows:,} of {many:,} rows). "
                     f"Set source.{what}={left.name}, or source.{what}=null to leave them out"
                 )
-        # Names that a shell and ``source.text`` take as they are; the first has most characters.
+        # Names that a shell and ``source.text`` take without quotes; the first has most characters.
         texts = [each.name for each in self.left_fields() if each.kind == "text" and _is_plain(each.name)]
         text = f"source.text={texts[0]} (the longest text)" if texts else "source.text"
         fields = f"fields: {', '.join(self.fields) or 'none'}. Set {text}, source.images, source.audio or source.video"

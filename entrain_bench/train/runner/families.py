@@ -83,12 +83,11 @@ class Family:
         place = 0
         tokens = [(ids == getattr(self.config, name)).nonzero().flatten().tolist() for name in self.placeholders]
         while any(left.values()):
-            kind = min(
-                (kind for kind in left if left[kind]), key=lambda kind: tokens[kind][0] if tokens[kind] else place
-            )
-            pixels, grid, count = left[kind].pop(0)
+            waiting = [which for which in left if left[which]]
+            kind = min(waiting, key=lambda which: tokens[which][0] if tokens[which] else place)
+            patches, size, count = left[kind].pop(0)
             tokens[kind] = tokens[kind][count // merged :]
-            inputs = {"pixel_values": pixels, "image_grid_thw": grid[None]}
+            inputs = {"pixel_values": patches, "image_grid_thw": size[None]}
             yield Item(("image", "video")[kind], inputs, count, count // merged)
 
     def sample(self, encoded: Mapping[str, Tensor], labels: Tensor) -> Sample:

@@ -51,7 +51,8 @@ class Share:
     def join(self, own: Tensor, dim: int) -> Tensor:
         """All ranks' tokens, in order; backward adds up the gradients of each."""
         gathered = all_gather_tensor_autograd(own.unsqueeze(0).contiguous(), 0, self.group)
-        return gathered.movedim(0, dim + 1).flatten(dim, dim + 1)
+        joined: Tensor = gathered.movedim(0, dim + 1).flatten(dim, dim + 1)
+        return joined
 
     def only_own(self, gradient: Tensor) -> Tensor:
         """A gradient without the rows that other ranks start from."""
@@ -125,7 +126,8 @@ class Stages:
         words = self.model.get_input_embeddings().weight
         if self.model.get_output_embeddings().weight is not words:
             return None
-        return next(name for name, parameter in self.model.named_parameters() if parameter is words)
+        names = (str(name) for name, parameter in self.model.named_parameters() if parameter is words)
+        return next(names)
 
     def stage(self, layers: range, *, is_encoder: bool) -> Stage:
         """A stage by its layers: 0 is the embedding, the last one follows all blocks."""
@@ -317,7 +319,7 @@ def _passing(index: int, num_blocks: int, block: Callable[..., Any]) -> Callable
             run.is_cut = False
         run.seen[index] = hidden
         if index + 1 == num_blocks and not run.is_last:
-            # What follows the blocks is a stage of its own.
+            # The layers after the blocks are a stage of their own.
             raise _Left(hidden)
         return hidden
 
