@@ -18,7 +18,7 @@ def expert_degrees(job: Job, placed: ModuleLayout, module: ModuleSpec) -> list[i
     if experts is None or placed.scatters or placed.widths or placed.offload:
         return [1]
     if placed.tp > 1 and not job.framework.sequence_parallel:
-        # As in Megatron-LM: otherwise ranks of a TP group would send the same tokens.
+        # Megatron-LM does so, too: otherwise ranks of a TP group would send the same tokens.
         return [1]
     copies = placed.dp * placed.cp
     return [ep for ep in divisors(copies) if experts.count % ep == 0 and (ep % placed.cp == 0 or placed.cp % ep == 0)]

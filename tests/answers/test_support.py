@@ -1,4 +1,4 @@
-"""What works with what: reasons in the cells of what does not."""
+"""Tables of supported combinations: an empty cell has its reason."""
 
 from __future__ import annotations
 

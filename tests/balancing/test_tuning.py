@@ -189,7 +189,7 @@ def test_where_nothing_fits_the_reason_is_told() -> None:
     def refusing(sized: Profile) -> list[Candidate]:
         raise UserError(f"layout.tp={sized.job.request.tp} microbatch_size={sized.job.microbatch_size}: no stages")
 
-    # Of the job as it was given, not of degrees that the tuner chose.
+    # The reason is that of the given job, not of degrees that the tuner chose.
     with pytest.raises(UserError, match=r"layout\.tp=None microbatch_size=1: no stages"):
         tuned(profile_for(FREE), [refusing], MakeProgram(STRATEGY, profile_for(FREE)), 16)
 

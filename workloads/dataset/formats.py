@@ -565,7 +565,7 @@ _KALDI = ("wav.scp", "text", "utt2dur", "segments")
 _JSON = (".json", ".jsonl", ".ndjson")
 _TABLE = (".csv", ".tsv")
 FOLDER = Format("media", [f".{ending}" for ending in table_of(None).endings], _folder_rows, _folder_index)
-# Of a folder, the files of the first format that it has are read.
+# A folder is read by the first format of which it has files.
 FORMATS = (
     Format("parquet", [".parquet"], _parquet_rows, _parquet_index),
     Format("arrow", [".arrow"], _arrow_rows),

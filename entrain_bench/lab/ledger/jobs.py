@@ -58,7 +58,8 @@ SOME_LAYERS = re.compile(r"full on (\d+)( \* pp)? layers")
 # Kernels of operators other than products and attention.
 FUSED, EAGER = ("fused", "eager")
 # Kinds of models, by which errors are stated apart.
-TEXT_ALONE, MIXTURE = "text, dense", "text, experts"
+TEXT_ALONE = "text, dense"
+MIXTURE = "text, experts"
 # Texts of `recompute` that cost next to nothing.
 UNREMADE = ("none", "none (no flag)", "selective", "selective (core_attn)")
 # Generations of attention kernels by the first of these texts in `attention_kernel`. A family's name means any of its

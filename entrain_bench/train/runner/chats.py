@@ -68,7 +68,9 @@ class Chats:
         on_bad_sample: str = FAIL,
     ) -> None:
         require(on_bad_sample in ON_BAD_SAMPLE, "on_bad_sample", on_bad_sample, f"one of {', '.join(ON_BAD_SAMPLE)}")
-        self.rows, self.processor, self.on_bad_sample = rows, processor, on_bad_sample
+        self.rows = rows
+        self.processor = processor
+        self.on_bad_sample = on_bad_sample
         self.messages = messages or messages_of
         self.counts: Counter[str] = Counter()
         self._family: Family | None = None

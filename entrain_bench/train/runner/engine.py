@@ -63,7 +63,10 @@ class Engine:
 
         ``UserError`` if ``spec`` describes another model, ``IncompatibleError`` for an unsupported layout.
         """
-        self.spec, self.layout, self.framework, self.device = spec, layout, framework, device
+        self.spec = spec
+        self.layout = layout
+        self.framework = framework
+        self.device = device
         self.rank = dist.get_rank()
         self.dtype = model.dtype
         self._stages = Stages(family or family_of(model))

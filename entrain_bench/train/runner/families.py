@@ -118,7 +118,7 @@ class Qwen3VL(Family):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """As configured."""
+        """The configured blocks."""
         return tuple(self.config.vision_config.deepstack_visual_indexes)
 
 
@@ -213,7 +213,7 @@ class Qwen2Audio(TiledFamily):
         return [1] * len(runs)
 
     def encoder_tokens(self, inputs: Mapping[str, Tensor]) -> int:  # noqa: ARG002
-        """As many for every sound."""
+        """The same number for every sound."""
         return int(self.config.audio_config.max_source_positions)
 
     def features(self, items: Sequence[Item], device: torch.device) -> Tensor:
