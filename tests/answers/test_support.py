@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from entrain_bench.answers.support import YES, attempt, devices_table, families_table, strategies_table
+from entrain_bench.answers.support import YES, attempt, devices_table, families_table, strategies_table, with_notes
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.tree import choices
 
 
-def test_a_refusal_is_its_first_sentence() -> None:
+def test_a_refusal_is_its_first_sentence_and_shown_as_a_number() -> None:
     def refuse() -> None:
         raise UserError("layout.ep=3: must divide the 8 experts. Use 2")
 
     assert attempt(refuse) == "layout.ep=3: must divide the 8 experts"
     assert attempt(lambda: None) == YES
+    rows = [["a", YES, attempt(refuse)], ["b", attempt(refuse), "fixed"]]
+    numbered = [["a", YES, "no (1)"], ["b", "no (1)", "fixed"]]
+    assert with_notes(rows) == (numbered, ["layout.ep=3: must divide the 8 experts"])
 
 
 @pytest.mark.wide
