@@ -139,5 +139,5 @@ def attempt(action: Callable[[], object]) -> str:
 def with_notes(rows: Sequence[Sequence[str]]) -> tuple[list[list[str]], list[str]]:
     """Return rows in which a number stands for every reason, and the reasons by their numbers."""
     reasons = dict.fromkeys(cell for row in rows for cell in row if isinstance(cell, Reason))
-    numbers = {reason: f"no ({number})" for number, reason in enumerate(reasons, start=1)}
+    numbers: dict[str, str] = {reason: f"no ({number})" for number, reason in enumerate(reasons, start=1)}
     return [[numbers.get(cell, cell) for cell in row] for row in rows], [*reasons]
