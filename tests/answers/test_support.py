@@ -28,7 +28,7 @@ def test_devices_and_families_say_what_is_known_and_what_is_not() -> None:
     assert "no rate of its 8-bit products" in devices["A100-SXM-80GB"][2]
     families = {name: cells for name, *cells in families_table()[1]}
     assert families["qwen2_5_vl"][1:] == [YES, YES, "text, image, video"]
-    assert families["mixtral"][2].startswith("model.modules.llm.experts: is not supported with harness=train")
+    assert families["deepseek_v3"][2] == "model.modules.llm.latent: is not supported with harness=train"
 
 
 @pytest.mark.wide
