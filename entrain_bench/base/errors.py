@@ -90,9 +90,9 @@ def unknown_choice(field: str, value: str, choices: Iterable[str], hint: str = "
 
 
 def no_runs(results_dir: object) -> UserError:
-    """The error for a folder of results that holds no run."""
+    """The error for a folder of results that holds no run, or none with a result."""
     return UserError(
-        f"results_dir={results_dir}: holds no runs. Run some first: entrain-bench strategy=megatron "
+        f"results_dir={results_dir}: holds no run with a result. Run some first: entrain-bench strategy=megatron "
         f"results_dir={results_dir}"
     )
 

@@ -76,7 +76,7 @@ def verb_of(line: Line, verbs: Collection[str]) -> tuple[str, Line]:
         return RUN, line
     first, *others = line.words
     if first not in verbs:
-        near = similar(first, verbs)
+        near = similar(first, [*verbs, HELP])
         hint = (
             f". Did you mean {either(near)}?" if near else choice_hint(first) or f". Verbs: {', '.join(sorted(verbs))}"
         )

@@ -247,7 +247,7 @@ def _instead(repository: str) -> str:
     plain = {re.sub(r"\W|_", "", name).lower(): name for name in choices("model")}
     similar = get_close_matches(re.sub(r"\W|_", "", repository.partition("/")[2]).lower(), plain, MAX_SIMILAR)
     bundled = f"model={' or '.join(plain[name] for name in similar)} (bundled), or " if similar else ""
-    return f"Use {bundled}model=FOLDER with its {CONFIG}"
+    return f"Use {bundled}model=FOLDER with its {CONFIG}. Models without a network: entrain-bench ls models"
 
 
 def _json(path: Path) -> dict[str, Any]:
