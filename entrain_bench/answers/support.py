@@ -137,7 +137,7 @@ def attempt(action: Callable[[], object]) -> str:
 
 
 def with_notes(rows: Sequence[Sequence[str]]) -> tuple[list[list[str]], list[str]]:
-    """Return rows in which a number stands for every reason, and the reasons by their numbers."""
+    """Return rows with numbers in place of reasons, and the reasons in their order."""
     reasons = dict.fromkeys(cell for row in rows for cell in row if isinstance(cell, Reason))
     numbers: dict[str, str] = {reason: f"no ({number})" for number, reason in enumerate(reasons, start=1)}
     return [[numbers.get(cell, cell) for cell in row] for row in rows], [*reasons]
