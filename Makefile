@@ -24,7 +24,7 @@ help: ## Show the targets
 setup: $(STAMP) ## Create .venv with all packages (with uv if installed, else venv and pip)
 
 $(STAMP): pyproject.toml setup.py constraints.txt
-	@echo 'installing into .venv (about 5 GB; a minute or two)'
+	@echo 'installing into .venv (about 5 GB; a minute or two with uv, several with pip)'
 	@if uv --version >/dev/null 2>&1; then \
 	  uv venv --quiet --allow-existing --python 3.12 .venv; \
 	  uv pip install --quiet --python $(PYTHON) -c constraints.txt -e '.[data,dev,docs,joblib]'; \
