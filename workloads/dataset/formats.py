@@ -28,9 +28,10 @@ from entrain_bench.base.errors import UserError, require
 
 from ..budget import BUDGET
 from ..columns import Take, num_taken
+from .conventions import KINDS, Chosen, kind_of, roles_of, table_of
 from .errors import BadSampleError, Reason, one_line, over_budget
-from .fields import KINDS, UNREAD, Chosen, RawSample, Row, Section, kind_of, leaves_root, roles_of, table_of
-from .source import Limits, Shard, Source
+from .fields import UNREAD, RawSample, Row, Section, leaves_root
+from .source import Limits, Rows, Shard, Source
 
 # Rows of a shard; a row group is never cut.
 _SHARD_ROWS = 4096
@@ -52,7 +53,6 @@ _COMPRESSED = (".gz", ".zst", ".bz2")
 
 # Places of a file at which reading may start or must stop, and the numbers of the rows there ``[starts + 1]`` each.
 type Index = tuple[IntArray, IntArray]
-type Rows = Iterator[Row | list[Any] | BadSampleError]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +128,7 @@ class FileSource(Source):
 
     def rows(self, shard: Shard, limits: Limits) -> Rows:
         """Read the rows of a shard."""
-        return (_format_of(Path(shard.place)) or FOLDER).rows(shard, self.chosen, limits)
+        return (_format_of(Path(shard.place)) or FOLDER).rows(shard, self, limits)
 
     def record(self, file: Shard, number: int, limits: Limits) -> RawSample:
         """Read one sample with its media's content; ``BadSampleError`` if there is none."""

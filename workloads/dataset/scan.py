@@ -26,8 +26,9 @@ from entrain_bench.base.files import remove_partial, stream_atomically, write_at
 from entrain_bench.run.parallel import Died, RayCluster, num_processes, run_parallel
 
 from ..budget import BUDGET
+from .conventions import KINDS
 from .errors import BadSampleError, Reason
-from .fields import KINDS, RawSample
+from .fields import RawSample
 from .formats import FileSource
 from .media import audio_seconds, image_size, video_header
 from .source import Limits, Shard, Source
@@ -182,7 +183,7 @@ class Scan:
         try:
             if isinstance(self.source, Source):
                 items = dict(zip(KINDS, (tally.items[name] for name in ITEMS[1:]), strict=True))
-                tally.uncounted.refuse(where, self.source.chosen, items)
+                tally.uncounted.refuse(where, self.source, items)
             if not tally.samples:
                 reasons = ", ".join(f"{many} {reason}" for reason, many in sorted(tally.counts.items()))
                 first = next((f". First: {name}: {what}" for name, what in tally.listed), "")

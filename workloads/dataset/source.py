@@ -1,19 +1,19 @@
 """The interface of raw data: shards of rows, and samples of rows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from entrain_bench.base.errors import require
-from entrain_bench.specs.parse import Allowed, OneOf
+from entrain_bench.specs.parse import Allowed
 
 from ..columns import ALL, MAX_PIXELS, MAX_SECONDS, Take
+from .conventions import Chosen, table_of
 from .errors import BadSampleError, Reason
-from .fields import AUTO, Chosen, RawSample, Row, sample_of, table_of
+from .fields import RawSample, Row, sample_of
 
-COMPARE = "compare"
-IGNORE = "ignore"
+type Rows = Iterator[Row | list[Any] | BadSampleError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,40 +51,27 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source(ABC):
+class Source(Chosen, ABC):
     """Raw data in shards of rows; travels between processes. experiments/source/files.yaml explains the fields.
 
     An image, sound or video is content, a file's name, both (Hugging Face), or width and height.
     """
 
     path: str
-    text: Sequence[str] | str | None = AUTO
-    images: str | None = AUTO
-    audio: str | None = AUTO
-    video: str | None = AUTO
-    seconds: str | None = AUTO
-    marks: Annotated[str, OneOf([COMPARE, IGNORE])] = COMPARE
-    conventions: str | None = None
     take: Take = ALL
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         any_field = any((self.text, self.images, self.audio, self.video))
         require(any_field, "source", "no fields", "at least one of text, images, audio, video")
         table_of(self.conventions)
-
-    @property
-    def chosen(self) -> Chosen:
-        """The names of fields that the user chose."""
-        texts = (self.text,) if isinstance(self.text, str) else tuple(self.text or ())
-        own = (self.images, self.audio, self.video, self.seconds)
-        return Chosen(texts, *own, self.marks == COMPARE, self.conventions)
 
     @abstractmethod
     def shards(self) -> list[Shard]:
         """Return all shards, always in the same order; ``UserError`` for missing data."""
 
     @abstractmethod
-    def rows(self, shard: Shard, limits: Limits) -> Iterator[Row | list[Any] | BadSampleError]:
+    def rows(self, shard: Shard, limits: Limits) -> Rows:
         """Read the rows of a shard; after an exception, earlier rows are kept."""
 
     def folder(self, shard: Shard) -> str:  # noqa: ARG002
@@ -92,10 +79,7 @@ class Source(ABC):
         return ""
 
     def sample(self, row: Row | list[Any] | BadSampleError, folder: str, content: bool = False) -> RawSample:
-        """Return the sample of a row; ``content``: also where the row states sizes.
-
-        ``BadSampleError`` for a bad row.
-        """
+        """Return the sample of a row; ``content``: also where the row states sizes. ``BadSampleError`` for a bad row."""
         if isinstance(row, BadSampleError):
             raise row
-        return sample_of(row, self.chosen, folder, content)
+        return sample_of(row, self, folder, content)

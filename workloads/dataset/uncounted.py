@@ -7,7 +7,8 @@ from typing import Any
 
 from entrain_bench.base.errors import UserError
 
-from .fields import KINDS, Chosen, RawSample
+from .conventions import KINDS, Chosen
+from .fields import RawSample
 
 # Share of rows from which a scan fails: marks and media that differ, or names of media that nothing reads.
 MAX_SHARE = 0.01

@@ -10,8 +10,9 @@ import pytest
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.commands.trace import TraceKeys, compose_trace
+from entrain_bench_workloads.dataset.conventions import KINDS, Chosen, table_of
 from entrain_bench_workloads.dataset.errors import BadSampleError, Reason
-from entrain_bench_workloads.dataset.fields import KINDS, Chosen, Known, inside, sample_of, table_of
+from entrain_bench_workloads.dataset.fields import Known, inside, sample_of
 from entrain_bench_workloads.dataset.formats import FileSource
 from entrain_bench_workloads.dataset.scan import ScanReport
 from support.datasets import image_bytes, scan_report, video_bytes, wav_bytes, write_jsonl
