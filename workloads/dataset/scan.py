@@ -30,7 +30,7 @@ from .conventions import KINDS
 from .errors import BadSampleError, Reason
 from .fields import RawSample
 from .formats import FileSource
-from .media import audio_seconds, image_size, video_header
+from .media import header
 from .source import Limits, Shard, Source
 from .tokenizers import token_ids, tokenizer_version
 from .uncounted import Uncounted
@@ -76,18 +76,19 @@ def measure(sample: RawSample, limits: Limits) -> dict[str, Any]:
     chars = sum(map(len, sample.texts))
     limits.check("text_chars", chars, f"{chars} characters")
     limits.check("media", sample.num_media, f"{sample.num_media} media")
-    sizes = [image_size(image, limits) for image in sample.images]
-    videos = [video_header(video, limits) for video in sample.video]
-    sizes += [(video.width, video.height) for video in videos]
+    images, sounds, videos = (
+        [header(kind, medium, limits) for medium in media]
+        for kind, media in zip(KINDS, (sample.images, sample.audio, sample.video), strict=True)
+    )
     if not (chars or sample.num_media):
         raise BadSampleError(Reason.EMPTY)
     return {
         "text_chars": chars,
         "text_cjk": sum(len(_CJK.findall(text)) for text in sample.texts if not text.isascii()),
-        "n_images": len(sample.images),
-        "image_widths": [width for width, _ in sizes],
-        "image_heights": [height for _, height in sizes],
-        "audio_seconds": [audio_seconds(sound, limits) for sound in sample.audio],
+        "n_images": len(images),
+        "image_widths": [each.width for each in (*images, *videos)],
+        "image_heights": [each.height for each in (*images, *videos)],
+        "audio_seconds": [sound.seconds for sound in sounds],
         "video_seconds": [video.seconds for video in videos],
     }
 

@@ -79,7 +79,7 @@ class Source(Chosen, ABC):
         return ""
 
     def sample(self, row: Row | list[Any] | BadSampleError, folder: str, content: bool = False) -> RawSample:
-        """Return the sample of a row; ``content``: also where the row states sizes. ``BadSampleError`` for a bad row."""
+        """Return the sample of a row, with ``content`` also where it states sizes; ``BadSampleError`` for a bad row."""
         if isinstance(row, BadSampleError):
             raise row
         return sample_of(row, self, folder, content)
