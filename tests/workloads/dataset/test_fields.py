@@ -14,7 +14,7 @@ from entrain_bench_workloads.dataset.conventions import KINDS, Chosen, table_of
 from entrain_bench_workloads.dataset.errors import BadSampleError, Reason
 from entrain_bench_workloads.dataset.fields import Known, inside, sample_of
 from entrain_bench_workloads.dataset.formats import FileSource
-from entrain_bench_workloads.dataset.scan import ScanReport
+from entrain_bench_workloads.dataset.report import ScanReport
 from support.datasets import image_bytes, scan_report, video_bytes, wav_bytes, write_jsonl
 
 ENDINGS = {"images": ".png", "audio": ".wav", "video": ".mp4"}

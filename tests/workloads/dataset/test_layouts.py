@@ -435,7 +435,7 @@ def test_a_format_gives_its_texts_and_sounds(write: Callable[[Path], str], tmp_p
     data.mkdir()
     write_sounds(data)
     found = scanned(data / write(data), tmp_path, root="/" if write is kaldi else "")
-    assert found["audio_seconds"] == [seconds for seconds, _ in SAID.values()]
+    assert found["audio_seconds"] == [[seconds] for seconds, _ in SAID.values()]
     assert found["text_chars"] == [len(text) for _, text in SAID.values()]
 
 
