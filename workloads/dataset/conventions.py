@@ -12,7 +12,7 @@ import yaml
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.parse import OneOf, check_mapping, parse
 
-from .errors import one_line
+from .source import one_line
 
 # In place of a field's name: where a convention has it.
 AUTO = "auto"

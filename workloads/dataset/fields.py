@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import re
-import stat
 from binascii import Error as Base64Error
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from .conventions import AUTO, KINDS, Chosen, kind_of, roles_of, table_of
-from .errors import BadSampleError, Reason
+from .source import BadSampleError, Reason
 
 # A value that a reader did not read: a column or a member of bytes with an unknown name.
 UNREAD = object()
@@ -305,25 +304,17 @@ def inside(root: str, name: str) -> Path:
         raise BadSampleError(Reason.OUTSIDE, f"{name}: source.root says where its files are")
     base = _real(root)
     # A name may be absolute if it lies below the root.
-    tops = (base, os.path.abspath(root).rstrip(os.sep) + os.sep) if name.startswith("/") else ()  # noqa: PTH100
-    below = next((name.removeprefix(top) for top in tops if name.startswith(top)), name)
-    if leaves_root(below):
-        hint = f" (source.root={root}; source.root=/ allows all)" if name.startswith("/") else ""
-        raise BadSampleError(Reason.OUTSIDE, name + hint)
-    folder, _, last = below.rpartition("/")
-    path = _real(base + folder) + last
-    try:
-        mode = os.lstat(path).st_mode
-        if stat.S_ISLNK(mode):
-            path = os.path.realpath(path, strict=True)
-            mode = os.lstat(path).st_mode
-    except OSError as error:
-        raise BadSampleError(Reason.MISSING, name) from error
+    folder, _, last = (name if name.startswith("/") else base + name).rpartition("/")
+    path = _real(folder or "/") + last
+    is_link = os.path.islink(path)  # noqa: PTH114
+    if is_link:
+        path = os.path.realpath(path)
     if not path.startswith(base):
-        raise BadSampleError(Reason.OUTSIDE, f"{name}: a link")
+        hint = f" (source.root={root}; source.root=/ allows all)" if name.startswith("/") else ""
+        raise BadSampleError(Reason.OUTSIDE, f"{name}: a link" if is_link else name + hint)
     # A pipe would block its reader.
-    if not stat.S_ISREG(mode):
-        raise BadSampleError(Reason.MISSING, f"{name}: no regular file")
+    if not os.path.isfile(path):  # noqa: PTH113
+        raise BadSampleError(Reason.MISSING, name)
     return Path(path)
 
 

@@ -4,6 +4,7 @@ import glob
 import hashlib
 import logging
 import os
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +17,12 @@ import numpy as np
 
 from entrain_bench.base.errors import UserError, require
 
-from ..columns import num_taken
+from ..columns import ALL, Take, num_taken
 from . import readers
 from .conventions import Chosen, table_of
-from .errors import BadSampleError, Reason, one_line
-from .fields import RawSample
-from .readers import COMPRESSED, KALDI, Index
-from .source import Limits, Rows, Shard, Source
+from .fields import RawSample, Row, sample_of
+from .readers import COMPRESSED, KALDI, Index, Rows
+from .source import BadSampleError, Limits, Reason, Shard, one_line
 
 # Rows of a shard; a row group is never cut.
 _SHARD_ROWS = 4096
@@ -70,6 +70,41 @@ def _format_of(file: Path) -> Format | None:
     if file.is_dir():
         return FOLDER
     return next((one for one in FORMATS if file.name.lower().endswith(tuple(one.endings))), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(Chosen, ABC):
+    """Raw data in shards of rows; travels between processes. experiments/source/files.yaml explains the fields.
+
+    An image, sound or video is content, a file's name, both (Hugging Face), or width and height.
+    """
+
+    path: str
+    take: Take = ALL
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        any_field = any((self.text, self.images, self.audio, self.video))
+        require(any_field, "source", "no fields", "at least one of text, images, audio, video")
+        table_of(self.conventions)
+
+    @abstractmethod
+    def folder(self, shard: Shard) -> str:
+        """Return the folder of the files that rows name; empty: they may name none."""
+
+    @abstractmethod
+    def shards(self) -> list[Shard]:
+        """Return all shards, always in the same order; ``UserError`` for missing data."""
+
+    @abstractmethod
+    def rows(self, shard: Shard, limits: Limits) -> Rows:
+        """Read the rows of a shard; after an exception, earlier rows are kept."""
+
+    def sample(self, row: Row | list[Any] | BadSampleError, folder: str, content: bool = False) -> RawSample:
+        """Return the sample of a row, with ``content`` also where it states sizes; ``BadSampleError`` for a bad row."""
+        if isinstance(row, BadSampleError):
+            raise row
+        return sample_of(row, self, folder, content)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,8 @@ from entrain_bench.specs.workload import SOUND_HZ, Pixels, Sound
 
 from ..budget import BUDGET
 from ..tokens import MAX_ASPECT_RATIO
-from .errors import BadSampleError, Reason, one_line, over_budget
 from .fields import Content, Known, Medium, Section
-from .source import Limits
+from .source import BadSampleError, Limits, Reason, one_line, over_budget
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
 # EXIF's tag of the orientation, and its values for images that lie on their side.

@@ -21,9 +21,8 @@ from entrain_bench.base.errors import UserError
 
 from ..budget import BUDGET
 from .conventions import KINDS, Chosen, kind_of, roles_of, table_of
-from .errors import BadSampleError, Reason, over_budget
 from .fields import UNREAD, Medium, Row, Section, leaves_root
-from .source import Limits, Rows, Shard
+from .source import BadSampleError, Limits, Reason, Shard, over_budget
 
 # Rows of a batch, and their bytes by the average row of a row group of Parquet.
 _BATCH_ROWS = 32
@@ -42,6 +41,7 @@ _MEMBER_BYTES = 2**10
 COMPRESSED = (".gz", ".zst", ".bz2")
 KALDI = ("wav.scp", "text", "utt2dur", "segments")
 
+type Rows = Iterator[Row | list[Any] | BadSampleError]
 # Places of a file at which reading may start or must stop, and the numbers of the rows there ``[starts + 1]`` each.
 type Index = tuple[IntArray, IntArray]
 # A file of a sample: name, bytes, the medium if it may stay where it is, and how its content is read.
@@ -251,7 +251,7 @@ def tar_index(file: Shard) -> Index:
     if not _is_plain(file):
         raise BadSampleError(Reason.FILE, f"{file.label} is compressed; samples can be read from plain .tar files")
     starts = list[int]()
-    with suppress(BadSampleError):
+    with suppress(BadSampleError, tarfile.TarError, EOFError):
         starts.extend(next(members)[1].offset for members in _grouped(file, 0))
     return np.array([*starts, 0], np.int64), np.arange(len(starts) + 1)
 
@@ -263,13 +263,17 @@ def tar_rows(shard: Shard, chosen: Chosen, limits: Limits) -> Rows:
 
 
 def _rows_of(groups: Iterable[Iterable[Member]], chosen: Chosen, limits: Limits) -> Rows:
-    for members in groups:
-        try:
-            yield _row_of(members, chosen, limits)
-        except BadSampleError as error:
-            if error.reason is Reason.FILE:
-                raise
-            yield error
+    """Yield rows, and errors of single samples; ``BadSampleError`` at a damage."""
+    try:
+        for members in groups:
+            try:
+                yield _row_of(members, chosen, limits)
+            except BadSampleError as error:
+                if error.reason is Reason.FILE:
+                    raise
+                yield error
+    except (tarfile.TarError, EOFError) as error:
+        raise BadSampleError(Reason.FILE, str(error)) from error
 
 
 def _row_of(members: Iterable[Member], chosen: Chosen, limits: Limits) -> Row:
@@ -318,36 +322,30 @@ def _checked(members: Iterable[tuple[tarfile.TarFile, tarfile.TarInfo]], shard: 
 
 
 def _content(archive: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
-    try:
-        return archive.extractfile(info).read()  # type: ignore[union-attr]
-    except (tarfile.TarError, EOFError) as error:
-        raise BadSampleError(Reason.FILE, f"{info.name}: {error}") from error
+    return archive.extractfile(info).read()  # type: ignore[union-attr]
 
 
 def _grouped(file: Shard, start: int) -> Iterator[Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]]:
-    """Yield the members of each sample, from an offset on; ``BadSampleError`` at a damage."""
+    """Yield the members of each sample, from an offset on."""
     return (group for _, group in groupby(_members(file, start), lambda pair: _key_and_suffix(pair[1].name)[0]))
 
 
 def _members(file: Shard, start: int) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    try:
-        with Path(file.place).open("rb") as opened:
-            opened.seek(start)
-            with tarfile.open(fileobj=opened, mode="r:" if _is_plain(file) else "r:*") as archive:
-                while info := archive.next():
-                    # tarfile would keep all members.
-                    archive.members.clear()  # type: ignore[attr-defined]
-                    in_sample = _key_and_suffix(info.name)[1] or leaves_root(info.name) or not info.isreg()
-                    if not info.isdir() and in_sample:
-                        yield archive, info
-                # tarfile takes a header that it does not understand for the archive's end.
-                rest = archive.fileobj
-                assert rest is not None
-                rest.seek(archive.offset)
-                if rest.read(tarfile.BLOCKSIZE).strip(b"\0"):
-                    raise BadSampleError(Reason.FILE, f"damaged at byte {archive.offset}")
-    except (tarfile.TarError, EOFError) as error:
-        raise BadSampleError(Reason.FILE, f"{error}") from error
+    with Path(file.place).open("rb") as opened:
+        opened.seek(start)
+        with tarfile.open(fileobj=opened, mode="r:" if _is_plain(file) else "r:*") as archive:
+            while info := archive.next():
+                # tarfile would keep all members.
+                archive.members.clear()  # type: ignore[attr-defined]
+                in_sample = _key_and_suffix(info.name)[1] or leaves_root(info.name) or not info.isreg()
+                if not info.isdir() and in_sample:
+                    yield archive, info
+            # tarfile takes a header that it does not understand for the archive's end.
+            rest = archive.fileobj
+            assert rest is not None
+            rest.seek(archive.offset)
+            if rest.read(tarfile.BLOCKSIZE).strip(b"\0"):
+                raise BadSampleError(Reason.FILE, f"damaged at byte {archive.offset}")
 
 
 def _key_and_suffix(name: str) -> tuple[str, str]:

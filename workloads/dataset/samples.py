@@ -18,12 +18,11 @@ from entrain_bench.specs.workload import Moved, Pixels, Sound
 
 from ..budget import BUDGET
 from ..columns import TraceColumns
-from .errors import BadSampleError, Reason, one_line, over_budget
 from .fields import RawSample
 from .formats import FileSource
 from .media import STATED_WITHIN_S, decoded_frames, decoded_image, decoded_sound, image_tiles, resized
 from .scan import measure, read_scan
-from .source import Limits, Shard
+from .source import BadSampleError, Limits, Reason, Shard, one_line, over_budget
 from .tokenizers import BYTES, token_ids, tokenizer_version, vocabulary_of
 
 type ShapesOf = Callable[[TraceColumns], SampleShapes]

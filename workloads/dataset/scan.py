@@ -25,12 +25,11 @@ from entrain_bench.base.files import remove_partial, stream_atomically, write_at
 from entrain_bench.run.parallel import Died, RayCluster, num_processes, run_parallel
 
 from ..budget import BUDGET
-from .errors import BadSampleError, Reason
 from .fields import RawSample
-from .formats import FileSource
+from .formats import FileSource, Source
 from .media import header
 from .report import ITEMS, MAX_LISTED, ScanReport, Uncounted, sampling_errors
-from .source import Limits, Shard, Source
+from .source import BadSampleError, Limits, Reason, Shard
 from .tokenizers import token_ids, tokenizer_version
 
 # Part of every digest: raise it if the scan changes, so that earlier parts are not reused.

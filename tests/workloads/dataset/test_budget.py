@@ -18,10 +18,9 @@ import pytest
 from entrain_bench.base.errors import UserError
 from entrain_bench_workloads.budget import Budget
 from entrain_bench_workloads.dataset import readers
-from entrain_bench_workloads.dataset.errors import BadSampleError, Reason
 from entrain_bench_workloads.dataset.formats import FileSource
 from entrain_bench_workloads.dataset.media import decoded_frames, decoded_image, decoded_sound
-from entrain_bench_workloads.dataset.source import Limits
+from entrain_bench_workloads.dataset.source import BadSampleError, Limits, Reason
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import png_of, samples_of, video_bytes, wav_bytes, write_tar
 from support.scanned import RULES

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from entrain_bench.base.errors import UserError
 from entrain_bench.commands.trace_page import page_of
 from entrain_bench_workloads.dataset.conventions import Chosen, table_of
-from entrain_bench_workloads.dataset.errors import BadSampleError, Reason
 from entrain_bench_workloads.dataset.fields import Known, sample_of
 from entrain_bench_workloads.dataset.formats import FileSource
+from entrain_bench_workloads.dataset.source import BadSampleError, Reason
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import scan_report, write_jsonl
 from support.specs import rules_of

@@ -15,9 +15,8 @@ import pytest
 
 from entrain_bench.base.errors import UserError
 from entrain_bench_workloads.columns import read_columns
-from entrain_bench_workloads.dataset.errors import BadSampleError
 from entrain_bench_workloads.dataset.formats import FileSource
-from entrain_bench_workloads.dataset.source import Limits
+from entrain_bench_workloads.dataset.source import BadSampleError, Limits
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import image_bytes, scan_report, video_bytes, wav_bytes, write_jsonl, write_tar
 from support.specs import rules_of

@@ -19,11 +19,10 @@ from scipy.signal import resample_poly
 from entrain_bench.specs.tokens import TileRules
 from entrain_bench.specs.workload import Moved
 from entrain_bench_workloads.dataset import media as media_module
-from entrain_bench_workloads.dataset.errors import BadSampleError, Reason
 from entrain_bench_workloads.dataset.fields import Known
 from entrain_bench_workloads.dataset.formats import FileSource
 from entrain_bench_workloads.dataset.media import decoded_frames, decoded_image, decoded_sound, header, image_tiles
-from entrain_bench_workloads.dataset.source import Limits
+from entrain_bench_workloads.dataset.source import BadSampleError, Limits, Reason
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import (
     image_bytes,

@@ -21,12 +21,11 @@ from entrain_bench.base.errors import ExecutionError, UserError
 from entrain_bench.commands.trace_page import _scan_lines
 from entrain_bench_workloads.columns import read_columns
 from entrain_bench_workloads.dataset import scan as scan_module
-from entrain_bench_workloads.dataset.errors import Reason
 from entrain_bench_workloads.dataset.fields import Known, RawSample, Row
 from entrain_bench_workloads.dataset.formats import FileSource
 from entrain_bench_workloads.dataset.report import ScanReport, sampling_errors
 from entrain_bench_workloads.dataset.scan import Scan, read_scan
-from entrain_bench_workloads.dataset.source import Limits, Shard
+from entrain_bench_workloads.dataset.source import Limits, Reason, Shard
 from support.datasets import image_bytes, run_here, write_finevision
 from support.processes import descendants_of, eventually, runs
 

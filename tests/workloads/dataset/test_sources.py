@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from entrain_bench.base.errors import UserError
 from entrain_bench_workloads.dataset import formats, readers
-from entrain_bench_workloads.dataset.errors import BadSampleError
 from entrain_bench_workloads.dataset.fields import RawSample, Section
-from entrain_bench_workloads.dataset.formats import FileSource, HubSource
+from entrain_bench_workloads.dataset.formats import FileSource, HubSource, Source
 from entrain_bench_workloads.dataset.scan import measure
-from entrain_bench_workloads.dataset.source import Limits, Source
+from entrain_bench_workloads.dataset.source import BadSampleError, Limits
 from support.datasets import image_bytes, samples_of, video_bytes, wav_bytes, write_finevision, write_tar
 
 LIMITS = Limits()
