@@ -18,6 +18,8 @@ from .source import BadSampleError, Reason
 UNREAD = object()
 # Where a part or a struct holds its medium.
 _PLACES = ("bytes", "path", "url", "base64", "data", "image", "file", "file_name", "image_name", "image_path", "source")
+# Fields whose names are the roles of their texts.
+_SPEAKERS = ("system", "user", "assistant")
 _DEPTH = 12
 # Characters of a role or an id.
 _MAX_NAME = 64
@@ -54,10 +56,12 @@ class RawSample:
     """A sample, not decoded; texts are tokenized one by one, ``seconds`` is the stated length of the sound or video.
 
     ``left`` are fields that are not counted: of each kind (``text`` or a medium) the characters or values by field.
-    ``marks`` is the number of places in texts that mark media, 0 if they are not compared.
+    ``marks`` is the number of places in texts that mark media, 0 if they are not compared. ``turns`` are the roles of
+    turns, with the number of texts before each.
     """
 
     texts: list[str] = field(default_factory=list)
+    turns: list[tuple[str, int]] = field(default_factory=list)
     images: list[Medium] = field(default_factory=list)
     audio: list[Medium] = field(default_factory=list)
     video: list[Medium] = field(default_factory=list)
@@ -132,6 +136,8 @@ class _Reading:
             self._add("text", name, listed[0])
             self._add(None, f"{name} after the first", listed[1:])
         elif role in ("text", "one"):
+            if name == "system":
+                self.sample.turns.append((name, len(self.sample.texts)))
             self._add("text", name, self._turns(value))
         else:
             self._add(role, name, _parsed(value) if role in KINDS else value)
@@ -172,8 +178,12 @@ class _Reading:
             media = [key for key in _PLACES if turn.get(key)]
             # Without the medium, the part is a mark of one that another field holds.
             self.sample.marks += self._chosen.compares and not media
+        if role_name := turn.get("role") or turn.get("from"):
+            self.sample.turns.append((str(role_name), len(self.sample.texts)))
         for key, value in turn.items():
             own = turns.get(key)
+            if own == "text" and key in _SPEAKERS:
+                self.sample.turns.append((key, len(self.sample.texts)))
             if key in media:
                 self._medium(kind or own or "", f"{name}.{key}", value)
             elif own not in KINDS and not (own == "none" and _is_name(value)):

@@ -80,7 +80,7 @@ class TraceSamples:
         name = shapes.name_of(sample)
         wanted = int(shapes.text_tokens[sample])
         with _naming(name):
-            tokens = token_ids(_record(self._key(name)).texts, self.tokenizer)
+            tokens = token_ids(_record(self._key(name)), self.tokenizer)
             if len(tokens) < wanted or (len(tokens) > wanted and not self.truncates):
                 raise BadSampleError(Reason.CHANGED, f"its text has {len(tokens)} tokens, the trace says {wanted}")
         return tokens[:wanted]

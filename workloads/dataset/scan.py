@@ -283,7 +283,7 @@ def _read(task: ShardTask, uncounted: Uncounted) -> Iterator[tuple[str, dict[str
                     uncounted.add(name, row, sample)
                     sizes = measure(sample, scan.limits)
                     if scan.tokenizer:
-                        sizes["text_tokens"] = len(token_ids(sample.texts, scan.tokenizer))
+                        sizes["text_tokens"] = len(token_ids(sample, scan.tokenizer))
                     yield name, sizes
                 except BadSampleError as error:
                     yield name, error
