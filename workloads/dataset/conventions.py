@@ -110,7 +110,7 @@ class Chosen:
     def names(self) -> list[str]:
         """All names that are given."""
         given = (*(self.text or ()), self.images, self.audio, self.video, self.seconds)
-        return [name for name in dict.fromkeys(given) if name not in (None, AUTO)]  # type: ignore[misc]
+        return [name for name in dict.fromkeys(given) if name not in (None, AUTO)]
 
     @property
     def compares(self) -> bool:

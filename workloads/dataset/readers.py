@@ -92,7 +92,7 @@ def _batch_rows(group: Any, number: int, names: Sequence[str]) -> int:
     most = max(0, values - group.num_rows * len(names))
     what = f"row group {number + 1}: a row of up to {most:,} list entries (write smaller row groups)"
     BUDGET.ask(most * _ENTRY_BYTES, what, over_budget)
-    return min(_BATCH_ROWS, max(1, _BATCH_BYTES * group.num_rows // max(1, group.total_byte_size)))
+    return min(_BATCH_ROWS, max(1, _BATCH_BYTES * int(group.num_rows) // max(1, int(group.total_byte_size))))
 
 
 def arrow_rows(shard: Shard, chosen: Chosen, limits: Limits) -> Rows:  # noqa: ARG001

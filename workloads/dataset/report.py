@@ -11,6 +11,8 @@ from entrain_bench.base.errors import UserError
 from .conventions import KINDS, Chosen
 from .fields import RawSample
 
+# Names of media by kind.
+ITEMS = {"images": "images", "audio": "sounds", "video": "videos"}
 # Left-out samples that are listed; all are counted.
 MAX_LISTED = 20
 # Share of rows from which a scan fails: marks and media that differ, or names of media that nothing reads.
@@ -149,7 +151,7 @@ class ScanReport:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ScanReport":
         """Return the report of its plain values."""
-        return cls(**values | {"uncounted": Uncounted(**values["uncounted"])})
+        return cls(**{**values, "uncounted": Uncounted(**values["uncounted"])})
 
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[str, Any]], **others: Any) -> "ScanReport":
@@ -161,9 +163,6 @@ class ScanReport:
         sums = {"text": sum(row["text_chars"] for row in rows), "images": num_images}
         sums |= {f"seconds of {kind}": sum(map(sum, values)) for kind, values in seconds.items()}
         return cls(len(rows), items, sums, shards=1, **others)
-
-
-ITEMS = {"images": "images", "audio": "sounds", "video": "videos"}
 
 
 def sampling_errors(reports: Sequence[ScanReport], total: int) -> dict[str, float]:
