@@ -61,13 +61,13 @@ class RawSample:
     """
 
     texts: list[str] = field(default_factory=list)
-    turns: list[tuple[str, int]] = field(default_factory=list)
     images: list[Medium] = field(default_factory=list)
     audio: list[Medium] = field(default_factory=list)
     video: list[Medium] = field(default_factory=list)
     seconds: float | None = None
     marks: int = 0
     left: dict[tuple[str, str], int] = field(default_factory=dict)
+    turns: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def num_media(self) -> int:
