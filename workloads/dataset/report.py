@@ -1,4 +1,4 @@
-"""The result of a scan: what was found, left out and not counted, and how far a random part may be off."""
+"""The result of a scan: counts of samples, left-out samples and uncounted fields, and errors of a random part."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
