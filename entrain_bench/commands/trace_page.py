@@ -39,8 +39,11 @@ def page_of(output: Path, source: Mapping[str, Any], run: Sequence[str], scanned
     lines = [*_scan_lines(source, scanned), ""]
     of = f" of the first {MAX_ROWS:,} rows" if scanned.samples > MAX_ROWS else ""
     lines += [f"Quantiles{of}, of rows that have any:", "", *_quantile_table(_columns(output)), ""]
-    lines += _model_lines(output, run, config_dir, scanned.samples)
-    chosen = {text.partition("=")[0]: text for text in ("model=MODEL", "cluster=16xh100", *run)}
+    truncated, said = _model_lines(output, run, config_dir, scanned.samples)
+    lines += said
+    # Without it, data with rows beyond the model's context are refused.
+    overlong = ("workload.on_overlong=truncate",) if truncated else ()
+    chosen = {text.partition("=")[0]: text for text in ("model=MODEL", "cluster=16xh100", *overlong, *run)}
     command = command_line(["recommend", f"data={quoted(str(output))}", *chosen.values()], config_dir)
     lines += ["", "Rank the strategies on it:", "", f"    {command}"]
     return "\n".join(lines).rstrip() + "\n"
@@ -91,14 +94,19 @@ def _uncounted_lines(uncounted: Any, unread: Mapping[str, int]) -> Iterator[str]
         yield from ("", "Not counted:", "", *lines)
 
 
-def _model_lines(output: Path, run: Sequence[str], config_dir: str | None, rows: int) -> Iterator[str]:
+def _model_lines(output: Path, run: Sequence[str], config_dir: str | None, rows: int) -> tuple[int, list[str]]:
+    """Return how many rows were truncated to a model's context, and lines on its tokens."""
     path = str(output)
     path = (path if "/" in path else f"./{path}").replace("\\", "\\\\").replace("'", "\\'")
+    given = {text.partition("=")[0] for text in run}
     overrides = ["workload=trace", f"workload.path='{path}'", *run]
     if rows > MAX_ROWS:
         overrides.append(f"workload.take='first:{MAX_ROWS}'")
-    if not any(text.partition("=")[0] == "workload.on_overlong" for text in run):
+    if "workload.on_overlong" not in given:
         overrides.append("workload.on_overlong=truncate")
+    if "cluster" in given and not any(name.startswith("layout") for name in given):
+        # The default degrees are those of the default cluster.
+        overrides += [f"layout.{degree}=null" for degree in ("tp", "cp", "pp", "dp")]
     config = Composer(config_dir).run(overrides)
     name = config.model["name"]
     try:
@@ -108,10 +116,10 @@ def _model_lines(output: Path, run: Sequence[str], config_dir: str | None, rows:
         lines = [*_summary_lines(setting.profile, shapes)]
     except UserError as error:
         # This model cannot take the trace; others may, so the page continues.
-        yield f"Nothing on {name}: {error}"
-        return
-    cut = f" ({listed['truncated']} samples truncated to its context)" if listed.get("truncated") else ""
-    yield from (f"Tokens of a sample in {name}'s LLM{cut}:", "", *lines)
+        return 0, [f"Nothing on {name}: {error}"]
+    truncated = int(str(listed.get("truncated", 0)))
+    cut = f" ({truncated} samples truncated to its context)" if truncated else ""
+    return truncated, [f"Tokens of a sample in {name}'s LLM{cut}:", "", *lines]
 
 
 def _summary_lines(profile: Profile, shapes: SampleShapes) -> Iterator[str]:

@@ -50,6 +50,19 @@ def test_from_files_to_a_run(data: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert run_command(run) == 0
 
 
+@pytest.mark.wide
+def test_the_page_fits_the_cluster_and_its_command_takes_overlong_rows(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_finevision(data / "b.parquet", [([image_bytes(56, 84)], ["x" * 800_000])])
+    run = ["model=qwen25vl_llama3_1b", "cluster=2xh100"]
+    assert run_command(["trace", f"source.path={data}", "output=mine.parquet", "workers=1", *run]) == 0
+    out, _ = capsys.readouterr()
+    assert "Tokens of a sample in qwen25vl_llama3_1b's LLM (1 samples truncated to its context):" in out
+    ranked = "data=mine.parquet model=qwen25vl_llama3_1b cluster=2xh100 workload.on_overlong=truncate"
+    assert f"    entrain-bench recommend {ranked}\n" in out
+
+
 def test_names_of_a_data_set_stay_text_on_its_page() -> None:
     hostile = "a `<script>alert(1)</script>` b <img src=x> [l](http://x.y) ![p](http://x.y/z.png) <http://x.y>"
     page = page_html("<b>.parquet", f"- `{hostile}`: one\n")

@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from entrain_bench_workloads.dataset import scan as scan_module
-from entrain_bench_workloads.dataset.errors import BadSampleError
 from entrain_bench_workloads.dataset.fields import RawSample
-from entrain_bench_workloads.dataset.scan import ScanReport, ShardTask, scan_shard
-from entrain_bench_workloads.dataset.source import Limits, Shard
+from entrain_bench_workloads.dataset.report import ScanReport
+from entrain_bench_workloads.dataset.scan import ShardTask, scan_shard
+from entrain_bench_workloads.dataset.source import BadSampleError, Limits, Shard
 
 IMAGES = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 TURNS = pa.list_(pa.struct([("user", pa.string()), ("assistant", pa.string())]))

@@ -1,10 +1,9 @@
-"""The sample of a row: texts and media, found by conventions (conventions.yaml), and fields that are not counted."""
+"""The sample of a row: texts and media, found by conventions, and fields that are not counted."""
 
 import base64
 import json
 import os
 import re
-import stat
 from binascii import Error as Base64Error
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,26 +11,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import yaml
+from .conventions import AUTO, KINDS, Chosen, kind_of, roles_of, table_of
+from .source import BadSampleError, Reason
 
-from entrain_bench.base.errors import UserError
-from entrain_bench.specs.parse import check_mapping, parse
-
-from .errors import BadSampleError, Reason
-
-# In place of a field's name: where a convention has it.
-AUTO = "auto"
-KINDS = ("images", "audio", "video")
 # A value that a reader did not read: a column or a member of bytes with an unknown name.
 UNREAD = object()
 # Where a part or a struct holds its medium.
 _PLACES = ("bytes", "path", "url", "base64", "data", "image", "file", "file_name", "image_name", "image_path", "source")
-# Fields of a sample that are not counted: how many keep their names; the others are summed.
-_MAX_LEFT = 64
+# Fields whose names are the roles of their texts.
+_SPEAKERS = ("system", "user", "assistant")
 _DEPTH = 12
 # Characters of a role or an id.
 _MAX_NAME = 64
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{200}")
+_URLS = ("http://", "https://", "s3://", "gs://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +56,8 @@ class RawSample:
     """A sample, not decoded; texts are tokenized one by one, ``seconds`` is the stated length of the sound or video.
 
     ``left`` are fields that are not counted: of each kind (``text`` or a medium) the characters or values by field.
-    ``marks`` is the number of places in texts that mark media, 0 if they are not compared.
+    ``marks`` is the number of places in texts that mark media, 0 if they are not compared. ``turns`` are the roles of
+    turns, with the number of texts before each.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -73,118 +67,12 @@ class RawSample:
     seconds: float | None = None
     marks: int = 0
     left: dict[tuple[str, str], int] = field(default_factory=dict)
+    turns: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def num_media(self) -> int:
         """All images, sounds and videos."""
         return len(self.images) + len(self.audio) + len(self.video)
-
-
-@dataclass(frozen=True, slots=True)
-class Convention:
-    """A way to lay out rows, as conventions.yaml explains."""
-
-    when: tuple[str, ...] = ()
-    text: tuple[str, ...] = ()
-    json: tuple[str, ...] = ()
-    one: tuple[str, ...] = ()
-    images: tuple[str, ...] = ()
-    audio: tuple[str, ...] = ()
-    video: tuple[str, ...] = ()
-
-    def fits(self, names: Sequence[str]) -> bool:
-        """Whether a row with these fields is of this convention."""
-        return all(name in names for name in self.when) if self.when else any(n in names for n in self.text + self.one)
-
-
-@dataclass(frozen=True)
-class Table:
-    """All that conventions.yaml states; ``turns``, ``types`` and ``endings`` by name."""
-
-    conventions: Mapping[str, Convention]
-    turns: Mapping[str, str]
-    types: Mapping[str, str]
-    endings: Mapping[str, str]
-    marks: re.Pattern[str]
-    media: Mapping[str, Sequence[str]]
-    paths: Sequence[str]
-    seconds: Sequence[str]
-    lists: Sequence[str]
-
-    def names(self, *roles: str) -> set[str]:
-        """Return all fields of some roles; ``images``, ``audio``, ``video`` include those that any convention has."""
-        own = {name for one in self.conventions.values() for role in roles for name in getattr(one, role)}
-        return own.union(*(self.media.get(role, ()) for role in roles))
-
-
-@lru_cache(maxsize=8)
-def table_of(path: str | None) -> Table:
-    """Return the conventions of the suite, after those of a file; ``UserError`` for a file that states none."""
-    own = yaml.safe_load(Path(__file__).with_name("conventions.yaml").read_text())
-    given: Mapping[str, Any] = {}
-    if path is not None:
-        where = f"source.conventions={path}"
-        try:
-            given = check_mapping(yaml.safe_load(Path(path).expanduser().read_text()), where)
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UserError(f"{where}: cannot be read ({' '.join(str(error).split())[:120]})") from error
-        if unknown := [key for key in given if key not in ("conventions", "turns", "types")]:
-            raise UserError(f"{where}: {unknown[0]}: unknown. Must be conventions, turns or types")
-    conventions = {
-        name: parse(Convention, values, f"conventions.{name}")
-        for source in (given, own)
-        for name, values in check_mapping(source.get("conventions", {}), "conventions").items()
-    }
-    turns, types, endings = (
-        {name: role for source in (own, given) for role, names in source.get(key, {}).items() for name in names}
-        for key in ("turns", "types", "endings")
-    )
-    marks = "|".join(f"(?:{pattern})" for pattern in own["marks"].values())
-    pattern = re.compile(rf"(?:<img>(?P<path>[^<>]+)</img>|{marks})\n?")
-    return Table(conventions, turns, types, endings, pattern, own["media"], own["paths"], own["seconds"], own["lists"])
-
-
-def kind_of(name: str) -> str | None:
-    """Return the kind of a file by the ending of its name: images, audio, video, or None."""
-    return table_of(None).endings.get(name.partition("?")[0].rpartition(".")[2].lower())
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """Names of fields that the user chose: of text, of each kind of medium, and of lengths; ``auto``: by convention."""
-
-    text: tuple[str, ...] = (AUTO,)
-    images: str | None = AUTO
-    audio: str | None = AUTO
-    video: str | None = AUTO
-    seconds: str | None = AUTO
-    compare: bool = True
-    conventions: str | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names that are given."""
-        given = (*self.text, self.images, self.audio, self.video, self.seconds)
-        return tuple(dict.fromkeys(name for name in given if name not in (None, AUTO)))
-
-
-@lru_cache(maxsize=4096)
-def roles_of(names: tuple[str, ...], chosen: Chosen) -> Mapping[str, str]:
-    """Return the role of each field of a row: text, json, one (of a list), images, audio, video, path, seconds."""
-    table = table_of(chosen.conventions)
-    convention = next((each for each in table.conventions.values() if each.fits(names)), Convention())
-    roles = dict[str, str]()
-    if AUTO in chosen.text:
-        roles |= {name: role for role in ("json", "one", "text") for name in getattr(convention, role)}
-    roles |= {name: "text" for name in chosen.text if name != AUTO}
-    roles |= {name: "path" for name in table.paths if name not in roles}
-    for kind in (*KINDS, "seconds"):
-        name = getattr(chosen, kind)
-        usual = table.seconds if kind == "seconds" else (*getattr(convention, kind), *table.media[kind])
-        known = usual if name == AUTO else (name,)
-        found = [each for each in known if each in names and roles.get(each, "path") == "path"]
-        roles |= dict.fromkeys(found[:1], kind)
-    return {name: role for name, role in roles.items() if name in names}
 
 
 def sample_of(row: Row | list[Any], chosen: Chosen, folder: str, content: bool = False) -> RawSample:
@@ -202,10 +90,6 @@ def sample_of(row: Row | list[Any], chosen: Chosen, folder: str, content: bool =
     for name in names:
         reading.field(name, row[name], roles.get(name))
     sample = reading.sample
-    for name in (name for name, role in roles.items() if role == "seconds"):
-        if not is_number(row[name]):
-            raise BadSampleError(Reason.RECORD, f"{name}: {str(row[name])[:40]!r} is no number of seconds")
-        sample.seconds = float(row[name])
     for kind, found in reading.media.items():
         if kind != "images" and len(found) == 1 and sample.seconds is not None and not content:
             getattr(sample, kind).append(Known(*(_stated_size(row) or (0, 0)), sample.seconds))
@@ -221,7 +105,7 @@ def _inner(value: Any, keys: Sequence[str]) -> Any:
         return [one for entry in each for one in (entry if isinstance(entry, list) else [entry])]
     if not keys:
         return value
-    return _inner(value.get(keys[0]), keys[1:]) if isinstance(value, Mapping) else None
+    return _inner(value.get(keys[0]), keys[1:]) if isinstance(value, dict) else None
 
 
 class _Reading:
@@ -231,65 +115,79 @@ class _Reading:
         self.sample = RawSample()
         self.media: dict[str, list[tuple[str, Any]]] = {kind: [] for kind in KINDS}
         self._chosen = chosen
-        self._roles = roles
+        self._roles = roles.values()
         self._table = table_of(chosen.conventions)
-        self._compares = chosen.compare and None not in (chosen.images, chosen.audio, chosen.video)
 
     def field(self, name: str, value: Any, role: str | None) -> None:
         """Add a field of the row."""
         if role == "path":
             role = kind_of(_file_name(value))
             # A URL with another ending may be a page.
-            if role is None and "seconds" in self._roles.values() and isinstance(value, str) and "://" not in value:
+            if role is None and "seconds" in self._roles and isinstance(value, str) and "://" not in value:
                 role = "audio"
             # Another field holds that kind, or it is not wanted.
-            if role and (role in self._roles.values() or getattr(self._chosen, role) != AUTO):
+            if role and (role in self._roles or getattr(self._chosen, role) != AUTO):
                 role = None
-        if role == "one" and isinstance(listed := _parsed(value), list) and listed:
-            self._read("text", name, listed[0], _DEPTH)
-            self._leave(f"{name} after the first", listed[1:], _DEPTH)
+        if role == "seconds":
+            if not is_number(value):
+                raise BadSampleError(Reason.RECORD, f"{name}: {str(value)[:40]!r} is no number of seconds")
+            self.sample.seconds = float(value)
+        elif role == "one" and isinstance(listed := _parsed(value), list) and listed:
+            self._add("text", name, listed[0])
+            self._add(None, f"{name} after the first", listed[1:])
         elif role in ("text", "one"):
-            self._read("text", name, self._turns(value), _DEPTH)
-        elif role != "seconds":
-            self._read(role, name, _parsed(value) if role in KINDS else value, _DEPTH)
+            if name == "system":
+                self.sample.turns.append((name, len(self.sample.texts)))
+            self._add("text", name, self._turns(value))
+        else:
+            self._add(role, name, _parsed(value) if role in KINDS else value)
 
-    def _read(self, role: str | None, name: str, value: Any, depth: int) -> None:
+    def _add(self, role: str | None, name: str, value: Any, depth: int = _DEPTH) -> None:
         """Add a value in its role; without one it is not counted."""
-        if value is None or (value is UNREAD and role == "text") or value != value:
+        if isinstance(value, str) and role == "text":
+            self.sample.texts.append(self._table.marks.sub(self._mark, value) if "<" in value else value)
+        elif value is None or (value is UNREAD and role == "text") or value != value:
             return
-        if role in KINDS:
+        elif role in KINDS:
             self._medium(role, name, value)
         elif role == "json":
             plain = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=lambda _: "")
             self.sample.texts.append(plain)
-        elif role != "text":
-            self._leave(name, value, depth)
-        elif isinstance(value, str):
-            self.sample.texts.append(self._table.marks.sub(self._mark, value) if "<" in value else value)
-        elif isinstance(value, bool | int | float):
-            self.sample.texts.append(str(value))
         elif isinstance(value, list | tuple) and depth:
             for each in value:
-                self._read("text", name, each, depth - 1)
-        elif isinstance(value, Mapping) and depth:
-            self._turn(name, value, depth - 1)
+                self._add(role, name, each, depth - 1)
+        elif isinstance(value, dict) and depth:
+            self._turn(role, name, value, depth - 1)
+        elif role != "text":
+            self._leave(name, value)
+        elif isinstance(value, bool | int | float):
+            self.sample.texts.append(str(value))
         else:
             raise BadSampleError(Reason.RECORD, f"{name}: {type(value).__name__} is no text or conversation")
 
-    def _turn(self, name: str, turn: Mapping[str, Any], depth: int) -> None:
+    def _turn(self, role: str | None, name: str, turn: Mapping[str, Any], depth: int) -> None:
         """Add a turn, or a part of one whose type may say that it is a medium."""
+        if role != "text":
+            for key, value in turn.items():
+                self._add(None, name if key in ("bytes", "path") else f"{name}.{key}", value, depth)
+            return
+        turns = self._table.turns
         kind = self._table.types.get(str(turn.get("type")))
-        roles = {key: self._table.turns.get(key) for key in turn}
-        media = [key for key, role in roles.items() if role in KINDS and turn[key] not in (None, "", [])]
+        media = [key for key, value in turn.items() if turns.get(key) in KINDS and value not in (None, "", [])]
         if kind and not media:
             media = [key for key in _PLACES if turn.get(key)]
             # Without the medium, the part is a mark of one that another field holds.
-            self.sample.marks += self._compares and not media
-        for key, role in roles.items():
+            self.sample.marks += self._chosen.compares and not media
+        if role_name := turn.get("role") or turn.get("from"):
+            self.sample.turns.append((str(role_name), len(self.sample.texts)))
+        for key, value in turn.items():
+            own = turns.get(key)
+            if own == "text" and key in _SPEAKERS:
+                self.sample.turns.append((key, len(self.sample.texts)))
             if key in media:
-                self._medium(kind or role or "", f"{name}.{key}", turn[key])
-            elif role not in KINDS and not (role == "none" and _is_short(turn[key])):
-                self._read(role, f"{name}.{key}", turn[key], depth)
+                self._medium(kind or own or "", f"{name}.{key}", value)
+            elif own not in KINDS and not (own == "none" and _is_name(value)):
+                self._add(own, f"{name}.{key}", value, depth)
 
     def _medium(self, kind: str, name: str, value: Any) -> None:
         """Add the media of a value; nulls of a list are none."""
@@ -305,27 +203,19 @@ class _Reading:
         if match["path"]:
             self._medium("images", "<img>", match["path"].strip())
         else:
-            self.sample.marks += self._compares
+            self.sample.marks += self._chosen.compares
         return ""
 
     def _turns(self, value: Any) -> Any:
         """Return turns that are JSON in a text; other values themselves."""
         parsed = _parsed(value)
         turns = parsed if isinstance(parsed, list) else [parsed]
-        is_turns = all(isinstance(each, Mapping) and "text" in map(self._table.turns.get, each) for each in turns)
+        is_turns = all(isinstance(each, dict) and "text" in map(self._table.turns.get, each) for each in turns)
         return parsed if is_turns else value
 
-    def _leave(self, name: str, value: Any, depth: int) -> None:
-        """Note a field that is not counted, if it holds text or media."""
+    def _leave(self, name: str, value: Any) -> None:
+        """Note a value that is not counted, if it holds text or media."""
         if "." in name and name in self._chosen.names:
-            return
-        if isinstance(value, Mapping) and depth:
-            for key, each in value.items():
-                self._leave(name if key in ("bytes", "path") else f"{name}.{key}", each, depth - 1)
-            return
-        if isinstance(value, list | tuple) and depth:
-            for each in value:
-                self._leave(name, each, depth - 1)
             return
         kind = "text"
         amount = 1
@@ -335,25 +225,23 @@ class _Reading:
             amount = len(value) if kind == "text" else 1
         elif isinstance(value, bytes) or value is UNREAD:
             kind = "bytes"
-        elif isinstance(value, Mapping | list | tuple):
+        elif isinstance(value, dict | list | tuple):
             name = f"{name} (nested deeper)"
             amount = len(str(value))
         else:
             return
-        left = self.sample.left
-        key = (kind, name if (kind, name) in left or len(left) < _MAX_LEFT else "others")
         if amount:
-            left[key] = left.get(key, 0) + amount
+            self.sample.left[kind, name] = self.sample.left.get((kind, name), 0) + amount
+
+
+def _is_name(value: Any) -> bool:
+    """Whether a value may be a role or an id."""
+    return not isinstance(value, list | tuple | dict) and len(str(value)) <= _MAX_NAME
 
 
 def _is_nothing(value: Any) -> bool:
     """Whether an entry of a list of media holds none."""
-    return value in (None, "") or (isinstance(value, Mapping) and all(each is None for each in value.values()))
-
-
-def _is_short(value: Any) -> bool:
-    """Whether a value may be a role or an id."""
-    return not isinstance(value, list | tuple | Mapping) and len(str(value)) <= _MAX_NAME
+    return value in (None, "") or (isinstance(value, dict) and all(each is None for each in value.values()))
 
 
 def _parsed(value: Any) -> Any:
@@ -375,15 +263,15 @@ def medium_of(value: Any, name: str, folder: str, content: bool) -> Medium:
         return value
     if isinstance(value, str):
         head, comma, encoded = value.partition(",") if value.startswith("data:") else ("", "", value)
+        if value.startswith(_URLS):
+            raise BadSampleError(Reason.URL, value[:80])
         if not comma and not _BASE64.match(value):
-            if value.startswith(("http://", "https://", "s3://", "gs://")):
-                raise BadSampleError(Reason.URL, value[:80])
             return inside(folder, value.removeprefix("file://"))
         try:
             return base64.b64decode(encoded)
         except (Base64Error, ValueError) as error:
             raise BadSampleError(Reason.RECORD, f"{name}: no base64 behind {head[:40]!r}: {error}") from error
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         place = next((key for key in _PLACES if value.get(key) is not None), None)
         size = _stated_size(value)
         if size and not (place and (content or place == "bytes")):
@@ -398,13 +286,12 @@ def medium_of(value: Any, name: str, folder: str, content: bool) -> Medium:
 def _file_name(value: Any) -> str:
     """Return the file name in a value: itself, the first of a list, or its ``path``; empty if there is none."""
     value = value[0] if isinstance(value, list) and value else value
-    name = value.get("path") if isinstance(value, Mapping) else value
+    name = value.get("path") if isinstance(value, dict) else value
     return name if isinstance(name, str) and "." in name else ""
 
 
-def _stated_size(values: Mapping[str, Any]) -> tuple[int, int] | None:
-    width = values.get("width")
-    height = values.get("height")
+def _stated_size(values: Row) -> tuple[int, int] | None:
+    width, height = values.get("width"), values.get("height")
     return (int(width), int(height)) if is_number(width) and is_number(height) else None
 
 
@@ -427,25 +314,17 @@ def inside(root: str, name: str) -> Path:
         raise BadSampleError(Reason.OUTSIDE, f"{name}: source.root says where its files are")
     base = _real(root)
     # A name may be absolute if it lies below the root.
-    tops = (base, os.path.abspath(root).rstrip(os.sep) + os.sep)  # noqa: PTH100
-    below = next((name.removeprefix(top) for top in tops if name.startswith(top)), name)
-    if leaves_root(below):
-        hint = f" (source.root={root}; source.root=/ allows all)" if name.startswith("/") else ""
-        raise BadSampleError(Reason.OUTSIDE, name + hint)
-    folder, _, last = below.rpartition("/")
-    path = _real(base + folder) + last
-    try:
-        mode = os.lstat(path).st_mode
-        if stat.S_ISLNK(mode):
-            path = os.path.realpath(path, strict=True)
-            mode = os.lstat(path).st_mode
-    except OSError as error:
-        raise BadSampleError(Reason.MISSING, name) from error
+    folder, _, last = (name if name.startswith("/") else base + name).rpartition("/")
+    path = _real(folder or "/") + last
+    is_link = os.path.islink(path)  # noqa: PTH114
+    if is_link:
+        path = os.path.realpath(path)
     if not path.startswith(base):
-        raise BadSampleError(Reason.OUTSIDE, f"{name}: a link")
+        hint = f" (source.root={root}; source.root=/ allows all)" if name.startswith("/") else ""
+        raise BadSampleError(Reason.OUTSIDE, f"{name}: a link" if is_link else name + hint)
     # A pipe would block its reader.
-    if not stat.S_ISREG(mode):
-        raise BadSampleError(Reason.MISSING, f"{name}: no regular file")
+    if not os.path.isfile(path):  # noqa: PTH113
+        raise BadSampleError(Reason.MISSING, name)
     return Path(path)
 
 

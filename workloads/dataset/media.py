@@ -7,12 +7,13 @@ import io
 import logging
 import math
 import os
+import re
 import tarfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,9 +26,8 @@ from entrain_bench.specs.workload import SOUND_HZ, Pixels, Sound
 
 from ..budget import BUDGET
 from ..tokens import MAX_ASPECT_RATIO
-from .errors import BadSampleError, Reason, one_line, over_budget
 from .fields import Content, Known, Medium, Section
-from .source import Limits
+from .source import BadSampleError, Limits, Reason, one_line, over_budget
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
 # EXIF's tag of the orientation, and its values for images that lie on their side.
@@ -40,7 +40,11 @@ SOUND_RATES_HZ = (4_000, 768_000)
 FRAME_PIXEL_BYTES = 60
 # FFmpeg tries no containers but these, because some are lists of other files; starts of the files.
 _HEAD_BYTES = 16
-_MP4 = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
+_CONTAINERS = {
+    "mov": re.compile(b".{4}(ftyp|moov|mdat|wide|free|skip)", re.DOTALL),
+    "matroska": re.compile(b"\x1aE\xdf\xa3"),
+    "avi": re.compile(b"RIFF.{4}AVI ", re.DOTALL),
+}
 # Bytes that may be read to find the streams of a video.
 _VIDEO_OPTIONS = {"probesize": str(2**20), "analyzeduration": "0"}
 # Data often round the length that they state for a sound.
@@ -51,6 +55,7 @@ _FRAME_BYTES = 24
 # SigLIP's mean color, around images that are not square.
 _SIGLIP_MEAN = [0.5, 0.5, 0.5]
 # They comment on headers, file by file.
+warnings.filterwarnings("ignore", module="PIL")
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 logging.getLogger("libav").setLevel(logging.CRITICAL)
 # Limits of a scan refuse large images.
@@ -68,27 +73,48 @@ def failing_as(reason: Reason) -> Iterator[None]:
         raise BadSampleError(reason, one_line(error)) from error
 
 
-def image_size(medium: Medium, limits: Limits) -> tuple[int, int]:
-    """Return width and height of an image in pixels, as shown; ``BadSampleError`` for other formats and large ones."""
-    if isinstance(medium, Known):
-        width = medium.width
-        height = medium.height
-    else:
-        with failing_as(Reason.HEADER), opened_image(medium, limits) as image:
-            width, height = image.size
-            # Pillow turns the size of a TIFF by its own tag. The method of a PNG decodes it.
-            is_turned = _ORIENTATION in getattr(image, "tag_v2", ())
-            if not is_turned and Image.Image.getexif(image).get(_ORIENTATION) in _ON_ITS_SIDE:
-                width, height = height, width
-    _check_sides(width, height, limits)
-    return width, height
+def header(kind: str, medium: Medium, limits: Limits) -> Known:
+    """Return the sizes of a medium by its header, those of a video 0 if not stated; an image's are as shown.
+
+    ``BadSampleError`` for unknown formats, damage and sizes beyond a limit.
+    """
+    known = medium
+    if not isinstance(medium, Known):
+        with failing_as(Reason.HEADER):
+            known = _READERS[kind](medium, limits)
+    assert isinstance(known, Known)
+    width, height, seconds = known.width, known.height, known.seconds
+    what = f"{width}x{height} pixels"
+    if kind == "images" or (kind == "video" and (width or height)):
+        if width < 1 or height < 1:
+            raise BadSampleError(Reason.HEADER, what)
+        limits.check("side_pixels", max(width, height), what)
+        limits.check("image_pixels", width * height, what)
+        if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+            raise BadSampleError(Reason.THIN, f"{what}, at most {MAX_ASPECT_RATIO:g}")
+    if kind == "video":
+        check_frame(width, height)
+    if kind != "images":
+        if not seconds > 0:
+            raise BadSampleError(Reason.HEADER, f"{seconds} seconds")
+        limits.check("seconds", seconds, f"{seconds:g} s")
+    return known
+
+
+def _image_header(medium: Content, limits: Limits) -> Known:
+    with opened_image(medium, limits) as image:
+        width, height = image.size
+        # Pillow turns the size of a TIFF by its own tag. The method of a PNG decodes it.
+        is_turned = _ORIENTATION in getattr(image, "tag_v2", ())
+        if not is_turned and Image.Image.getexif(image).get(_ORIENTATION) in _ON_ITS_SIDE:
+            width, height = height, width
+        return Known(width, height)
 
 
 @contextmanager
 def opened_image(medium: Content, limits: Limits) -> Iterator[Image.Image]:
     """Open an image without loading it."""
-    with opened(medium, limits) as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with opened(medium, limits) as file:
         try:
             with Image.open(file, formats=IMAGE_FORMATS) as image:
                 yield image
@@ -96,33 +122,16 @@ def opened_image(medium: Content, limits: Limits) -> Iterator[Image.Image]:
             raise BadSampleError(Reason.FORMAT, "no image") from error
 
 
-def _check_sides(width: int, height: int, limits: Limits) -> None:
-    if width < 1 or height < 1:
-        raise BadSampleError(Reason.HEADER, f"{width}x{height} pixels")
-    limits.check("side_pixels", max(width, height), f"{width}x{height} pixels")
-    limits.check("image_pixels", width * height, f"{width}x{height} pixels")
-    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
-        raise BadSampleError(Reason.THIN, f"{width}x{height} pixels, at most {MAX_ASPECT_RATIO:g}")
-
-
-def check_frame(width: int, height: int) -> None:
-    """Raise ``BadSampleError`` for frames of which a decoder cannot keep several."""
-    BUDGET.ask(FRAME_PIXEL_BYTES * width * height, f"frames of {width}x{height} pixels", over_budget)
-
-
-def audio_seconds(medium: Medium, limits: Limits) -> float:
-    """Return the length of a sound in seconds; ``BadSampleError`` for an unknown format, or beyond a limit."""
-    if isinstance(medium, Known):
-        return _checked_seconds(medium.seconds, limits)
-    with opened_sound(medium, limits, Reason.HEADER) as sound:
-        return _checked_seconds(sound.frames / sound.samplerate, limits)
+def _sound_header(medium: Content, limits: Limits) -> Known:
+    with opened_sound(medium, limits) as sound:
+        return Known(seconds=sound.frames / sound.samplerate)
 
 
 @contextmanager
-def opened_sound(medium: Content, limits: Limits, reason: Reason) -> Iterator[Any]:
-    """Open a sound in soundfile; ``BadSampleError`` with a reason, and for a rate beyond ``SOUND_RATES_HZ``."""
+def opened_sound(medium: Content, limits: Limits) -> Iterator[Any]:
+    """Open a sound in soundfile; ``BadSampleError`` for other formats, and for a rate beyond ``SOUND_RATES_HZ``."""
     soundfile = library("soundfile")
-    with opened(medium, limits, whole=False) as file, failing_as(reason):
+    with opened(medium, limits, whole=False) as file:
         try:
             sound = soundfile.SoundFile(file)
         except soundfile.LibsndfileError as error:
@@ -130,59 +139,45 @@ def opened_sound(medium: Content, limits: Limits, reason: Reason) -> Iterator[An
         with sound:
             low, high = SOUND_RATES_HZ
             if not low <= sound.samplerate <= high:
-                what = f"{sound.samplerate} Hz, sounds have from {low} to {high} Hz"
-                raise BadSampleError(Reason.LIMIT, what)
+                raise BadSampleError(Reason.LIMIT, f"{sound.samplerate} Hz, sounds have from {low} to {high} Hz")
             yield sound
 
 
-def video_header(medium: Medium, limits: Limits) -> Known:
-    """Return length and frame size of a video, 0 if not stated; ``BadSampleError`` for unknown formats and limits."""
-    if isinstance(medium, Known):
-        known = medium
-    else:
-        with failing_as(Reason.HEADER), opened_video(medium, limits) as video:
-            stream = video.streams.video[0]
-            seconds = (video.duration or 0) / library("av").time_base
-            if stream.duration:
-                seconds = float(stream.duration * stream.time_base)
-            known = Known(int(stream.width), int(stream.height), seconds)
-    if known.width or known.height:
-        _check_sides(known.width, known.height, limits)
-        check_frame(known.width, known.height)
-    _checked_seconds(known.seconds, limits)
-    return known
+def _video_header(medium: Content, limits: Limits) -> Known:
+    with opened_video(medium, limits) as video:
+        stream = video.streams.video[0]
+        seconds = (video.duration or 0) / library("av").time_base
+        if stream.duration:
+            seconds = float(stream.duration * stream.time_base)
+        return Known(int(stream.width), int(stream.height), seconds)
+
+
+_READERS: Mapping[str, Callable[[Content, Limits], Known]] = {
+    "images": _image_header,
+    "audio": _sound_header,
+    "video": _video_header,
+}
+
+
+def check_frame(width: int, height: int) -> None:
+    """Raise ``BadSampleError`` for frames of which a decoder cannot keep several."""
+    BUDGET.ask(FRAME_PIXEL_BYTES * width * height, f"frames of {width}x{height} pixels", over_budget)
 
 
 @contextmanager
 def opened_video(medium: Content, limits: Limits) -> Iterator[Any]:
     """Open a video in FFmpeg's container; ``BadSampleError`` for a container that is not known."""
-    av = library("av")
     with opened(medium, limits, whole=False) as file:
-        container = _container_format(file.read(_HEAD_BYTES))
+        start = file.read(_HEAD_BYTES)
+        container = next((name for name, head in _CONTAINERS.items() if head.match(start)), None)
+        if container is None:
+            raise BadSampleError(Reason.FORMAT, "no MP4, QuickTime, Matroska, WebM or AVI")
         file.seek(0)
-        with av.open(file, format=container, options=_VIDEO_OPTIONS) as video:
+        with library("av").open(file, format=container, options=_VIDEO_OPTIONS) as video:
             # A frame larger than the header says would be made before it can be looked at.
             most = str(BUDGET.num_bytes // FRAME_PIXEL_BYTES)
             video.streams.video[0].codec_context.options = {"max_pixels": most}
             yield video
-
-
-def _container_format(head: bytes) -> str:
-    """Return FFmpeg's name of a container, by the start of the file."""
-    if head[4:8] in _MP4:
-        return "mov"
-    if head[:4] == b"\x1aE\xdf\xa3":
-        return "matroska"
-    if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
-        return "avi"
-    raise BadSampleError(Reason.FORMAT, "no MP4, QuickTime, Matroska, WebM or AVI")
-
-
-def _checked_seconds(seconds: float, limits: Limits) -> float:
-    if not seconds > 0:
-        raise BadSampleError(Reason.HEADER, f"{seconds} seconds")
-    limits.check("seconds", seconds, f"{seconds:g} s")
-    return float(seconds)
 
 
 @contextmanager
@@ -219,14 +214,15 @@ def library(name: str) -> Any:
 def decoded_image(medium: Medium, limits: Limits) -> Image.Image:
     """Decode an image to RGB, as shown; ``BadSampleError`` if damaged, too large or unlike its header."""
     content = content_of(medium)
-    width, height = image_size(content, limits)
-    BUDGET.ask(_PIXEL_BYTES * width * height, f"{width}x{height} pixels", over_budget)
+    known = header("images", content, limits)
+    stated = f"{known.width}x{known.height} pixels"
+    BUDGET.ask(_PIXEL_BYTES * known.width * known.height, stated, over_budget)
     with failing_as(Reason.DECODE), opened_image(content, limits) as image:
         image.load()
         shown = ImageOps.exif_transpose(image).convert("RGB")
-    if shown.size != (width, height):
+    if shown.size != (known.width, known.height):
         wide, high = shown.size
-        raise BadSampleError(Reason.CHANGED, f"its header says {width}x{height} pixels, it has {wide}x{high}")
+        raise BadSampleError(Reason.CHANGED, f"its header says {stated}, it has {wide}x{high}")
     return shown
 
 
@@ -267,15 +263,14 @@ def decoded_sound(medium: Medium, limits: Limits, start_s: float, stop_s: float)
     It is empty if the sound ends up to ``STATED_WITHIN_S`` before the part starts. Raises ``BadSampleError`` for a
     sound that cannot be decoded, ``UserError`` if soundfile is not installed.
     """
-    with opened_sound(content_of(medium), limits, Reason.DECODE) as sound:
+    with failing_as(Reason.DECODE), opened_sound(content_of(medium), limits) as sound:
         rate = int(sound.samplerate)
         first = round(start_s * rate)
         last = round(stop_s * rate)
         if 0 < sound.frames <= first <= sound.frames + STATED_WITHIN_S * rate:
             return np.zeros(0, np.float32)
-        BUDGET.ask(
-            (_FRAME_BYTES + 4 * sound.channels) * (last - first), f"{stop_s - start_s:g} s at {rate} Hz", over_budget
-        )
+        needed = (_FRAME_BYTES + 4 * sound.channels) * (last - first)
+        BUDGET.ask(needed, f"{stop_s - start_s:g} s at {rate} Hz", over_budget)
         sound.seek(min(first, sound.frames))
         wave: Sound = sound.read(last - first, dtype="float32", always_2d=True).mean(axis=1)
         if not len(wave):
@@ -295,29 +290,21 @@ def content_of(medium: Medium) -> Content:
     return medium
 
 
-class VideoFrames:
-    """``count`` scaled frames of a video, shown in the middle of as many equal parts of its length.
+def decoded_frames(medium: Medium, limits: Limits, count: int, most: int, size: tuple[int, int]) -> Pixels:
+    """Decode the first ``most`` of ``count`` frames of a video, scaled to height and width ``[most, *size, 3]``.
 
-    Frames are decoded when they are asked for, and kept. Raises ``BadSampleError`` for an unreadable header and limits.
+    They are shown in the middle of ``count`` equal parts of its length. ``BadSampleError`` if damaged or too large.
     """
-
-    def __init__(self, medium: Medium, limits: Limits, count: int, height: int, width: int) -> None:
-        self._size = (height, width)
-        content = content_of(medium)
-        seconds = video_header(content, limits).seconds
-        self._kept = list[Pixels]()
-        self._rest = _frames(content, limits, ((np.arange(count) + 0.5) * seconds / count).tolist())
-
-    def between(self, first: int, stop: int) -> Pixels:
-        """Return frames from one number up to another ``[frames, height, width, 3]``; ``BadSampleError`` if damaged."""
-        height, width = self._size
-        BUDGET.ask(6 * stop * height * width, f"{stop} frames of {width}x{height}", over_budget)
-        with failing_as(Reason.DECODE):
-            for frame in islice(self._rest, max(0, stop - len(self._kept))):
-                self._kept.append(resized(frame.to_image(), height, width))
-        if len(self._kept) < stop:
-            raise BadSampleError(Reason.DECODE, f"it ends before frame {len(self._kept)}")
-        return np.stack(self._kept[first:stop])
+    content = content_of(medium)
+    height, width = size
+    BUDGET.ask(6 * most * height * width, f"{most} frames of {width}x{height}", over_budget)
+    seconds = header("video", content, limits).seconds
+    times = ((np.arange(most) + 0.5) * seconds / count).tolist()
+    with failing_as(Reason.DECODE):
+        found = [resized(frame.to_image(), height, width) for frame in _frames(content, limits, times)]
+    if len(found) < most:
+        raise BadSampleError(Reason.DECODE, f"it ends before frame {len(found)}")
+    return np.stack(found)
 
 
 def _frames(content: Content, limits: Limits, times: Sequence[float]) -> Iterator[Any]:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import numpy as np
 
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import UserError
-from entrain_bench.base.remembered import remembered
 from entrain_bench.specs.parse import check_values
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.tokens import TileRules, TokenRules
@@ -18,27 +18,16 @@ from entrain_bench.specs.workload import Moved, Pixels, Sound
 
 from ..budget import BUDGET
 from ..columns import TraceColumns
-from .errors import BadSampleError, Reason, one_line, over_budget
 from .fields import RawSample
 from .formats import FileSource
-from .media import STATED_WITHIN_S, VideoFrames, decoded_image, decoded_sound, image_tiles, resized
+from .media import STATED_WITHIN_S, decoded_frames, decoded_image, decoded_sound, image_tiles, resized
 from .scan import measure, read_scan
-from .source import Limits, Shard
+from .source import BadSampleError, Limits, Reason, Shard, one_line, over_budget
 from .tokenizers import BYTES, token_ids, tokenizer_version, vocabulary_of
 
 type ShapesOf = Callable[[TraceColumns], SampleShapes]
-
-
-class Kept:
-    """The last content that a process has read; empty in other processes."""
-
-    def __init__(self) -> None:
-        self.samples: dict[str, RawSample] = {}
-        self.tiles: dict[str, Sequence[Pixels]] = {}
-        self.videos: dict[str, VideoFrames] = {}
-
-    def __reduce__(self) -> tuple[type["Kept"], tuple[()]]:
-        return Kept, ()
+# A sample: its source, file, number there, and the limits.
+type Key = tuple[FileSource, Shard, int, Limits]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +42,25 @@ class TraceSamples:
     # The shapes of samples of given sizes, and whether long samples are shortened, as the workload does.
     shapes_of: ShapesOf
     truncates: bool
-    kept: Kept = field(default_factory=Kept, repr=False, compare=False)
 
     def picture(self, shapes: SampleShapes, item: int) -> Pixels:
         """Return an image, a tile or the frames of a group, resized to the item's patches."""
         sample, number, kind = _place(shapes, item)
-        name = shapes.name_of(sample)
         tiles = self.rules.tiles
-        with _naming(name):
-            raw, now = self._measured(shapes, sample)
+        with _naming(shapes.name_of(sample)):
+            key, raw, now = self._measured(shapes, sample)
             if kind == "video":
+                many = self.rules.temporal_patch_frames
                 # A shortened sample has the first groups of all that the video is cut into.
-                groups = int(np.count_nonzero(now.item_modality == shapes.item_modality[item]))
-                pixels = self._frames(name, raw, number, groups, self._sides(shapes, item))
+                of_video = shapes.item_modality[item]
+                listed = shapes.item_modality[slice(*shapes.item_offsets[sample : sample + 2])]
+                groups = (int(np.count_nonzero(each == of_video)) for each in (now.item_modality, listed))
+                frames = _frames(key, *(many * each for each in groups), self._sides(shapes, item))
+                pixels = frames[number * many : (number + 1) * many]
             elif tiles is None:
                 return resized(decoded_image(raw.images[number], self.limits), *self._sides(shapes, item))[None]
             else:
-                pixels = self._tiles(name, raw, now.num_items, tiles)[number][None]
+                pixels = _tiles(key, now.num_items, tiles)[number][None]
         if tiles is None:
             return pixels
         # The pixels that a tile's patches cover: 27 x 14 of SigLIP's 384.
@@ -80,7 +71,7 @@ class TraceSamples:
         """Return an audio segment of ``rules.audio_segment_s`` seconds; the last of a sample may be shorter."""
         sample, number, _ = _place(shapes, item)
         with _naming(shapes.name_of(sample)):
-            raw, _ = self._measured(shapes, sample)
+            _, raw, _ = self._measured(shapes, sample)
             start_s = number * self.rules.audio_segment_s
             return decoded_sound(raw.audio[0], self.limits, start_s, start_s + self.rules.audio_segment_s)
 
@@ -89,24 +80,21 @@ class TraceSamples:
         name = shapes.name_of(sample)
         wanted = int(shapes.text_tokens[sample])
         with _naming(name):
-            tokens = token_ids(self._read(name).texts, self.tokenizer)
+            tokens = token_ids(_record(self._key(name)), self.tokenizer)
             if len(tokens) < wanted or (len(tokens) > wanted and not self.truncates):
                 raise BadSampleError(Reason.CHANGED, f"its text has {len(tokens)} tokens, the trace says {wanted}")
         return tokens[:wanted]
 
-    def _read(self, name: str) -> RawSample:
+    def _key(self, name: str) -> Key:
         label, _, number = name.rpartition(":")
         if label not in self.files or not number.isdecimal():
             raise BadSampleError(Reason.MISSING, f"no {name} in the scanned data")
+        return self.source, self.files[label], int(number), self.limits
 
-        def read() -> RawSample:
-            return self.source.record(self.files[label], int(number), self.limits)
-
-        return remembered(self.kept.samples, name, read, 4)
-
-    def _measured(self, shapes: SampleShapes, sample: int) -> tuple[RawSample, SampleShapes]:
+    def _measured(self, shapes: SampleShapes, sample: int) -> tuple[Key, RawSample, SampleShapes]:
         """Read a sample, and its shape now; the listed items must be the first that it has."""
-        raw = self._read(shapes.name_of(sample))
+        key = self._key(shapes.name_of(sample))
+        raw = _record(key)
         row = measure(raw, self.limits)
         if max(len(raw.audio), len(raw.video)) > 1:
             raise BadSampleError(Reason.RECORD, "several sounds or videos are not supported with harness.data=files")
@@ -125,7 +113,7 @@ class TraceSamples:
         for number, (current, then) in enumerate(pairs, 1):
             if current != then:
                 raise BadSampleError(Reason.CHANGED, f"its item {number} is {current}, the trace says {then}")
-        return raw, now
+        return key, raw, now
 
     def _sides(self, shapes: SampleShapes, item: int) -> tuple[int, int]:
         """Return height and width in pixels of an image or a frame."""
@@ -135,27 +123,30 @@ class TraceSamples:
         rows, columns = shapes.item_grids[item].tolist()
         return rows * self.rules.patch_pixels, columns * self.rules.patch_pixels
 
-    def _tiles(self, name: str, raw: RawSample, count: int, rules: TileRules) -> Sequence[Pixels]:
-        """Return all tiles of a sample's images."""
 
-        def cut() -> list[Pixels]:
-            BUDGET.ask(3 * count * rules.pixels**2, f"{count} tiles", over_budget)
-            images = (decoded_image(image, self.limits) for image in raw.images)
-            tiles = [tile for image in images for tile in image_tiles(image, len(raw.images) == 1, rules)]
-            if len(tiles) > count:
-                raise BadSampleError(Reason.CHANGED, f"it has {len(tiles)} tiles, by its sizes {count}")
-            return tiles
+# A process keeps the last content that it has read, for a sample's items are asked for one by one.
+@lru_cache(maxsize=4)
+def _record(key: Key) -> RawSample:
+    source, *place = key
+    return source.record(*place)
 
-        return remembered(self.kept.tiles, name, cut, 1)
 
-    def _frames(self, name: str, raw: RawSample, group: int, groups: int, sides: tuple[int, int]) -> Pixels:
-        """Return the frames of a group of a video; earlier frames are decoded, later frames are not."""
-        many = self.rules.temporal_patch_frames
+@lru_cache(maxsize=1)
+def _tiles(key: Key, count: int, rules: TileRules) -> Sequence[Pixels]:
+    """Return all tiles of a sample's images."""
+    BUDGET.ask(3 * count * rules.pixels**2, f"{count} tiles", over_budget)
+    raw = _record(key)
+    images = (decoded_image(image, key[-1]) for image in raw.images)
+    tiles = [tile for image in images for tile in image_tiles(image, len(raw.images) == 1, rules)]
+    if len(tiles) > count:
+        raise BadSampleError(Reason.CHANGED, f"it has {len(tiles)} tiles, by its sizes {count}")
+    return tiles
 
-        def begin() -> VideoFrames:
-            return VideoFrames(raw.video[0], self.limits, groups * many, *sides)
 
-        return remembered(self.kept.videos, name, begin, 2).between(group * many, (group + 1) * many)
+@lru_cache(maxsize=2)
+def _frames(key: Key, count: int, most: int, size: tuple[int, int]) -> Pixels:
+    """Return the first frames of a sample's video."""
+    return decoded_frames(_record(key).video[0], key[-1], count, most, size)
 
 
 def samples_of(

@@ -18,7 +18,6 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from entrain_bench.base.errors import ExecutionError, UserError, require
@@ -26,26 +25,22 @@ from entrain_bench.base.files import remove_partial, stream_atomically, write_at
 from entrain_bench.run.parallel import Died, RayCluster, num_processes, run_parallel
 
 from ..budget import BUDGET
-from .errors import BadSampleError, Reason
-from .fields import KINDS, RawSample
-from .formats import FileSource
-from .media import audio_seconds, image_size, video_header
-from .source import Limits, Shard, Source
+from .fields import RawSample
+from .formats import FileSource, Source
+from .media import header
+from .report import ITEMS, MAX_LISTED, ScanReport, Uncounted, sampling_errors
+from .source import BadSampleError, Limits, Reason, Shard
 from .tokenizers import token_ids, tokenizer_version
-from .uncounted import Uncounted
 
 # Part of every digest: raise it if the scan changes, so that earlier parts are not reused.
-FORMAT = 9
+FORMAT = 10
 PROCESSES = "processes"
 RAY = "ray"
 # Where a file says how it was made.
 METADATA_KEY = b"entrain_bench.scan"
-# Left-out samples that are listed; all are counted.
-MAX_LISTED = 20
 # Rows from which on shards are drawn at random, and the seed.
 MAX_ROWS = 200_000
 _SEED = 0
-ITEMS = ("texts", "images", "sounds", "videos")
 # Kana, ideographs of Chinese and Japanese, and Hangul; with their punctuation and full-width forms.
 _CJK = re.compile(r"[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uff00-\uffef]")
 _COLUMNS: Mapping[str, pa.DataType] = {
@@ -59,11 +54,6 @@ _COLUMNS: Mapping[str, pa.DataType] = {
     "audio_seconds": pa.list_(pa.float64()),
     "video_seconds": pa.list_(pa.float64()),
 }
-# Means whose errors a sample states.
-_MEASURES = {"text": "text_chars", "images": "n_images", "seconds of audio": "audio_seconds"} | {
-    "seconds of video": "video_seconds"
-}
-_TIMED = ("audio_seconds", "video_seconds")
 type Advance = Callable[[int, int, int], None]
 
 
@@ -75,56 +65,19 @@ def measure(sample: RawSample, limits: Limits) -> dict[str, Any]:
     chars = sum(map(len, sample.texts))
     limits.check("text_chars", chars, f"{chars} characters")
     limits.check("media", sample.num_media, f"{sample.num_media} media")
-    sizes = [image_size(image, limits) for image in sample.images]
-    videos = [video_header(video, limits) for video in sample.video]
-    sizes += [(video.width, video.height) for video in videos]
+    images = [header("images", medium, limits) for medium in sample.images]
+    videos = [header("video", medium, limits) for medium in sample.video]
     if not (chars or sample.num_media):
         raise BadSampleError(Reason.EMPTY)
     return {
         "text_chars": chars,
         "text_cjk": sum(len(_CJK.findall(text)) for text in sample.texts if not text.isascii()),
-        "n_images": len(sample.images),
-        "image_widths": [width for width, _ in sizes],
-        "image_heights": [height for _, height in sizes],
-        "audio_seconds": [audio_seconds(sound, limits) for sound in sample.audio],
+        "n_images": len(images),
+        "image_widths": [each.width for each in (*images, *videos)],
+        "image_heights": [each.height for each in (*images, *videos)],
+        "audio_seconds": [header("audio", medium, limits).seconds for medium in sample.audio],
         "video_seconds": [video.seconds for video in videos],
     }
-
-
-@dataclass(frozen=True, slots=True)
-class ScanReport:
-    """The result of a scan or of a shard: rows of the trace, and numbers of texts, images, sounds and videos."""
-
-    samples: int = 0
-    items: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(ITEMS, 0))
-    # Left-out samples by reason, and of the first ones name and problem.
-    counts: Mapping[str, int] = field(default_factory=dict)
-    listed: Sequence[Sequence[str]] = ()
-    shards: int = 0
-    # Whether an earlier scan of the same data and settings was reused.
-    again: bool = False
-    uncounted: Uncounted = field(default_factory=Uncounted)
-    # Endings of files next to those that are read, and how many.
-    unread: Mapping[str, int] = field(default_factory=dict)
-    # Shards of the data, and the largest errors of means at 95% confidence as shares, if some were drawn.
-    all_shards: int = 0
-    errors: Mapping[str, float] = field(default_factory=dict)
-
-    def __add__(self, other: "ScanReport") -> "ScanReport":
-        return ScanReport(
-            self.samples + other.samples,
-            {name: self.items[name] + other.items[name] for name in ITEMS},
-            dict(Counter(self.counts) + Counter(other.counts)),
-            [*self.listed, *other.listed][:MAX_LISTED],
-            self.shards + other.shards,
-            uncounted=self.uncounted + other.uncounted,
-        )
-
-    @classmethod
-    def read(cls, path: Path) -> "ScanReport":
-        """Read the report in a shard's part, or in a trace."""
-        values = json.loads(pq.read_metadata(path).metadata[METADATA_KEY])["tally"]
-        return cls(**values | {"uncounted": Uncounted(**values["uncounted"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,42 +123,55 @@ class Scan:
         digests = [_digest([FORMAT, settings, asdict(shard)]) for shard in shards]
         whole = _digest([*digests, self.max_rows])
         if earlier and earlier.get("digest") == whole:
-            return replace(ScanReport.read(output), again=True)
+            return replace(ScanReport.of(earlier["tally"]), again=True)
         folder = output.with_name(f"{output.name}.parts")
         folder.mkdir(parents=True, exist_ok=True)
         remove_partial(folder)
-        parts = [folder / f"{digest}.parquet" for digest in digests]
-        taken = self._scan([ShardTask(self, *pair) for pair in zip(shards, parts, strict=True)], advance)
-        parts = [part for part in parts if part in taken]
-        errors = _sampling_errors(parts, len(shards)) if len(parts) < len(shards) else {}
-        tally = replace(sum(map(ScanReport.read, parts), ScanReport()), all_shards=len(shards), errors=errors)
+        tasks = [
+            ShardTask(self, shard, folder / f"{digest}.parquet") for shard, digest in zip(shards, digests, strict=True)
+        ]
+        reports = self._scan(tasks, advance)
+        report = replace(sum(reports.values(), ScanReport()), all_shards=len(shards))
+        if len(reports) < len(shards):
+            report = replace(report, errors=sampling_errors([*reports.values()], len(shards)))
         try:
-            if isinstance(self.source, Source):
-                items = dict(zip(KINDS, (tally.items[name] for name in ITEMS[1:]), strict=True))
-                tally.uncounted.refuse(where, self.source.chosen, items)
-            if not tally.samples:
-                reasons = ", ".join(f"{many} {reason}" for reason, many in sorted(tally.counts.items()))
-                first = next((f". First: {name}: {what}" for name, what in tally.listed), "")
-                raise UserError(f"{where}: has no valid sample ({reasons or 'it is empty'}){first}")
+            self._check(report, where)
         except UserError:
             shutil.rmtree(folder)
             raise
         if isinstance(self.source, FileSource):
-            tally = replace(tally, unread=self.source.unread())
-        made: dict[str, Any] = {
+            report = replace(report, unread=self.source.unread())
+        made = {
             "digest": whole,
             "entrain_bench": version("entrain-bench"),
             "files": {shard.label: shard.version for shard in shards},
-            "tally": asdict(tally),
+            "tally": asdict(report),
             "tokenizer": self.tokenizer,
             **settings,
         }
-        stream_atomically(output, lambda file: self._write(file, parts, made))
-        shutil.rmtree(folder)
-        return tally
+        schema = self.schema.with_metadata({METADATA_KEY: json.dumps(made, sort_keys=True)})
 
-    def _scan(self, tasks: Sequence["ShardTask"], advance: Advance) -> set[Path]:
-        """Scan the shards that have no part yet, and return the parts to take.
+        def write(file: IO[bytes]) -> None:
+            with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+                for part in reports:
+                    writer.write_table(pq.read_table(part).cast(schema))
+
+        stream_atomically(output, write)
+        shutil.rmtree(folder)
+        return report
+
+    def _check(self, report: ScanReport, where: str) -> None:
+        """Raise ``UserError`` for data that the scan does not understand, and data without a valid sample."""
+        if isinstance(self.source, Source):
+            found = {kind: report.items[name] for kind, name in ITEMS.items()}
+            report.uncounted.refuse(where, self.source, found)
+        if not report.samples:
+            reasons = ", ".join(f"{many} {reason}" for reason, many in sorted(report.counts.items()))
+            first = next((f". First: {name}: {what}" for name, what in report.listed), "")
+            raise UserError(f"{where}: has no valid sample ({reasons or 'it is empty'}){first}")
+
+    def _scan(self, tasks: Sequence["ShardTask"], advance: Advance) -> dict[Path, ScanReport]:
+        """Scan the shards that have no part yet, and return the parts to take, in the order of the data.
 
         With ``max_rows``, shards come in random order, and the first that have as many rows are taken. More may be
         scanned by then, because several are scanned at the same time. ``ExecutionError`` for unreadable shards.
@@ -213,59 +179,48 @@ class Scan:
         cluster = RayCluster(self.ray_address, "engine=ray") if self.engine == RAY else None
         processes = self.workers or (-1 if cluster else num_processes())
         most = math.inf if self.max_rows is None else self.max_rows
-        order = np.random.default_rng(_SEED).permutation(len(tasks)).tolist() if self.max_rows else range(len(tasks))
-        rows = dict[Path, int]()
+        order = [*tasks]
+        if self.max_rows:
+            order = [tasks[number] for number in np.random.default_rng(_SEED).permutation(len(tasks)).tolist()]
+        reports = dict[Path, ScanReport]()
         total = 0
         failures = list[str]()
 
-        def note(task: ShardTask, result: ScanReport | str) -> None:
+        def note(task: ShardTask, report: ScanReport) -> None:
             nonlocal total
-            if isinstance(result, str):
-                failures.append(result)
-                return
-            bad = sum(result.counts.values())
-            rows[task.part] = result.samples + bad
-            total += rows[task.part]
-            wanted = len(rows) * most / max(1, total)
-            advance(math.ceil(min(len(tasks), max(wanted, len(rows)))), result.samples, bad)
+            reports[task.part] = report
+            total += report.num_rows
+            wanted = len(reports) * most / max(1, total)
+            shards = math.ceil(min(len(tasks), max(wanted, len(reports))))
+            advance(shards, report.samples, report.num_rows - report.samples)
 
         def missing() -> Iterator[ShardTask]:
-            for number in order:
+            for task in order:
                 if total >= most:
                     return
-                if tasks[number].part.exists():
-                    note(tasks[number], ScanReport.read(tasks[number].part))
+                earlier = read_scan(task.part)
+                if earlier:
+                    note(task, ScanReport.of(earlier["tally"]))
                 else:
-                    yield tasks[number]
+                    yield task
 
         for task, result in run_parallel(scan_shard, missing(), processes, cluster):
-            note(task, _named(task, result))
+            if isinstance(result, ScanReport):
+                note(task, result)
+            elif isinstance(result, Died):
+                slow = f"perhaps a sample took longer than timeout_s={self.timeout_s:g}"
+                failures.append(f"{task.shard.label}: {result}; {slow}")
+            else:
+                failures.append(result)
         if failures:
             raise ExecutionError(
                 f"{len(failures)} of {len(tasks)} shards could not be scanned ({failures[0]}). "
                 "The other shards are kept. To resume, run the same command"
             )
-        parts = [part for number in order if (part := tasks[number].part) in rows]
-        before = accumulate((rows[part] for part in parts), initial=0)
-        return {part for part, earlier in zip(parts, before, strict=False) if earlier < most}
-
-    def _write(self, file: IO[bytes], parts: Sequence[Path], made: Mapping[str, Any]) -> None:
-        """Write the trace; its bytes depend on the arguments only."""
-        schema = self.schema
-        for name in _TIMED:
-            lists = (pq.read_table(part, columns=[name])[name] for part in parts)
-            # Most data have at most one, which a trace states as a number.
-            if all((pc.max(pc.list_value_length(column)).as_py() or 0) <= 1 for column in lists):
-                schema = schema.set(schema.get_field_index(name), pa.field(name, pa.float64()))
-        schema = schema.with_metadata({METADATA_KEY: json.dumps(made, sort_keys=True)})
-        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            for part in parts:
-                table = pq.read_table(part)
-                for place, name in enumerate(table.column_names):
-                    if table[name].type != schema.field(name).type:
-                        values = [each[0] if each else None for each in table[name].to_pylist()]
-                        table = table.set_column(place, name, pa.array(values, pa.float64()))
-                writer.write_table(table.cast(schema))
+        done = [task.part for task in order if task.part in reports]
+        before = accumulate((reports[part].num_rows for part in done), initial=0)
+        taken = {part for part, rows in zip(done, before, strict=False) if rows < most}
+        return {task.part: reports[task.part] for task in tasks if task.part in taken}
 
     @property
     def schema(self) -> pa.Schema:
@@ -282,38 +237,29 @@ class ShardTask:
     part: Path
 
 
-def _named(task: ShardTask, result: ScanReport | str | Died) -> ScanReport | str:
-    if isinstance(result, Died):
-        slow = f"perhaps a sample took longer than timeout_s={task.scan.timeout_s:g}"
-        return f"{task.shard.label}: {result}; {slow}"
-    return result
-
-
 def scan_shard(task: ShardTask) -> ScanReport | str:
     """Read a shard and write its part, with left-out samples; return its counts, or the reason why there is no part."""
     rows = list[dict[str, Any]]()
     counts = Counter[str]()
-    listed = list[tuple[str, str]]()
+    listed = list[list[str]]()
     uncounted = Uncounted()
     try:
         for name, row in _read(task, uncounted):
             if isinstance(row, BadSampleError):
                 counts[row.reason] += 1
-                if len(listed) < MAX_LISTED:
-                    listed.append((_plain(name), _plain(str(row))))
-                continue
-            rows.append({"sample_id": name, **row})
-        table = pa.Table.from_pylist(rows, task.scan.schema)
-        tally = ScanReport(len(table), _count_items(table), dict(counts), listed, 1, uncounted=uncounted)
+                listed += [[_plain(name), _plain(str(row))]] if len(listed) < MAX_LISTED else []
+            else:
+                rows.append({"sample_id": name, **row})
+        report = ScanReport.of_rows(rows, counts=dict(counts), listed=listed, uncounted=uncounted)
         content = io.BytesIO()
-        metadata = {METADATA_KEY: json.dumps({"tally": asdict(tally)})}
-        pq.write_table(table.replace_schema_metadata(metadata), content)
+        metadata = {METADATA_KEY: json.dumps({"tally": asdict(report)})}
+        pq.write_table(pa.Table.from_pylist(rows, task.scan.schema.with_metadata(metadata)), content)
         write_atomically(task.part, content.getvalue())
     except UserError as error:
         return str(error)
     except OSError as error:
         return f"{task.shard.label}: {error}"
-    return tally
+    return report
 
 
 def _read(task: ShardTask, uncounted: Uncounted) -> Iterator[tuple[str, dict[str, Any] | BadSampleError]]:
@@ -337,7 +283,7 @@ def _read(task: ShardTask, uncounted: Uncounted) -> Iterator[tuple[str, dict[str
                     uncounted.add(name, row, sample)
                     sizes = measure(sample, scan.limits)
                     if scan.tokenizer:
-                        sizes["text_tokens"] = len(token_ids(sample.texts, scan.tokenizer))
+                        sizes["text_tokens"] = len(token_ids(sample, scan.tokenizer))
                     yield name, sizes
                 except BadSampleError as error:
                     yield name, error
@@ -352,41 +298,6 @@ def _read(task: ShardTask, uncounted: Uncounted) -> Iterator[tuple[str, dict[str
         yield f"{label}:{number} and later", bad
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _sampling_errors(parts: Sequence[Path], total: int) -> dict[str, float]:
-    """Return how far means of a sample of shards may be off, as shares, at 95% confidence.
-
-    Shards differ more than rows do, so errors are those of a ratio over shards (Cochran, Sampling Techniques, 6.3),
-    with Student's factor. No error is known of one shard.
-    """
-    from scipy.stats import t
-
-    tables = [pq.read_table(part) for part in parts]
-    counts = np.array([len(table) for table in tables], np.float64)
-    sums = {
-        name: np.array([pc.sum(_flat(table[column])).as_py() or 0 for table in tables], np.float64)
-        for name, column in _MEASURES.items()
-    }
-    many = len(parts)
-    errors = dict[str, float]()
-    for name, values in sums.items():
-        if many > 1 and values.sum() > 0:
-            deviations = values - values.sum() / counts.sum() * counts
-            variance = (1 - many / total) * many / (many - 1) * (deviations**2).sum()
-            errors[name] = float(t.ppf(0.975, many - 1) * np.sqrt(variance) / values.sum())
-    return errors
-
-
-def _flat(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.list_flatten(column) if pa.types.is_list(column.type) else column
-
-
-def _count_items(table: pa.Table) -> dict[str, int]:
-    texts = pc.sum(pc.greater(table["text_chars"], 0)).as_py() or 0
-    images = pc.sum(table["n_images"]).as_py() or 0
-    timed = [pc.sum(pc.list_value_length(table[name])).as_py() or 0 for name in _TIMED]
-    return dict(zip(ITEMS, (texts, images, *timed), strict=True))
 
 
 def _plain(text: str) -> str:

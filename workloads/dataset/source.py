@@ -1,19 +1,48 @@
-"""The interface of raw data: shards of rows, and samples of rows."""
+"""Shards of raw data, limits of samples, and why a sample cannot be in a trace."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from enum import StrEnum
+from functools import partial
+from typing import Annotated
 
-from entrain_bench.base.errors import require
-from entrain_bench.specs.parse import Allowed, OneOf
+from entrain_bench.specs.parse import Allowed
 
-from ..columns import ALL, MAX_PIXELS, MAX_SECONDS, Take
-from .errors import BadSampleError, Reason
-from .fields import AUTO, Chosen, RawSample, Row, sample_of, table_of
+from ..columns import MAX_PIXELS, MAX_SECONDS
 
-COMPARE = "compare"
-IGNORE = "ignore"
+
+class Reason(StrEnum):
+    """Why a sample is left out."""
+
+    CHANGED = "it has changed since the scan"
+    DECODE = "it cannot be decoded"
+    DUPLICATE = "two members of one name"
+    EMPTY = "neither text nor media"
+    FILE = "the file cannot be read on"
+    FORMAT = "no known format"
+    HEADER = "its header cannot be read"
+    LIMIT = "beyond a limit"
+    MISSING = "a file that does not exist"
+    OUTSIDE = "a path that leaves the data's root"
+    RECORD = "no valid record"
+    THIN = "sides beyond the largest ratio"
+    URL = "a URL, whose file must be downloaded first"
+
+
+class BadSampleError(ValueError):
+    """A sample that cannot be in a trace: the general reason, and this sample's problem."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else str(reason))
+        self.reason = reason
+
+
+# The error of a sample that would take more memory than the budget allows.
+over_budget = partial(BadSampleError, Reason.LIMIT)
+
+
+def one_line(error: Exception) -> str:
+    """Return a short text of an error."""
+    return " ".join(str(error).split())[:120] or type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,54 +77,3 @@ class Limits:
         """Raise ``BadSampleError`` for a value beyond a limit; ``what`` names the value."""
         if value > getattr(self, limit):
             raise BadSampleError(Reason.LIMIT, f"{what}, limits.{limit}={getattr(self, limit):.10g}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source(ABC):
-    """Raw data in shards of rows; travels between processes. experiments/source/files.yaml explains the fields.
-
-    An image, sound or video is content, a file's name, both (Hugging Face), or width and height.
-    """
-
-    path: str
-    text: Sequence[str] | str | None = AUTO
-    images: str | None = AUTO
-    audio: str | None = AUTO
-    video: str | None = AUTO
-    seconds: str | None = AUTO
-    marks: Annotated[str, OneOf([COMPARE, IGNORE])] = COMPARE
-    conventions: str | None = None
-    take: Take = ALL
-
-    def __post_init__(self) -> None:
-        any_field = any((self.text, self.images, self.audio, self.video))
-        require(any_field, "source", "no fields", "at least one of text, images, audio, video")
-        table_of(self.conventions)
-
-    @property
-    def chosen(self) -> Chosen:
-        """The names of fields that the user chose."""
-        texts = (self.text,) if isinstance(self.text, str) else tuple(self.text or ())
-        own = (self.images, self.audio, self.video, self.seconds)
-        return Chosen(texts, *own, self.marks == COMPARE, self.conventions)
-
-    @abstractmethod
-    def shards(self) -> list[Shard]:
-        """Return all shards, always in the same order; ``UserError`` for missing data."""
-
-    @abstractmethod
-    def rows(self, shard: Shard, limits: Limits) -> Iterator[Row | list[Any] | BadSampleError]:
-        """Read the rows of a shard; after an exception, earlier rows are kept."""
-
-    def folder(self, shard: Shard) -> str:  # noqa: ARG002
-        """Return the folder of the files that rows name; empty: they may name none."""
-        return ""
-
-    def sample(self, row: Row | list[Any] | BadSampleError, folder: str, content: bool = False) -> RawSample:
-        """Return the sample of a row; ``content``: also where the row states sizes.
-
-        ``BadSampleError`` for a bad row.
-        """
-        if isinstance(row, BadSampleError):
-            raise row
-        return sample_of(row, self.chosen, folder, content)

@@ -1,8 +1,8 @@
-"""Texts to tokens by a tokenizer's file or by bytes."""
+"""Texts to tokens by a tokenizer's file and its chat template, or by bytes."""
 
 import hashlib
+import json
 import os
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,27 +12,67 @@ import numpy as np
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import UserError
 
+from .fields import RawSample
+from .source import BadSampleError, Reason, one_line
+
 # A tokenizer: every UTF-8 byte is a token, as for byte-level models (ByT5, arXiv:2105.13626).
 BYTES = "bytes"
 
 
+# Names of roles in data, as chat templates name them.
+_ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool", "function": "tool"}
+
+
 def tokenizer_version(tokenizer: str | None) -> str:
-    """Return ``bytes``, a file's hash, or nothing for none; ``UserError`` for a file that is no tokenizer."""
+    """Return ``bytes``, a hash of file and template, or nothing for none; ``UserError`` for a file of another kind."""
     if tokenizer is None or tokenizer == BYTES:
         return tokenizer or ""
     _tokenizer(tokenizer)
-    return hashlib.sha256(Path(tokenizer).expanduser().read_bytes()).hexdigest()
+    chat = _chat(tokenizer)
+    template = json.dumps(chat.chat_template) if chat else ""
+    return hashlib.sha256(Path(tokenizer).expanduser().read_bytes() + template.encode()).hexdigest()
 
 
-def token_ids(pieces: Sequence[str], tokenizer: str) -> IntArray:
-    """Return the tokens of pieces of text, tokenized one by one without special tokens ``[tokens]``, int64."""
+def token_ids(sample: RawSample, tokenizer: str) -> IntArray:
+    """Return the tokens of a sample's texts ``[tokens]``, int64; of turns as the chat template writes them, if any.
+
+    Texts that are no turns are tokenized one by one, without special tokens. ``BadSampleError`` for turns that the
+    template refuses.
+    """
     if tokenizer == BYTES:
-        content = b"".join(piece.encode(errors="surrogatepass") for piece in pieces)
+        content = b"".join(piece.encode(errors="surrogatepass") for piece in sample.texts)
         return np.frombuffer(content, np.uint8).astype(np.int64)
+    pieces = sample.texts
+    chat = _chat(tokenizer) if sample.turns else None
+    if chat:
+        starts = [start for _, start in sample.turns]
+        messages = [
+            {"role": _ROLES.get(role, role), "content": "".join(sample.texts[start:stop])}
+            for (role, start), stop in zip(sample.turns, [*starts[1:], None], strict=True)
+        ]
+        try:
+            pieces = [*sample.texts[: starts[0]], chat.apply_chat_template(messages, tokenize=False)]
+        # Templates may raise anything.
+        except Exception as error:
+            raise BadSampleError(Reason.RECORD, f"the chat template refuses its turns: {one_line(error)}") from error
     # The library takes no halves of surrogate pairs.
     valid = [piece.encode(errors="replace").decode() for piece in pieces]
     encoded = _tokenizer(tokenizer).encode_batch_fast(valid, add_special_tokens=False)
     return np.array([token for piece in encoded for token in piece.ids], np.int64)
+
+
+@lru_cache(maxsize=1)
+def _chat(name: str) -> Any:
+    """Return the tokenizer as transformers reads it if a chat template is next to its file; else None."""
+    path = Path(name).expanduser()
+    files = (path.with_name(each) for each in ("chat_template.jinja", "tokenizer_config.json"))
+    if path.name != "tokenizer.json" or not any(file.is_file() for file in files):
+        return None
+    # Slow to import.
+    from transformers import PreTrainedTokenizerFast
+
+    chat = PreTrainedTokenizerFast.from_pretrained(path.parent, local_files_only=True)
+    return chat if chat.chat_template else None
 
 
 def vocabulary_of(tokenizer: str) -> int:
@@ -53,7 +93,7 @@ def _tokenizer(name: str) -> Any:
         tokenizer = Tokenizer.from_file(str(path))
     # The library has no exception of its own.
     except Exception as error:
-        raise UserError(f"tokenizer={name}: no tokenizer.json ({' '.join(str(error).split())[:120]})") from error
+        raise UserError(f"tokenizer={name}: no tokenizer.json ({one_line(error)})") from error
     # Both are settings for batches of tensors.
     tokenizer.no_truncation()
     tokenizer.no_padding()

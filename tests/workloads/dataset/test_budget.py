@@ -17,11 +17,10 @@ import pytest
 
 from entrain_bench.base.errors import UserError
 from entrain_bench_workloads.budget import Budget
-from entrain_bench_workloads.dataset import formats
-from entrain_bench_workloads.dataset.errors import BadSampleError, Reason
+from entrain_bench_workloads.dataset import readers
 from entrain_bench_workloads.dataset.formats import FileSource
-from entrain_bench_workloads.dataset.media import VideoFrames, decoded_image, decoded_sound
-from entrain_bench_workloads.dataset.source import Limits
+from entrain_bench_workloads.dataset.media import decoded_frames, decoded_image, decoded_sound
+from entrain_bench_workloads.dataset.source import BadSampleError, Limits, Reason
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import png_of, samples_of, video_bytes, wav_bytes, write_tar
 from support.scanned import RULES
@@ -33,7 +32,7 @@ import resource, sys
 from pathlib import Path
 import torch, entrain_bench.commands.trace, entrain_bench.cli as cli
 from entrain_bench_workloads.trace import TraceWorkload
-from entrain_bench_workloads.dataset import scan, formats
+from entrain_bench_workloads.dataset import scan
 resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + 4 * 2**30, taken + 4 * 2**30))
@@ -166,21 +165,21 @@ def test_a_member_of_an_archive_beyond_the_limit_is_not_unpacked(tmp_path: Path)
 
 
 def test_members_that_fit_are_refused_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "BUDGET", Budget(2**26))
+    monkeypatch.setattr(readers, "BUDGET", Budget(2**26))
     source = gzipped(tmp_path / "a.tar.gz", ((f"a.{number}.jpg", 2**24) for number in range(5)))
     assert "its members would take 0.1 GiB of memory" in str(bad(source))
 
 
 def test_empty_members_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "BUDGET", Budget(2**20))
+    monkeypatch.setattr(readers, "BUDGET", Budget(2**20))
     write_tar(tmp_path / "a.tar", [(f"a.x{number}", b"") for number in range(2000)])
     assert "its members would take" in str(bad(FileSource(path=str(tmp_path / "a.tar"))))
 
 
 @pytest.mark.parametrize("start", [b"[", b""])
 def test_a_record_that_is_too_long_is_not_read(start: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert formats.MAX_RECORD_BYTES == 2**26
-    monkeypatch.setattr(formats, "MAX_RECORD_BYTES", 2**16)
+    assert readers.MAX_RECORD_BYTES == 2**26
+    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 2**16)
     (tmp_path / "a.json").write_bytes(start + b'{"text": "' + b"x" * 2**23 + b'"}\n')
     with pytest.raises(UserError, match=r"a.json: "):
         FileSource(path=str(tmp_path / "a.json"), text=["text"]).shards()
@@ -191,6 +190,5 @@ def test_parts_of_sounds_and_videos_are_decoded_within_the_budget() -> None:
         decoded_sound(wav_bytes(1.0, 4000), Limits(), 0, 86_400)
     assert error.value.reason is Reason.LIMIT
     assert len(decoded_sound(wav_bytes(3600.0, 4000), Limits(), 1800, 1830)) == 30 * 16_000
-    frames = VideoFrames(video_bytes(64, 48, 10), Limits(), 1000, 1024, 1024)
     with pytest.raises(BadSampleError, match=r"1000 frames of 1024x1024 would take 5.9 GiB of memory"):
-        frames.between(0, 1000)
+        decoded_frames(video_bytes(64, 48, 10), Limits(), 1000, 1000, (1024, 1024))

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.commands.trace_page import page_of
-from entrain_bench_workloads.dataset.errors import BadSampleError, Reason
-from entrain_bench_workloads.dataset.fields import Chosen, Known, sample_of, table_of
+from entrain_bench_workloads.dataset.conventions import Chosen, table_of
+from entrain_bench_workloads.dataset.fields import Known, sample_of
 from entrain_bench_workloads.dataset.formats import FileSource
+from entrain_bench_workloads.dataset.source import BadSampleError, Reason
+from entrain_bench_workloads.dataset.tokenizers import token_ids
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import scan_report, write_jsonl
 from support.specs import rules_of
@@ -149,3 +151,50 @@ def letters(value: Any, name: str = "") -> int:
     if isinstance(value, list):
         return sum(letters(each, name) for each in value)
     return len(value) if isinstance(value, str) and name not in ("role", "type") else 0
+
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}> {{ m.content }} <end> {% endfor %}"
+
+
+def test_a_chat_template_next_to_the_tokenizer_is_counted(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"?": 0, "a": 1, "<user>": 2, "<end>": 3, "b": 4}, unk_token="?"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "alone").mkdir()
+    tokenizer.save(str(tmp_path / "alone" / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    rows: list[dict[str, Any]] = [
+        {"conversations": [{"from": "human", "value": "a b"}, {"from": "gpt", "value": "a"}]},
+        {"text": "a b a"},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": " b"}]}]},
+        {"texts": [{"user": "a", "assistant": "b"}]},
+        {"system": "b", "messages": [{"role": "user", "content": "a"}]},
+    ]
+    write_jsonl(tmp_path / "m.jsonl", rows)
+    found = {}
+    for folder in (tmp_path, tmp_path / "alone"):
+        scan_report(FileSource(path=str(tmp_path / "m.jsonl")), folder / "t.parquet", str(folder / "tokenizer.json"))
+        found[folder.name] = pq.read_table(folder / "t.parquet")["text_tokens"].to_pylist()
+    # A role and an end around each turn.
+    assert [*found.values()] == [[7, 3, 4, 6, 6], [3, 3, 2, 2, 2]]
+    chosen = token_ids(sample_of(rows[0], Chosen(), ""), str(tmp_path / "tokenizer.json"))
+    assert chosen.tolist() == [2, 1, 4, 3, 0, 1, 3]
+
+
+def test_turns_that_a_chat_template_refuses_are_left_out_with_the_reason(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({"?": 0}, unk_token="?")).save(str(tmp_path / "tokenizer.json"))  # noqa: S106
+    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no system') if messages[0].role == 'system' }}")
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    rows = [{"messages": [{"role": role, "content": "a"}]} for role in ("system", "user")]
+    write_jsonl(tmp_path / "m.jsonl", rows)
+    source = FileSource(path=str(tmp_path / "m.jsonl"))
+    report = scan_report(source, tmp_path / "t.parquet", str(tmp_path / "tokenizer.json"))
+    assert report.samples == 1
+    assert [*map(tuple, report.listed)] == [
+        ("m.jsonl:0", "no valid record: the chat template refuses its turns: no system")
+    ]

@@ -15,9 +15,8 @@ import pytest
 
 from entrain_bench.base.errors import UserError
 from entrain_bench_workloads.columns import read_columns
-from entrain_bench_workloads.dataset.errors import BadSampleError
 from entrain_bench_workloads.dataset.formats import FileSource
-from entrain_bench_workloads.dataset.source import Limits
+from entrain_bench_workloads.dataset.source import BadSampleError, Limits
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import image_bytes, scan_report, video_bytes, wav_bytes, write_jsonl, write_tar
 from support.specs import rules_of
@@ -435,7 +434,7 @@ def test_a_format_gives_its_texts_and_sounds(write: Callable[[Path], str], tmp_p
     data.mkdir()
     write_sounds(data)
     found = scanned(data / write(data), tmp_path, root="/" if write is kaldi else "")
-    assert found["audio_seconds"] == [seconds for seconds, _ in SAID.values()]
+    assert found["audio_seconds"] == [[seconds] for seconds, _ in SAID.values()]
     assert found["text_chars"] == [len(text) for _, text in SAID.values()]
 
 

@@ -19,19 +19,10 @@ from scipy.signal import resample_poly
 from entrain_bench.specs.tokens import TileRules
 from entrain_bench.specs.workload import Moved
 from entrain_bench_workloads.dataset import media as media_module
-from entrain_bench_workloads.dataset.errors import BadSampleError, Reason
 from entrain_bench_workloads.dataset.fields import Known
 from entrain_bench_workloads.dataset.formats import FileSource
-from entrain_bench_workloads.dataset.media import (
-    VideoFrames,
-    audio_seconds,
-    decoded_image,
-    decoded_sound,
-    image_size,
-    image_tiles,
-    video_header,
-)
-from entrain_bench_workloads.dataset.source import Limits
+from entrain_bench_workloads.dataset.media import decoded_frames, decoded_image, decoded_sound, header, image_tiles
+from entrain_bench_workloads.dataset.source import BadSampleError, Limits, Reason
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import (
     image_bytes,
@@ -48,6 +39,19 @@ from support.datasets import (
 from support.specs import rules_of
 
 LIMITS = Limits()
+
+
+def image_size(content: bytes, limits: Limits) -> tuple[int, int]:
+    known = header("images", content, limits)
+    return known.width, known.height
+
+
+def audio_seconds(content: bytes | Known, limits: Limits) -> float:
+    return header("audio", content, limits).seconds
+
+
+def video_header(content: bytes | Known, limits: Limits) -> Known:
+    return header("video", content, limits)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM"])
@@ -201,7 +205,7 @@ def test_images_are_shown_as_their_header_asks(made: str) -> None:
 
 
 def test_an_image_that_is_not_as_large_as_its_header_says_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media_module, "image_size", lambda *_: (31, 20))
+    monkeypatch.setattr(media_module, "header", lambda *_: Known(31, 20))
     with pytest.raises(BadSampleError) as error:
         decoded_image(saved("PNG"), LIMITS)
     assert error.value.reason is Reason.CHANGED
@@ -304,32 +308,22 @@ def reference(count: int) -> np.ndarray:
     return np.stack([np.asarray(frames[place].resize((28, 14), Image.Resampling.BICUBIC)) for place in places])
 
 
-@settings(deadline=None, max_examples=20)
-@given(groups=st.lists(st.integers(0, 15), min_size=1, max_size=8))
-def test_frames_are_the_same_in_any_order(groups: list[int]) -> None:
-    expected = reference(32)
-    frames = VideoFrames(CONTENT, LIMITS, 32, 14, 28)
-    for group in groups:
-        np.testing.assert_array_equal(frames.between(2 * group, 2 * group + 2), expected[2 * group : 2 * group + 2])
+@pytest.mark.parametrize(("count", "most"), [(32, 32), (32, 2), (8, 8), (7, 3)])
+def test_frames_are_those_in_the_middle_of_equal_parts(count: int, most: int) -> None:
+    np.testing.assert_array_equal(decoded_frames(CONTENT, LIMITS, count, most, (14, 28)), reference(count)[:most])
 
 
-def test_a_video_is_decoded_as_far_as_it_is_asked_for_and_once(decoded: list[int]) -> None:
-    frames = VideoFrames(CONTENT, LIMITS, 8, 14, 28)
-    frames.between(0, 2)
-    # The second is shown from frame 7 on, until frame 8 comes.
-    assert len(decoded) == 9
-    frames.between(2, 4)
-    frames.between(0, 2)
-    assert len(decoded) == 19
+def test_a_video_is_decoded_as_far_as_it_is_asked_for(decoded: list[int]) -> None:
+    decoded_frames(CONTENT, LIMITS, 8, 2, (14, 28))
+    # The header, and the frames up to the second that is shown, frame 7.
+    assert len(decoded) == 1 + 8
 
 
-def test_a_video_without_a_frame_says_so_each_time() -> None:
+def test_a_video_without_a_frame_says_so() -> None:
     whole = video_bytes(64, 48, 40, kind="avi")
-    frames = VideoFrames(whole[: whole.index(b"movi") + 4], LIMITS, 8, 14, 28)
-    for _ in range(2):
-        with pytest.raises(BadSampleError) as error:
-            frames.between(0, 2)
-        assert error.value.reason is Reason.DECODE
+    with pytest.raises(BadSampleError) as error:
+        decoded_frames(whole[: whole.index(b"movi") + 4], LIMITS, 8, 2, (14, 28))
+    assert error.value.reason is Reason.DECODE
 
 
 def test_frames_that_a_decoder_cannot_keep_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,8 +331,8 @@ def test_frames_that_a_decoder_cannot_keep_are_refused(monkeypatch: pytest.Monke
     with pytest.raises(BadSampleError, match=r"frames of 8192x8192 pixels would take 3.8 GiB") as error:
         video_header(Known(8192, 8192, 1.0), LIMITS)
     assert error.value.reason is Reason.LIMIT
-    frames = VideoFrames(CONTENT, LIMITS, 8, 14, 28)
     # FFmpeg itself refuses frames that are larger than the header said.
-    monkeypatch.setattr("entrain_bench_workloads.dataset.media.FRAME_PIXEL_BYTES", 2**20)
+    monkeypatch.setattr(media_module, "FRAME_PIXEL_BYTES", 2**20)
+    monkeypatch.setattr(media_module, "header", lambda *_: Known(8, 8, 4.0))
     with pytest.raises(BadSampleError, match="cannot be decoded"):
-        frames.between(0, 1)
+        decoded_frames(CONTENT, LIMITS, 8, 1, (14, 28))

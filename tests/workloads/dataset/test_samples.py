@@ -15,10 +15,9 @@ from PIL import Image
 from entrain_bench.base.errors import UserError
 from entrain_bench.specs.workload import Moved
 from entrain_bench_workloads.dataset import media as media_module
-from entrain_bench_workloads.dataset.errors import BadSampleError
 from entrain_bench_workloads.dataset.fields import RawSample
 from entrain_bench_workloads.dataset.formats import FileSource
-from entrain_bench_workloads.dataset.source import Limits, Shard
+from entrain_bench_workloads.dataset.source import BadSampleError, Limits, Shard
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import (
     picture,

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrain_bench.base.errors import UserError
-from entrain_bench_workloads.dataset import formats
-from entrain_bench_workloads.dataset.errors import BadSampleError
+from entrain_bench_workloads.dataset import formats, readers
 from entrain_bench_workloads.dataset.fields import RawSample, Section
-from entrain_bench_workloads.dataset.formats import FileSource, HubSource
+from entrain_bench_workloads.dataset.formats import FileSource, HubSource, Source
 from entrain_bench_workloads.dataset.scan import measure
-from entrain_bench_workloads.dataset.source import Limits, Source
+from entrain_bench_workloads.dataset.source import BadSampleError, Limits
 from support.datasets import image_bytes, samples_of, video_bytes, wav_bytes, write_finevision, write_tar
 
 LIMITS = Limits()
@@ -176,7 +175,7 @@ LLAVA = [
 @pytest.mark.parametrize("shard_records", [1, 2, 8192])
 def test_llava(tmp_path: Path, indent: int | None, shard_records: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "_SHARD_ROWS", shard_records)
-    monkeypatch.setattr(formats, "_READ_BYTES", 7)
+    monkeypatch.setattr(readers, "_READ_BYTES", 7)
     (tmp_path / "x.png").write_bytes(image_bytes(30, 20, "PNG"))
     source = llava(tmp_path, json.dumps(LLAVA, indent=indent))
     assert len(source.shards()) == -(-3 // shard_records)
@@ -199,7 +198,7 @@ def test_arrays_and_lines_are_split_as_json_reads_them(
     rows: list[Any], indent: int | None, ascii_only: bool, read_bytes: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(formats, "_READ_BYTES", read_bytes)
+        patch.setattr(readers, "_READ_BYTES", read_bytes)
         path = Path(folder) / "a.json"
         lines = "\n\n".join(json.dumps(row, ensure_ascii=ascii_only) for row in rows)
         for text in (json.dumps(rows, indent=indent, ensure_ascii=ascii_only), lines):
