@@ -82,7 +82,7 @@ def test_a_plot_is_drawn_and_says_what_it_found(kind: str, folder: Path, capsys:
         ("metric=iteration_time", "metric=iteration_time: unknown (did you mean iteration_time_s?); choices: "),
         ("normalize=bas", "normalize=bas: unknown (did you mean base?); choices: base, fastest, lost, mine, none"),
         ("lines", "by: lines need the key along x, for example by=global_batch"),
-        ("by=worklod", "by=worklod: unknown (did you mean workload?); choices: "),
+        ("by=worklod", "by=worklod: unknown (did you mean workload or workload.name?); choices: "),
         ("strategy=yours", "strategy=yours: unknown; choices: base, lost, mine"),
         ("layout.tp=2", "layout.tp"),
     ],
