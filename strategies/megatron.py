@@ -16,11 +16,13 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from entrain_bench.balancing.candidates import Candidate, Draft, fastest_in_trials, rising_candidates
+from entrain_bench.balancing.experts import with_experts
 from entrain_bench.balancing.interface import MakeProgram
 from entrain_bench.balancing.lpt import arrival_places
 from entrain_bench.balancing.options import TrialOptions
 from entrain_bench.balancing.planning import (
     average_layer_s,
+    chain_ranks,
     chain_starts,
     partition_layers,
     partitions,
@@ -39,7 +41,7 @@ from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.arrays import FloatArray
 from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.program.assignment import Assignment, same_microbatches
-from entrain_bench.program.layout import Layout
+from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import Count, OneOf, at_least
@@ -81,7 +83,8 @@ class MegatronPlanner(TrialOptions):
 
     Attributes:
         placement: ``first_stage``, ``leading_stages``, or ``auto`` for either.
-        split: LLM layers per stage. ``balanced``: the slowest stage is fastest. ``uniform``: equally many blocks on
+        split: LLM layers per stage. Models with experts have a second candidate that balances states in memory.
+            ``balanced``: the slowest stage is fastest. ``uniform``: equally many blocks on
             every stage, encoders on the first. ``ends``: as ``uniform``, except the first and the last stage, whose
             numbers make the slowest stage fastest (Megatron-LM's ``--decoder-first-pipeline-num-layers`` and
             ``-last-``).
@@ -122,8 +125,8 @@ class MegatronPlanner(TrialOptions):
             layers_s = tuple(layer_s * recompute_factor(again) for layer_s, again in pairs)
             return LayerCosts(profile.job.model, layers_s, most_turns * profile.job.cluster.num_ranks // (tp * cp))
 
-        def candidates(schedule: ScheduleKind, sized: Profile) -> Iterator[Candidate]:
-            drafts = [*self._drafts(sized, costs, schedule, make_program.chooses_recomputation)]
+        def candidates(schedule: ScheduleKind, sized: Profile, by_memory: bool = False) -> Iterator[Candidate]:
+            drafts = [*self._drafts(sized, costs, schedule, make_program.chooses_recomputation, by_memory)]
             if not drafts and (self.split != "balanced" or schedule.virtual_stages > 1):
                 llm = profile.job.model.llm
                 turns = schedule.virtual_stages
@@ -134,10 +137,18 @@ class MegatronPlanner(TrialOptions):
             return rising_candidates(drafts)
 
         first, *others = (partial(candidates, schedule) for schedule in considered)
+        # A block of experts weighs as much as its time does not tell: stages of equal time may not fit.
+        if profile.job.model.llm.config.experts is not None and self.placement != "leading_stages":
+            others.append(partial(candidates, considered[0], by_memory=True))
         return chosen_layout(profile, first, make_program, self.num_trials, others)
 
     def _drafts(
-        self, profile: Profile, costs: Callable[..., LayerCosts], schedule: ScheduleKind, chosen_later: bool
+        self,
+        profile: Profile,
+        costs: Callable[..., LayerCosts],
+        schedule: ScheduleKind,
+        chosen_later: bool,
+        by_memory: bool,
     ) -> Iterator[Draft]:
         job = profile.job
         turns = schedule.virtual_stages
@@ -160,25 +171,31 @@ class MegatronPlanner(TrialOptions):
 
         ahead = schedule.bubble
         for degrees in job.degrees():
+            state_bytes = _state_bytes(profile, degrees) if by_memory else None
             for recompute in recompute_choices(job, chosen_later=chosen_later):
                 seconds = costs(job.microbatch_size, degrees.tp, degrees.cp, recompute)
                 behind = job.num_microbatches(degrees.dp)
-                for layers, leading in self._splits(job.model, degrees.pp, turns, seconds):
+                for layers, leading in self._splits(job.model, degrees.pp, turns, seconds, state_bytes):
                     slowest_s = max(seconds.total_s / degrees.pp, seconds.slowest_apart_s(layers) if leading else 0.0)
                     bound_s = BELOW * (ahead * seconds.total_s + (behind - ahead) * slowest_s)
                     yield Draft(bound_s, partial(add, degrees, layers, recompute, leading))
 
-    def _splits(self, model: ModelSpec, pp: int, turns: int, costs: LayerCosts) -> Iterator[tuple[Layers, bool]]:
-        """Layers per stage of each module, and whether others than the LLM have stages of their own, by placement."""
+    def _splits(
+        self, model: ModelSpec, pp: int, turns: int, costs: LayerCosts, state_bytes: FloatArray | None = None
+    ) -> Iterator[tuple[Layers, bool]]:
+        """Layers per stage of each module, and whether others than the LLM have stages of their own, by placement.
+
+        With ``state_bytes`` only those that balance them, with all modules on the LLM's stages.
+        """
         if turns > 1 and pp == 1:
             return
         alone = len(model.modules) == 1
         places = pp * turns
         if self.placement != "leading_stages" or alone:
             others = [(len(module.layers),) for module in model.modules]
-            if llm_layers := self._llm_split(costs, places):
+            if llm_layers := self._llm_split(costs.loaded_s if state_bytes is None else state_bytes, places):
                 yield [*others[: model.llm_index], llm_layers, *others[model.llm_index + 1 :]], False
-        if alone or self.placement == "first_stage" or self.split != "balanced":
+        if alone or self.placement == "first_stage" or self.split != "balanced" or state_bytes is not None:
             return
         if turns > 1 and model.generators:
             # A chain of virtual stages ends with the LLM.
@@ -193,15 +210,15 @@ class MegatronPlanner(TrialOptions):
             counts = [ahead] * model.llm_index + [middle] + [behind] * len(model.generators)
             yield [splits[count - 1] for splits, count in zip(costs.splits, counts, strict=True)], True
 
-    def _llm_split(self, costs: LayerCosts, stages: int) -> tuple[int, ...] | None:
-        """Return the LLM layers of each stage; None if this split does not exist."""
-        num_layers = len(costs.llm_s)
+    def _llm_split(self, loads: FloatArray, stages: int) -> tuple[int, ...] | None:
+        """Return the layers of each stage, given the loads of the LLM's layers; None if this split does not exist."""
+        num_layers = len(loads)
         if stages > num_layers:
             return None
         if self.split == "balanced":
-            return partition_layers(costs.loaded_s, stages)
+            return partition_layers(loads, stages)
         if self.split == "ends":
-            return costs.ends_split(stages)
+            return ends_split(loads, stages)
         return None if (num_layers - 2) % stages else spread_blocks(num_layers, stages)
 
 
@@ -213,11 +230,6 @@ class LayerCosts:
     layer_s: tuple[FloatArray, ...]
     most: int  # stages that they may be split into, at most
 
-    @property
-    def llm_s(self) -> FloatArray:
-        """Those of the LLM."""
-        return self.layer_s[self.model.llm_index]
-
     @cached_property
     def splits(self) -> list[list[tuple[int, ...]]]:
         """Layers of each stage of every module, for 1, 2, ... stages."""
@@ -226,23 +238,7 @@ class LayerCosts:
     @cached_property
     def loaded_s(self) -> FloatArray:
         """The LLM's layers, encoders counted with its first and generators with its last."""
-        loaded = self.llm_s.copy()
-        loaded[0] += sum(float(c.sum()) for c in self.layer_s[: self.model.llm_index])
-        loaded[-1] += sum(float(c.sum()) for c in self.layer_s[self.model.llm_index + 1 :])
-        return loaded
-
-    def ends_split(self, stages: int) -> tuple[int, ...] | None:
-        """Return equally many blocks on all stages except first and last, at least one on each; None if impossible."""
-        blocks = len(self.llm_s) - 2
-        if stages == 1:
-            return (blocks + 2,)
-        inner = stages - 2
-        splits = [
-            (1 + first, *[middle] * inner, 1 + blocks - first - inner * middle)
-            for middle in (range(1, blocks + 1) if inner else [0])
-            for first in range(1, blocks - inner * middle)
-        ]
-        return min(splits, key=lambda layers: decisive(stage_sums(self.loaded_s, layers).max()), default=None)
+        return _loaded(self.model, self.layer_s)
 
     @cached_property
     def total_s(self) -> float:
@@ -277,6 +273,40 @@ class LayerCosts:
         for first, cost, split in zip(firsts, self.layer_s, layers, strict=True):
             stages[first : first + len(split)] += stage_sums(cost, split)
         return stages
+
+
+def _loaded(model: ModelSpec, layers: Sequence[FloatArray]) -> FloatArray:
+    """Values of the LLM's layers, those of encoders added to its first and of generators to its last."""
+    loaded = layers[model.llm_index].copy()
+    loaded[0] += sum(float(values.sum()) for values in layers[: model.llm_index])
+    loaded[-1] += sum(float(values.sum()) for values in layers[model.llm_index + 1 :])
+    return loaded
+
+
+def ends_split(loads: FloatArray, stages: int) -> tuple[int, ...] | None:
+    """Return equally many blocks on all stages except first and last, at least one on each; None if impossible."""
+    blocks = len(loads) - 2
+    if stages == 1:
+        return (blocks + 2,)
+    inner = stages - 2
+    splits = [
+        (1 + first, *[middle] * inner, 1 + blocks - first - inner * middle)
+        for middle in (range(1, blocks + 1) if inner else [0])
+        for first in range(1, blocks - inner * middle)
+    ]
+    return min(splits, key=lambda layers: decisive(stage_sums(loads, layers).max()), default=None)
+
+
+def _state_bytes(profile: Profile, degrees: Degrees) -> FloatArray:
+    """Bytes of weights, gradients and optimizer states of the LLM's layers, loaded with those of other modules."""
+    job = profile.job
+    first = chain_ranks(job, degrees)[:, :1]
+    layers = []
+    for module in job.model.modules:
+        count = len(module.layers)
+        one_each = ModuleLayout(module.name, degrees.tp, degrees.cp, (1,) * count, np.repeat(first, count, axis=1))
+        layers.append(profile.memory.stage_state_bytes(module, with_experts(job, one_each, module)))
+    return _loaded(job.model, layers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from entrain_bench.specs.tokens import (
     NativeSize,
     NearestGrid,
     PaddedGrid,
+    PaddedSize,
     Resampled,
     TileRules,
 )
@@ -218,6 +219,16 @@ def _native_size(rules: NativeSize, images: _Images) -> _Cut:
     return 1, rows * columns * rules.merge**2, rows * (columns + 1)
 
 
+def _padded_size(rules: PaddedSize, images: _Images) -> _Cut:
+    sides = np.stack((images.heights, images.widths))
+    patches = np.maximum(1, sides // rules.pixels).prod(axis=0)
+    longest = rules.max_side * rules.pixels
+    scale = np.minimum(np.sqrt(rules.max_patches / patches), (longest / sides).min(axis=0))
+    resized = np.clip(np.floor(sides * np.minimum(1.0, scale)), 1, longest).astype(np.int64)
+    rows, columns = -(-resized // (rules.pixels * rules.merge))
+    return 1, rows * columns * rules.merge**2, rows * columns
+
+
 def _resampled(rules: Resampled, images: _Images) -> _Cut:
     whole = _patches_between(rules, images.widths, images.heights)
     if not rules.quarters:
@@ -275,6 +286,7 @@ _METHODS: Mapping[type, Callable[[Any, _Images], _Cut]] = {
     NearestGrid: _nearest_grid,
     LongestEdge: _longest_edge,
     NativeSize: _native_size,
+    PaddedSize: _padded_size,
     Resampled: _resampled,
     PaddedGrid: _padded_grid,
 }

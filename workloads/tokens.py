@@ -18,7 +18,7 @@ _TOKEN_DECIMALS = 3
 
 
 def image_grids(
-    widths: FloatArray, heights: FloatArray, rules: TokenRules, min_tokens: int, max_tokens: float
+    widths: FloatArray, heights: FloatArray, rules: TokenRules, min_tokens: float, max_tokens: float
 ) -> IntArray:
     """Rows and columns of LLM tokens ``[images, 2]`` of images with sides in pixels ``[images]``.
 

@@ -134,7 +134,7 @@ class TraceWorkload:
         ``UserError`` for an unreadable file or invalid values (file, row and column are named). Also for a token limit
         below the model's minimum, and for rows that are longer than the model's context.
         """
-        allowed = f"at least model.tokens.min_image_tokens={rules.min_image_tokens}"
+        allowed = f"at least model.tokens.min_image_tokens={rules.min_image_tokens:g}"
         valid = self.max_image_tokens >= rules.min_image_tokens
         require(valid, "workload.max_image_tokens", self.max_image_tokens, allowed)
         free = self.max_image_tokens == MAX_IMAGE_TOKENS or not (rules.images or rules.tiles)

@@ -80,6 +80,16 @@ class NativeSize:
 
 
 @dataclass(frozen=True, slots=True)
+class PaddedSize:
+    """An image keeps its size up to a number of patches, and is padded to whole LLM tokens (MoonViT)."""
+
+    pixels: Side  # side of a patch
+    max_patches: Size  # of an image, in squares of whole patches before padding
+    max_side: Side  # patches on a side
+    merge: Side  # patches on a side of the square that is merged into an LLM token
+
+
+@dataclass(frozen=True, slots=True)
 class Resampled:
     """An image is resized between two edges; a resampler makes a fixed number of LLM tokens of it (Idefics2)."""
 
@@ -99,13 +109,16 @@ class PaddedGrid:
     max_tiles: Side  # larger images take the grid with the nearest aspect ratio
 
 
-type ImageRules = FixedSize | AnyResolution | NearestGrid | LongestEdge | NativeSize | Resampled | PaddedGrid
+type ImageRules = (
+    FixedSize | AnyResolution | NearestGrid | LongestEdge | NativeSize | PaddedSize | Resampled | PaddedGrid
+)
 KINDS: Mapping[str, type[ImageRules]] = {
     "fixed_size": FixedSize,
     "any_resolution": AnyResolution,
     "nearest_grid": NearestGrid,
     "longest_edge": LongestEdge,
     "native_size": NativeSize,
+    "padded_size": PaddedSize,
     "resampled": Resampled,
     "padded_grid": PaddedGrid,
 }
@@ -194,7 +207,7 @@ class TokenRules:
 
     patch_pixels: Size  # side of a vision patch; one encoder token a patch
     merge_patches: Size  # side of the square of patches that becomes one LLM token
-    min_image_tokens: Size  # smallest image, in LLM tokens; smaller ones are enlarged
+    min_image_tokens: Amount  # smallest image, in LLM tokens; smaller ones are enlarged
     temporal_patch_frames: Size  # video frames that one patch spans
     video_frames_per_s: Amount  # frames sampled from a second of video
     audio_frames_per_s: Amount  # encoder tokens from a second of audio, after the convolutions

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from entrain_bench.balancing.interface import MakeProgram, Strategy
 from entrain_bench.balancing.interleaved import Interleaved
-from entrain_bench.balancing.planning import average_layer_s, partition_layers, spread_blocks, stage_sums
+from entrain_bench.balancing.planning import average_layer_s, partition_layers, place_chain, spread_blocks, stage_sums
 from entrain_bench.balancing.profile import Profile
 from entrain_bench.base.errors import OutOfMemoryError, UserError
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout, check_layout, layout_to_json
-from entrain_bench.specs.job import Degrees, LayoutRequest
+from entrain_bench.specs.job import Degrees, Job, LayoutRequest
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench_strategies.megatron import ArrivalOrder, LayerCosts, MegatronPlanner, RigidPlanner
+from entrain_bench_strategies.megatron import ArrivalOrder, LayerCosts, MegatronPlanner, RigidPlanner, ends_split
 from support.builders import GIB, PlainPrograms, plan_with, profile_of, samples, tiny_cluster, tiny_job, tiny_model
 from support.disttrain import generating
 
@@ -160,18 +160,46 @@ def test_stages_but_for_the_ends_are_the_fastest_of_all_that_have_as_many_layers
     model = tiny_model(encoder=3, llm=8)
     rng = np.random.default_rng(stages)
     costs = LayerCosts(model, (rng.random(5), rng.random(10)), stages)
-    loaded = costs.llm_s.copy()
-    loaded[0] += costs.layer_s[0].sum()
+    vision_s, llm_s = costs.layer_s
+    loaded = llm_s.copy()
+    loaded[0] += vision_s.sum()
     every = {
         (1 + first, *[middle] * (stages - 2), 1 + last) if stages > 1 else (10,)
         for first, middle, last in product(range(1, 9), repeat=3)
         if stages == 1 or first + middle * (stages - 2) + last == 8
     }
     fastest = min(stage_sums(loaded, layers).max() for layers in every)
-    found = costs.ends_split(stages)
+    found = ends_split(costs.loaded_s, stages)
     assert found in every
     assert stage_sums(loaded, found).max() == pytest.approx(fastest)
-    assert costs.ends_split(9) is None
+    assert ends_split(costs.loaded_s, 9) is None
+
+
+def test_stages_of_experts_are_balanced_by_memory_where_those_of_equal_time_do_not_fit() -> None:
+    # Blocks with experts take at most twice as long as dense ones, because two of 128 experts work, but weigh far more.
+    experts = {"count": 128, "top_k": 2, "ffn_hidden_size": 128, "dense_layers": [0, 1, 2, 3]}
+    model = tiny_model(encoder=0, llm=8, experts=experts)
+    request = LayoutRequest(tp=1, cp=1, pp=2, dp=1, ep=1)
+
+    def planned_within(budget_bytes: float) -> tuple[tuple[int, ...], Profile]:
+        job = tiny_job(model, tiny_cluster(1, 2), microbatch_size=1, request=request, budget_bytes=budget_bytes)
+        profile = profile_of(job, samples((4096, [])))
+        layout = plan_with(MegatronPlanner(profile_samples=4, num_trials=1, split="ends"), profile)
+        return layout.modules[0].layers_per_stage, profile
+
+    by_time, profile = planned_within(16 * GIB)
+    states = {
+        layers: float(profile.memory.lane_state_bytes(chain(profile.job, layers)).max())
+        for layers in ((first, 10 - first) for first in range(2, 9))
+    }
+    by_memory = min(states, key=lambda layers: states[layers])
+    assert states[by_time] > states[by_memory]
+    assert planned_within(states[by_time])[0] == by_memory
+
+
+def chain(job: Job, layers: tuple[int, ...]) -> Layout:
+    """A language model alone in a pipeline of one replica."""
+    return place_chain(job, Degrees(1, 1, len(layers), 1), [layers], [False], leading=False)
 
 
 def planned(model: ModelSpec = RIGID, budget_bytes: float = 16 * GIB, request: Any = None, **options: Any) -> Layout:

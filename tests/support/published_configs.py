@@ -126,8 +126,9 @@ MIXTURES: Mapping[str, Case] = {
             "text_config": QWEN3_30B | {"intermediate_size": 768, "vocab_size": 152064},
         },
         "Qwen3OmniMoeThinkerForConditionalGeneration",
-        options={"patch_size": 16, "merge_size": 2, "min_pixels": 3136, "max_pixels": 12845056},
-        parts=("vision", "audio"),
+        "Qwen2VLImageProcessorPil",
+        {"patch_size": 16, "size": {"shortest_edge": 3136, "longest_edge": 12845056}},
+        ("vision", "audio"),
     ),
     "qwen3_5_35b_a3b": Case(
         "qwen3_5_moe", {"vision_config": {"out_hidden_size": 2048}}, "Qwen3_5MoeForConditionalGeneration"
@@ -136,6 +137,8 @@ MIXTURES: Mapping[str, Case] = {
         "glm4v_moe",
         {"vision_config": {"intermediate_size": 10944}, "text_config": {"head_dim": 128}},
         "Glm4vMoeForConditionalGeneration",
+        "Glm4vImageProcessorPil",
+        {"size": {"shortest_edge": 12544, "longest_edge": 9633792}},
     ),
     "kimi_k25": Case(
         "kimi_k25",
@@ -150,6 +153,7 @@ MIXTURES: Mapping[str, Case] = {
         "ernie4_5_vl_moe",
         {"text_config": {"moe_intermediate_size": [1536, 512]} | {"mlp_layer_types": ["dense", *["sparse"] * 27]}},
         "Ernie4_5_VLMoeForConditionalGeneration",
+        "Ernie4_5_VLMoeImageProcessorPil",
     ),
     "qwen3_30b_a3b": Case("qwen3_moe", QWEN3_30B, "Qwen3MoeForCausalLM"),
     "qwen1_5_moe_a2_7b": Case("qwen2_moe", {"mlp_only_layers": []}, "Qwen2MoeForCausalLM"),

@@ -235,7 +235,8 @@ def _glm_vl(config: Fields, processor: Fields) -> Parts:
     kind = str(config.get("model_type"))
     vision = config.part_as("vision_config", f"{kind}_vision")
     text = config.part_as("text_config", f"{kind}_text")
-    return Parts({"vision": glm_vision(vision)}, text, f"{kind}_text", token_rules.qwen_images(processor, vision))
+    tokens = token_rules.qwen_images(processor, vision, limited_frames=vision.integer("temporal_patch_size"))
+    return Parts({"vision": glm_vision(vision)}, text, f"{kind}_text", tokens)
 
 
 def _ernie_vl(config: Fields, processor: Fields) -> Parts:

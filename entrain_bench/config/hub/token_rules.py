@@ -20,6 +20,8 @@ USUAL: Mapping[str, Any] = {
     "audio_segment_s": 30.0,
     "text_chars_per_token": 4.0,
 }
+# Patches on a side of an image at most: positions of MoonViT (transformers, Kimi_K25ImageProcessor).
+MAX_MOON_SIDE = 512
 # Frames of a video at most, one a second, as in experiments/model/tokens/llavaov.yaml.
 MAX_FRAMES = 32
 
@@ -44,21 +46,25 @@ PUBLISHED: Mapping[str, Mapping[str, int]] = {
 }
 
 
-def qwen_images(processor: Fields, vision: Fields, frames: int = 0) -> dict[str, Any]:
-    """Patches of an image's own size, between two limits (Qwen2-VL and its successors)."""
+def qwen_images(processor: Fields, vision: Fields, frames: int = 0, limited_frames: int = 1) -> dict[str, Any]:
+    """Patches of an image's own size, between two limits (Qwen2-VL and its successors).
+
+    ``limited_frames``: how many times an image's area counts against the limits; GLM-4V's processor counts it as a
+    video of ``temporal_patch_size`` frames.
+    """
     patch = vision.square("patch_size")
     merge = vision.integer("spatial_merge_size")
     for name, own in (("patch_size", patch), ("merge_size", merge)):
         stated = processor.square(name)
         require(stated == own, name, stated, f"{own}, as config.json has it")
     least, most = (
-        _pixels(processor, *names) / (patch * merge) ** 2
+        _pixels(processor, *names) / (limited_frames * (patch * merge) ** 2)
         for names in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
     )
     return {
         "patch_pixels": patch,
         "merge_patches": merge,
-        "min_image_tokens": max(1, math.ceil(least)),
+        "min_image_tokens": max(1.0, least),
         "max_image_tokens": most,
         "temporal_patch_frames": frames or vision.integer("temporal_patch_size"),
         "video_frames_per_s": 2.0,
@@ -92,8 +98,8 @@ def moon_images(processor: Fields, vision: Fields) -> dict[str, Any]:
     square = len({*merge}) == 1
     require(square, vision.named("merge_kernel_size"), merge, "two equal sides")
     limit = "in_token_limit" if processor.get("in_token_limit") else "max_patches"
-    most = processor.integer(limit) // merge[0] ** 2
-    return {"patch_pixels": patch, "merge_patches": merge[0], "min_image_tokens": 1, "max_image_tokens": most}
+    rules = {"pixels": patch, "max_patches": processor.integer(limit), "max_side": MAX_MOON_SIDE, "merge": merge[0]}
+    return {"images": {"kind": "padded_size", **rules}, "patch_pixels": patch, "merge_patches": merge[0]}
 
 
 def _pixels(processor: Fields, name: str, edge: str) -> int:

@@ -56,9 +56,21 @@ def without_tokenizer(cls: type, **attributes: Any) -> Any:
     return processor
 
 
-def qwen(folder: Path) -> TokensOf:
-    processor = transformers.Qwen2VLImageProcessorPil.from_pretrained(folder)
+def qwen(folder: Path, cls: str = "Qwen2VLImageProcessorPil") -> TokensOf:
+    processor = getattr(transformers, cls).from_pretrained(folder)
     return lambda high, wide: processor.get_number_of_image_patches(high, wide) // 4
+
+
+def kimi(_: Path) -> TokensOf:
+    # The module of the processor needs torchvision, which the arithmetic of sizes does not.
+    pytest.importorskip("torchvision")
+    from transformers.models.kimi_k25.image_processing_kimi_k25 import navit_resize
+
+    def tokens(high: int, wide: int) -> int:
+        _, (padded_high, padded_wide) = navit_resize(high, wide, 14, 2, 16384, 512)
+        return padded_high * padded_wide // 28**2
+
+    return tokens
 
 
 def internvl(folder: Path) -> TokensOf:
@@ -132,6 +144,10 @@ IMAGE_TOKENS: Mapping[str, Callable[[Path], TokensOf]] = {
     "qwen2_vl_7b": qwen,
     "qwen2_5_vl_7b": qwen,
     "qwen3_vl_8b": qwen,
+    "qwen3_omni_30b_a3b": qwen,
+    "glm_4_5v": lambda folder: qwen(folder, "Glm4vImageProcessorPil"),
+    "ernie_4_5_vl_28b_a3b": lambda folder: qwen(folder, "Ernie4_5_VLMoeImageProcessorPil"),
+    "kimi_k25": kimi,
     "internvl3_8b": internvl,
     "llava_1_5_7b": llava,
     "llava_next_mistral_7b": llava_next,
