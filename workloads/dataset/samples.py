@@ -127,8 +127,8 @@ class TraceSamples:
 # A process keeps the last content that it has read, for a sample's items are asked for one by one.
 @lru_cache(maxsize=4)
 def _record(key: Key) -> RawSample:
-    source, *place = key
-    return source.record(*place)
+    source, shard, row, limits = key
+    return source.record(shard, row, limits)
 
 
 @lru_cache(maxsize=1)
