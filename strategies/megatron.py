@@ -83,11 +83,10 @@ class MegatronPlanner(TrialOptions):
 
     Attributes:
         placement: ``first_stage``, ``leading_stages``, or ``auto`` for either.
-        split: LLM layers per stage. Models with experts have a second candidate that balances states in memory.
-            ``balanced``: the slowest stage is fastest. ``uniform``: equally many blocks on
+        split: LLM layers per stage. ``balanced``: the slowest stage is fastest. ``uniform``: equally many blocks on
             every stage, encoders on the first. ``ends``: as ``uniform``, except the first and the last stage, whose
             numbers make the slowest stage fastest (Megatron-LM's ``--decoder-first-pipeline-num-layers`` and
-            ``-last-``).
+            ``-last-``). For a model with experts, stages of about equal bytes of states are candidates, too.
         virtual_stages: stages that each rank of a pipeline holds.
         virtual_order: how they follow each other over the ranks: ``loop``, or ``v`` for two down the ranks and back.
         schedules: those of ``SCHEDULES`` that are considered, each with ``num_trials``; none: the one that the options

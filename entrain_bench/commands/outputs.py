@@ -29,7 +29,7 @@ from entrain_bench.run.cells import Done
 from entrain_bench.run.parallel import num_processes
 from entrain_bench.run.study import Output, Study, bring_up_to_date
 
-# Figures of one question each, which no page of results shows; as many runs as all others (``make appendix``).
+# Figures of one question each, which results.md does not show: 1,300 runs more (``make appendix``).
 APPENDIX = ("context_length", "out_of_the_box", "robustness", "sensitivity", "tuning_budget", "twins")
 # With runs of their own that no figure shares; made when named, and for the reference.
 OF_THEIR_OWN = (*APPENDIX, "tables", "claims", "posterior", "recommendation", "calibration")
