@@ -274,13 +274,13 @@ class ModelError:
     num_times: int
 
     @property
-    def words(self) -> str:
-        """The error as a sentence without its full stop."""
+    def sentence(self) -> str:
+        """The error in words."""
         return (
-            f"model error: median {100 * self.median:.1f}%, {100 * self.close:.0f}% within 10%, "
-            f"over {self.num_times:,} published iteration times, each source left out of the fit"
+            f"Model error: median {100 * self.median:.1f}%, {100 * self.close:.0f}% within 10%, "
+            f"over {self.num_times:,} published iteration times, each predicted without its own source."
         )
 
 
-# Computed for docs/calibration.md, which is not made if the words differ.
+# Computed for docs/calibration.md, which is not made if they differ.
 MODEL_ERROR = ModelError(median=0.037, close=0.75, num_times=1118)

@@ -219,7 +219,8 @@ def described(
         title,
         words and f"Setting: {words}.",
         f"Seeds: {consecutive(seeds)}." if seeds else "",
-        costs and f"Costs: {costs}{f'; {MODEL_ERROR.words}' if 'simulate' in setting.get('harness', ()) else ''}.",
+        costs and f"Costs: {costs}.",
+        costs and "simulate" in setting.get("harness", ()) and MODEL_ERROR.sentence,
     )
     content = {
         "command": command,

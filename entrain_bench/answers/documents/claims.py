@@ -140,7 +140,7 @@ def headline_table(judged: Sequence[JudgedClaim], folder: str) -> str:
 def _outcome(claim: Claim, finding: Finding | None) -> str:
     """The number and the verdict in a few words."""
     if finding is None:
-        return NOTHING
+        return "not compared"
     number = "" if finding.number is None else f"{claim.format([finding.number])}, "
     return f"{number}{finding.verdict}"
 

@@ -438,7 +438,7 @@ def _log_all(
     client.set_tag(run_id, DIGEST_TAG, digest)
     page = {LOGGED_TAG: str(time.time_ns() // 10**6)}
     if cases:
-        page |= {NOTE_TAG: first.tags[NOTE_TAG], SWEEP_TAG: run_id}
+        page |= {NOTE_TAG: first.tags.get(NOTE_TAG, ""), SWEEP_TAG: run_id}
     for name, text in page.items():
         client.set_experiment_tag(experiment, name, text)
     return len(cases) or 1, run_id if cases else ""

@@ -342,7 +342,7 @@ def test_headlines_have_what_holds_under_equal_tuning() -> None:
     # Entrain's paper is first, and a paper that the suite did not begin with is on its own page only.
     assert pages["tables/headline_claims.md"].splitlines()[2:] == [
         "| [Some](../../docs/claims/entrain.md#gain): gain | 2.00x | 2.50x, exceeds | 0.90x, not reproduced |",
-        "| [Some](../../docs/claims/disttrain.md#mfu): MFU | 50.0% | setting not reproduced | - |",
+        "| [Some](../../docs/claims/disttrain.md#mfu): MFU | 50.0% | setting not reproduced | not compared |",
     ]
     row = "| [Some](claims/elsewhere.md#gain): gain | 2.00x | 2.50x, exceeds | 1.50x, undecided |"
     assert row in pages["claims.md"]

@@ -79,7 +79,7 @@ def test_three_answers_their_plans_and_that_they_are_kept(
     assert framework.group(1) == "megatron in Megatron-LM"
     assert loop.group(1) == "lpt in your loop"
     # Four ranks have no room for the encoder's own stage that rules of thumb want.
-    assert re.search(r"^No result: rules of thumb: .* cannot be spread", out, re.MULTILINE)
+    assert re.search(r"^No result: a layout by rules of thumb: .* cannot be spread", out, re.MULTILINE)
     assert "over megatron in Megatron-LM" in loop.group(0)
     for part in (
         "    --tensor-model-parallel-size 2 ",
@@ -272,7 +272,7 @@ def test_plans_run_under_posterior_draws(
     read_draws.cache_clear()
     job = [*TINY, "strategy=megatron,bridge_reorder"]
     out = " ".join(said(capsys, *job)[0].split())
-    assert "over rules of thumb" in out
+    assert "over a layout by rules of thumb" in out
     assert re.search(r"over megatron in Megatron-LM, ahead in \d+% of posterior draws", out)
     assert "above 0 in at least 95% of 6 draws of the hardware constants" in out
     drawn = [record for record in Results(tmp_path / "results" / "judged").records() if record.config["constants"]]

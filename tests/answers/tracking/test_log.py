@@ -154,6 +154,12 @@ def test_a_sweep_that_was_interrupted_or_deleted_is_logged_again(
     assert {*runs_of(store, "broken")} == {SWEEP, "megatron", "entrain"}
 
 
+def test_seeds_of_one_strategy_have_nothing_to_compare_and_are_logged(store: Results) -> None:
+    records = [some_record(store, seed=seed) for seed in (0, 1)]
+    assert log_records(store, records, "alone")[0] == 1
+    assert experiment_of(store, "alone").tags.get(NOTE_TAG, "") == ""
+
+
 def test_a_dataset_is_its_configuration_and_files(store: Results) -> None:
     workload = some_record(store).config["workload"]
     changed = [{}, {}, {"label": "Another"}, {"_target_": "os.path.Gone"}]
