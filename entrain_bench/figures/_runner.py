@@ -220,7 +220,7 @@ def described(
         words and f"Setting: {words}.",
         f"Seeds: {consecutive(seeds)}." if seeds else "",
         costs and f"Costs: {costs}.",
-        costs and "simulate" in setting.get("harness", ()) and MODEL_ERROR.sentence,
+        MODEL_ERROR.sentence if costs and "simulate" in setting.get("harness", ()) else "",
     )
     content = {
         "command": command,
