@@ -54,7 +54,7 @@ def results_output() -> Output:
 
 
 def _sweeps() -> list[SweepOverrides]:
-    return [(f"figure={SWEEP}",), *today_sweeps(f"figure={SWEEP}"), *sweeps()]
+    return [(f"figure={SWEEP}",), *today_sweeps(f"figure={SWEEP}").values(), *sweeps()]
 
 
 def write_results(study: Study) -> str:
@@ -62,8 +62,11 @@ def write_results(study: Study) -> str:
     table = run_table(study.cells(f"figure={SWEEP}"), study.results, SIZES)
     draws = times_of(posterior_runs(study)) if read_plan().sweep == SWEEP else {}
     odds = {job: chances(times) for job, times in draws.items()}
-    today = [cell for sweep in today_sweeps(f"figure={SWEEP}") for cell in study.cells(*sweep)]
-    rows = job_rows(with_today(table, run_table(today, study.results, SIZES)), draws)
+    today = {
+        label: run_table(study.cells(*sweep), study.results, SIZES)
+        for label, sweep in today_sweeps(f"figure={SWEEP}").items()
+    }
+    rows = job_rows(with_today(table, today), draws)
     sure = posterior_sentences([*odds.values()], names(table, "strategy"))
     first = headline_sentence(ahead(rows))
     sentences = " ".join([first, *sure])

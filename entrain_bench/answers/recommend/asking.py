@@ -133,8 +133,7 @@ class Asked:
         wanted = {name: nodes[name] for name in names}
         readers = (FRAMEWORK,) if own_keys.within else READERS
         engines = [FRAMEWORKS[own_keys.within].engine] if own_keys.within else [*ENGINES]
-        fixes = "layout.recompute" in keys and not mine
-        variants = variants_of(wanted, readers, engines, fixes, model, padding)
+        variants = variants_of(wanted, readers, engines, padding)
         if own_keys.within and (kinds := FRAMEWORKS[own_keys.within].shardings):
             variants = {name: able for name, one in variants.items() if (able := one.sharded_as(kinds)).attempts}
         if "strategy" not in given:
