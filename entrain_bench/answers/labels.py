@@ -24,7 +24,7 @@ FAMILY = "strategy_family"
 OURS = "ours"
 FAMILIES = {
     "published": "Published systems",
-    "out_of_the_box": "Out of the box",
+    "out_of_the_box": "From frameworks",
     "simple": "Simple baselines",
     OURS: "Ours",
     "": "Yours",
@@ -289,7 +289,7 @@ class ModelError:
         """The error in words."""
         return (
             f"Model error: median {100 * self.median:.1f}%, {100 * self.close:.0f}% within 10%, "
-            f"over {self.num_times:,} published iteration times, each predicted without its own source."
+            f"over {self.num_times:,} published iteration times (for each, fitted without its publication)."
         )
 
 
