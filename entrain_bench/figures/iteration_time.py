@@ -9,7 +9,7 @@ P(fastest).
 import pandas as pd
 
 from entrain_bench.answers import tables
-from entrain_bench.answers.labels import FAMILIES, OURS, cluster_label, families, model_size, names
+from entrain_bench.answers.labels import FAMILIES, OURS, families, model_size, names
 from entrain_bench.answers.posterior import chances_by_job, with_chances
 from entrain_bench.answers.sentences import posterior_sentences
 from entrain_bench.figures._forms import handles, ranking
@@ -33,8 +33,7 @@ def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> Picture:
     table = tables.summarise(data).merge(jobs, on=tables.JOB)
     overall = tables.time_over_fastest(data)
     jobs = jobs.sort_values("model", key=lambda column: column.map(model_size), kind="stable")
-    below = jobs["workload"].map(traces) + ", " + jobs["cluster"].map(cluster_label)
-    columns = pd.MultiIndex.from_arrays([jobs["model"].map(models), below])
+    columns = pd.MultiIndex.from_arrays([jobs["model"].map(models), jobs["workload"].map(traces)])
     relative = table["behind"].where(table["verdict"] != "fastest", 1.0).astype(float)
     # A star takes the place of a digit: cells have room for four letters.
     texts = relative.map("{:.2f}".format).mask(table["num_ok"] < table["num_runs"], relative.map("{:.1f}*".format))
