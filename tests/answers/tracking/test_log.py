@@ -12,13 +12,12 @@ import pandas as pd
 import pytest
 from mlflow.entities import Experiment, Run
 
+from entrain_bench.answers.tracking.entries import NOTE_TAG, SWEEP
 from entrain_bench.answers.tracking.folder import FolderClient
 from entrain_bench.answers.tracking.log import (
     ID_TAG,
-    NOTE_TAG,
     PARENT_TAG,
     SINGLE_RUNS,
-    SWEEP,
     links,
     log_records,
     open_client,
