@@ -1,4 +1,4 @@
-"""What MLflow shows of records: a run for every case and strategy, its seeds as steps, and their sweep as a parent."""
+"""Entries of MLflow: a run for every case and strategy, its seeds as steps, and their sweep as a parent."""
 
 from __future__ import annotations
 
