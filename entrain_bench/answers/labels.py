@@ -289,7 +289,7 @@ class ModelError:
         """The error in words."""
         return (
             f"Model error: median {100 * self.median:.1f}%, {100 * self.close:.0f}% within 10%, "
-            f"over {self.num_times:,} published iteration times (for each, fitted without its publication)."
+            f"over {self.num_times:,} published iteration times (each publication held out of the fit)."
         )
 
 
