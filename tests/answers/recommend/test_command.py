@@ -69,7 +69,7 @@ def test_three_answers_their_plans_and_that_they_are_kept(
         re.search(rf"^{title}: (.+)\n  [0-9.]+ s per iteration \(95% CI .*\n", out, re.MULTILINE)
         for title in (
             "In your framework, unmodified",
-            "With this suite's sampler in your loop",
+            "Your framework, fed by this suite's sampler",
             "With this suite's runtime (tested on CPUs)",
         )
     )
