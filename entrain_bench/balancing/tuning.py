@@ -372,7 +372,8 @@ def tuned(
     def fits(job: Job) -> bool:
         return holds or holds_states(profile, job, sets, chosen_later=make_program.chooses_recomputation)
 
-    free = fixed_jobs(profile, trials.batches.drawn[trials.batches.drafts[0]], fits)
+    batch = trials.batches.drawn[trials.batches.drafts[0]]
+    free = fixed_jobs(profile, batch, fits)
     variants = make_program.variants
     first = int(budget * OWN_OPTIONS) if variants else budget
 
@@ -380,11 +381,18 @@ def tuned(
         each_most = max(2, int(budget * DRAFTS) // len(jobs))
         return asked(profile, jobs, sets, each_most, problems, make_program.chooses_microbatches)
 
+    def tuned_once(jobs: Sequence[Job], entered: Sequence[Layout] = ()) -> list[Layout]:
+        recomputed = [one for job in jobs for one in recomputing(job, chosen_later=make_program.chooses_recomputation)]
+        return halved(trials, offers(recomputed, first), first, entered)
+
     entered: list[Layout] = []
     rounds = [[fixed], free] if fixed else [free]
     for jobs in rounds:
-        recomputed = [one for job in jobs for one in recomputing(job, chosen_later=make_program.chooses_recomputation)]
-        entered = halved(trials, offers(recomputed, first), first, entered[:1]) or entered
+        entered = tuned_once(jobs, entered[:1]) or entered
+    if not entered and profile.job.model.llm.config.experts is not None and profile.job.free_microbatch_size:
+        # States of experts leave little memory for activations, and estimates favor large microbatches.
+        free = fixed_jobs(profile.for_job(profile.job.each_microbatch_size()[0]), batch, fits)
+        entered = tuned_once(free)
     if not entered:
         raise why_nothing_fits(trials, sets, problems)
     rest = len(rounds) * (budget - first)

@@ -18,6 +18,7 @@ from entrain_bench.answers.recommend.engines import (
     MEGATRON_LOOP,
     READERS,
     SUITE,
+    WITH_EP,
     Variant,
     program_of,
     refusal,
@@ -135,6 +136,8 @@ class Asked:
         engines = [FRAMEWORKS[own_keys.within].engine] if own_keys.within else [*ENGINES]
         fixes = "layout.recompute" in keys and not mine
         variants = variants_of(wanted, readers, engines, fixes, model, padding)
+        if own_keys.within and not FRAMEWORKS[own_keys.within].divides:
+            variants = {name: one for name, one in variants.items() if not name.endswith(WITH_EP)}
         if own_keys.within and (kinds := FRAMEWORKS[own_keys.within].shardings):
             variants = {name: able for name, one in variants.items() if (able := one.sharded_as(kinds)).attempts}
         if "strategy" not in given:
@@ -176,7 +179,12 @@ class Asked:
         progress.say_now(f"{ways} to run {labels['model']} on {labels['cluster']}; planning each")
 
         def refuse(race: StrategyRace, name: str, seed: int) -> str:
-            return refusal(race, question.variants[name].engine, name, seed)
+            engine = question.variants[name].engine
+            reason = refusal(race, engine, name, seed)
+            within = self.keys.within and FRAMEWORKS[self.keys.within]
+            if within and engine and not reason and not within.takes(engine, race.plan(name).layout):
+                return f"{within.name} has no expert parallelism"
+            return reason
 
         def has_time() -> bool:
             return self.keys.seconds is None or progress.seconds() < self.keys.seconds

@@ -27,6 +27,8 @@ FRAMEWORK, LOOP, SUITE = READERS = "framework", "loop", "suite"
 # One copy of the model on every rank; the loss is that of PyTorch's operators, as in transformers' models.
 REPLICATED = ("layout.tp=1", "layout.cp=1", "layout.pp=1", "cross_entropy=eager")
 DEEPSPEED = (ZERO1, ZERO2)
+# End of the names of variants whose ranks divide experts, which not every framework with FSDP can do.
+WITH_EP = " with EP"
 type Overrides = tuple[str, ...]
 # Overrides to try in turn until one of them gives a result.
 type Attempts = Sequence[Overrides]
@@ -41,19 +43,22 @@ def _megatron_attempts(model: ModelSpec) -> dict[str, Attempts]:
 
 
 def _sharded_attempts(model: ModelSpec) -> dict[str, Attempts]:
-    """ZeRO-3 by FSDP, and ZeRO-1 by DeepSpeed; ZeRO-2 if ZeRO-1 does not fit."""
+    """ZeRO-3 by FSDP, also with EP, and ZeRO-1 by DeepSpeed; ZeRO-2 if ZeRO-1 does not fit."""
     first = [*_replicated(model, ZERO1), *_replicated(model, ZERO2)]
-    return {" by DeepSpeed": first, " in HF Trainer": _replicated(model, ZERO3)}
+    found: dict[str, Attempts] = {" by DeepSpeed": first, " in HF Trainer": _replicated(model, ZERO3)}
+    if model.llm.config.experts is not None:
+        found[WITH_EP] = _replicated(model, ZERO3, divides=True)
+    return found
 
 
 def _loop_attempts(model: ModelSpec) -> dict[str, Attempts]:
     return {"": _replicated(model, ZERO1)}
 
 
-def _replicated(model: ModelSpec, sharding: str) -> list[Overrides]:
+def _replicated(model: ModelSpec, sharding: str, *, divides: bool = False) -> list[Overrides]:
     """Without recomputation; if that does not fit, with recomputation of all modules, which is one switch."""
     again: tuple[Sequence[str], ...] = ((), [module.name for module in model.modules])
-    experts = () if model.llm.config.experts is None else (f"{EXPERTS}=1",)
+    experts = () if divides or model.llm.config.experts is None else (f"{EXPERTS}=1",)
     return [(f"{SHARDING}={sharding}", *experts, _recompute(names)) for names in again]
 
 
@@ -66,8 +71,8 @@ def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
     for placed in layout.modules:
         if placed.tp * placed.cp > 1 or placed.widths:
             yield f"{placed.module} has TP {placed.tp}, CP {placed.cp}; every rank must hold the whole model"
-        if placed.ep > 1:
-            yield f"{placed.module} has EP {placed.ep}; every rank must hold all experts"
+        if placed.ep > 1 and placed.sharding != ZERO3:
+            yield f"{placed.module} has EP {placed.ep} without {SHARDING}={ZERO3}"
         if placed.sharding not in (*DEEPSPEED, ZERO3) or placed.offload:
             yield f"{placed.module} is {'offloaded' if placed.offload else f'sharded as {placed.sharding}'}"
     if not layout.is_one_stage or len({placed.dp for placed in layout.modules}) > 1:
