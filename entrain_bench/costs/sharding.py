@@ -180,21 +180,22 @@ def exposed_s(
 def collective_passes(program: Program) -> IntArray:
     """Return groups of passes that start together, by microbatch and part ``[actions]``; -1: none.
 
-    On all replicas of sharded modules backwards do, and forwards that gather weights; on those that share experts, all.
+    On all replicas of sharded modules backwards do, and forwards that gather weights; of those that share experts, all.
     """
     group = np.full(program.num_actions, -1)
     count = 0
     for index, (placed, chunks) in enumerate(zip(program.layout.modules, program.chunks, strict=True)):
+        meeting = meeting_chunks(placed, chunks)
         together = placed.scatters and placed.copies > 1
-        number = numbered(chunks.microbatch, chunks.part) if together else meeting_chunks(placed, chunks)
-        if number is None or not len(chunks):
-            continue
-        every = np.ones(len(chunks), bool)
-        for actions, alike in (
-            (program.forward_actions(index), gathering(program, index) if placed.scatters else every),
-            (program.backward_actions(index), every),
+        every = numbered(chunks.microbatch, chunks.part) if together else meeting
+        gathers = gathering(program, index) if together else np.ones(len(chunks), bool)
+        for actions, alike, number in (
+            (program.forward_actions(index), gathers, every),
+            (program.forward_actions(index), ~gathers, meeting),
+            (program.backward_actions(index), np.ones(len(chunks), bool), every),
         ):
-            for stage in range(placed.pp):
+            for stage in range(placed.pp if number is not None and len(chunks) else 0):
+                assert number is not None
                 group[actions[alike, stage]] = count + number[alike]
                 count += 1 + int(number[alike].max(initial=-1))
     return group
