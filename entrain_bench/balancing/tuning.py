@@ -389,7 +389,8 @@ def tuned(
     rounds = [[fixed], free] if fixed else [free]
     for jobs in rounds:
         entered = tuned_once(jobs, entered[:1]) or entered
-    if not entered and profile.job.model.llm.config.experts is not None and profile.job.free_microbatch_size:
+    has_experts = profile.job.model.llm.config.experts is not None
+    if not entered and has_experts and profile.job.free_microbatch_size:
         # States of experts leave little memory for activations, and estimates favor large microbatches.
         free = fixed_jobs(profile.for_job(profile.job.each_microbatch_size()[0]), batch, fits)
         entered = tuned_once(free)
@@ -401,7 +402,12 @@ def tuned(
         return leader
     again = int(rest * (1 - OPTIONS))
     # Planners see only the strategy's own options. If the scheduler chooses recomputation, they plan a job without it.
-    jobs = [make_program.sharded_as(job, leader) for job in free]
+    sharded = make_program.sharded_as(profile.job, leader)
+    if has_experts and sharded is not profile.job:
+        # Shards hold experts at degrees at which whole ones exceed memory.
+        jobs = fixed_jobs(profile.for_job(sharded), batch, fits)
+    else:
+        jobs = [make_program.sharded_as(job, leader) for job in free]
     recomputed = [one for job in jobs for one in recomputing(job, chosen_later=False)]
     if profile.job.request.recompute is None and make_program.recomputes_under(leader):
         recomputed = [job for job in recomputed if not job.request.recompute]
