@@ -218,7 +218,9 @@ def _program(model: ModelSpec, job: LedgerJob, count: int) -> Program:
         program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
     if not job.recompute or placed.recompute:
         return program
-    remade = [np.zeros((len(rows), each.pp), np.int64) for rows, each in zip(program.chunks, layout.modules, strict=True)]
+    remade = [
+        np.zeros((len(rows), each.pp), np.int64) for rows, each in zip(program.chunks, layout.modules, strict=True)
+    ]
     remade[-1] += np.minimum(covered_per_stage(model.llm, placed.layers_per_stage), job.recompute)
     return recompute_chunks(program, remade)
 
