@@ -82,8 +82,8 @@ def _peaks(frame: pd.DataFrame) -> Iterator[dict[str, str]]:
     """Errors of memory peaks by kind of model."""
     for kind, group in frame[frame["memory_ratio"].notna()].groupby("kind"):
         sizes = (group["memory_ratio"].astype(float) - 1.0).abs()
-        near = f"{(sizes <= NEAR).mean():.0%}"
-        yield {"model": str(kind), "peaks": str(len(group)), "median error": f"{sizes.median():.1%}", "within 10%": near}
+        shown = {"median error": f"{sizes.median():.1%}", "within 10%": f"{(sizes <= NEAR).mean():.0%}"}
+        yield {"model": str(kind), "peaks": f"{len(group):,}", **shown}
 
 
 def _label(value: Any) -> str:
