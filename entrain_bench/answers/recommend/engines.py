@@ -19,11 +19,11 @@ from entrain_bench.specs.job import Job
 from entrain_bench.specs.sharding import ZERO1, ZERO2, ZERO3
 
 SHARDING = "layout.sharding"
-# Every rank has all experts.
-ONE_COPY = (*REPLICATED_JOB, "layout.ep=1")
 # Readers, each with an answer of its own: keep their framework, change their loader, change their runtime.
 FRAMEWORK, LOOP, SUITE = READERS = "framework", "loop", "suite"
 DEEPSPEED = (ZERO1, ZERO2)
+# End of the names of variants whose ranks divide experts, which not every framework with FSDP can do.
+WITH_EP = " with EP"
 type Overrides = tuple[str, ...]
 # Overrides to try in turn until one of them gives a result.
 type Attempts = Sequence[Overrides]
@@ -32,7 +32,8 @@ type Reasons = Callable[[Job, Program], Iterator[str]]
 
 
 def _sharded(*kinds: str) -> Attempts:
-    return [(f"{SHARDING}={kind}",) for kind in kinds]
+    """Every rank has all experts."""
+    return [(f"{SHARDING}={kind}", "layout.ep=1") for kind in kinds]
 
 
 def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
@@ -40,8 +41,8 @@ def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
     for placed in layout.modules:
         if placed.tp * placed.cp > 1 or placed.widths:
             yield f"{placed.module} has TP {placed.tp}, CP {placed.cp}; every rank must hold the whole model"
-        if placed.ep > 1:
-            yield f"{placed.module} has EP {placed.ep}; every rank must hold all experts"
+        if placed.ep > 1 and placed.sharding != ZERO3:
+            yield f"{placed.module} has EP {placed.ep} without {SHARDING}={ZERO3}"
         if placed.sharding not in (*DEEPSPEED, ZERO3) or placed.offload:
             yield f"{placed.module} is {'offloaded' if placed.offload else f'sharded as {placed.sharding}'}"
     if not layout.is_one_stage or len({placed.dp for placed in layout.modules}) > 1:
@@ -104,13 +105,19 @@ ENGINES = {
     SHARDED: Engine(
         "",
         FRAMEWORK,
-        ONE_COPY,
-        # ZeRO-3 by FSDP, and ZeRO-1 by DeepSpeed; ZeRO-2 if ZeRO-1 does not fit.
-        {" by DeepSpeed": _sharded(*DEEPSPEED), " in HF Trainer": _sharded(ZERO3)},
+        REPLICATED_JOB,
+        # ZeRO-3 by FSDP, also with EP, and ZeRO-1 by DeepSpeed; ZeRO-2 if ZeRO-1 does not fit.
+        {
+            " by DeepSpeed": _sharded(*DEEPSPEED),
+            " in HF Trainer": _sharded(ZERO3),
+            WITH_EP: [(f"{SHARDING}={ZERO3}",)],
+        },
         _layout_reasons,
         _in_order(_equal),
     ),
-    "loop": Engine(" in your loop", LOOP, ONE_COPY, {"": _sharded(ZERO1)}, _layout_reasons, megatron.shape_reasons),
+    "loop": Engine(
+        " in your loop", LOOP, REPLICATED_JOB, {"": _sharded(ZERO1)}, _layout_reasons, megatron.shape_reasons
+    ),
     MEGATRON_LOOP: Engine(
         " by Megatron-LM's external loader",
         LOOP,
@@ -141,10 +148,12 @@ def variants_of(
     readers: Sequence[str],
     engines: Sequence[str],
     padding: Overrides = (),
+    *,
+    divides: bool = False,
 ) -> dict[str, Variant]:
     """Return the variants that readers can run, by name; ``names`` has the YAML of strategies.
 
-    ``padding``: that of the user's framework; this suite packs.
+    ``padding``: that of the user's framework; this suite packs. ``divides``: frameworks may divide the model's experts.
     ``UserError`` for an engine that is not known.
     """
     found = {}
@@ -160,6 +169,8 @@ def variants_of(
             if engine.reader not in readers or key not in engines:
                 continue
             for suffix, attempts in engine.attempts.items():
+                if suffix == WITH_EP and not divides:
+                    continue
                 common = (f"strategy={name}", *engine.overrides, *needed, *padding)
                 tried = [(*common, *one) for one in attempts]
                 found[f"{name}{engine.label}{suffix}"] = Variant(engine.reader, key, tried)

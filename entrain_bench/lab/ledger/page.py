@@ -69,11 +69,21 @@ def make_tables(frame: pd.DataFrame, names: Mapping[str, str]) -> Iterator[Table
         groups = ordered.groupby(ordered[column].map(_label), sort=False)
         if len(groups) > 1:
             yield f"By {name}", pd.DataFrame({name: str(label), **_errors(group)} for label, group in groups)
+    if peaks := [*_peaks(frame)]:
+        yield "Peaks by model", pd.DataFrame(peaks)
     if orders := [*_orders(frame)]:
         yield "Order of layouts", pd.DataFrame(orders)
     if counted := frame.loc[frame["reason"] != "", "reason"].value_counts().to_dict():
         reasons = sorted(counted, key=lambda reason: (-counted[reason], reason))
         yield "Rows left out", pd.DataFrame({"reason": reason, "rows": str(counted[reason])} for reason in reasons)
+
+
+def _peaks(frame: pd.DataFrame) -> Iterator[dict[str, str]]:
+    """Errors of memory peaks by kind of model."""
+    for kind, group in frame[frame["memory_ratio"].notna()].groupby("kind"):
+        sizes = (group["memory_ratio"].astype(float) - 1.0).abs()
+        shown = {"median error": f"{sizes.median():.1%}", "within 10%": f"{(sizes <= NEAR).mean():.0%}"}
+        yield {"model": str(kind), "peaks": f"{len(group):,}", **shown}
 
 
 def _label(value: Any) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.device_mesh import DeviceMesh
@@ -403,6 +405,12 @@ def shard_stage(
     mesh = DeviceMesh.from_group(groups.dp_cp, next(stage.parameters()).device.type)
     reduced = torch.bfloat16 if half and settings.framework.grad_dtype == BF16 else torch.float32
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if half else None, reduce_dtype=reduced)
+    if groups.experts:
+        # Each rank has experts of its own, which it shards over the ranks that hold the same ones.
+        same = DeviceMesh.from_group(groups.experts.same, next(stage.parameters()).device.type)
+        as_given = replace(policy, cast_forward_inputs=False)
+        for part in [part for part in stage.modules() if isinstance(part, SequentialMLP)]:
+            fully_shard(part, mesh=same, mp_policy=as_given, reshard_after_forward=not keeps)
     alone = [layer for name, layer in stage.layers.items() if stage.tied_embedding() is None or name != "0"]
     for layer in alone:
         if any(True for _ in layer.parameters()):
@@ -418,16 +426,21 @@ def shard_stage(
         for note, value in notes[name].items():
             setattr(parameter, note, value)
     learning = [parameter for parameter in stage.parameters() if parameter.requires_grad]
-    # megatron-core decays matrices only.
-    matrices = [parameter for parameter in learning if parameter.dim() > 1]
-    rest = [parameter for parameter in learning if parameter.dim() <= 1]
+    # megatron-core decays matrices only. Adam takes parameters of one mesh at once.
+    kinds = groupby(sorted(learning, key=_adam_group), _adam_group)
     adam = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": rest, "weight_decay": 0.0}],
+        [{"params": [*same_kind], "weight_decay": settings.weight_decay * kind[0]} for kind, same_kind in kinds],
         lr=settings.learning_rate,
         betas=settings.betas,
         eps=settings.epsilon,
     )
     return ShardedStage(stage, adam, groups, widths or {}, keeps)
+
+
+def _adam_group(parameter: Parameter) -> tuple[bool, int]:
+    """Whether a parameter is a matrix, and the ranks that it is sharded over."""
+    assert isinstance(parameter, DTensor)
+    return parameter.dim() > 1, parameter.device_mesh.size()
 
 
 def local_part(tensor: Tensor) -> Tensor:
