@@ -88,10 +88,10 @@ class ScanReport:
     def keep(self, sizes: Mapping[str, Any]) -> None:
         """Count a row of the trace."""
         self.samples += 1
-        chars, images = sizes["text_chars"], sizes["n_images"]
-        sounds, videos = sizes["audio_seconds"], sizes["video_seconds"]
-        _count(self.items, {"texts": chars > 0, "images": images, "sounds": len(sounds), "videos": len(videos)})
-        _count(self.sums, dict(zip(_SUMS, (chars, images, sum(sounds), sum(videos)), strict=True)))
+        seconds = [sizes[f"{kind}_seconds"] for kind in ("audio", "video")]
+        counts = [sizes["text_chars"] > 0, sizes["n_images"], *map(len, seconds)]
+        _count(self.items, dict(zip(self.items, counts, strict=True)))
+        _count(self.sums, dict(zip(_SUMS, [sizes["text_chars"], sizes["n_images"], *map(sum, seconds)], strict=True)))
 
     def leave_out(self, name: str, error: BadSampleError) -> None:
         """Count a left-out sample, and list the first ones in letters that a terminal shows unchanged."""

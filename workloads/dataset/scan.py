@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from entrain_bench.base.errors import ExecutionError, UserError, require
@@ -52,6 +53,8 @@ _COLUMNS: Mapping[str, pa.DataType] = {
     "image_heights": pa.list_(pa.int32()),
     "audio_seconds": pa.list_(pa.float64()),
     "video_seconds": pa.list_(pa.float64()),
+    # In a part: of the shard's rows. All null if rows before are not known.
+    "dataset_row": pa.int64(),
 }
 type Advance = Callable[[int, int, int], None]
 
@@ -145,10 +148,18 @@ class Scan:
         }
         schema = self.schema.with_metadata({METADATA_KEY: json.dumps(made, sort_keys=True)})
 
+        starts = accumulate((each.num_rows for each in reports.values()), initial=0)
+        is_whole = len(reports) == len(shards) and Reason.FILE not in report.counts
+        bases = [start if is_whole else None for start in starts]
+
         def write(file: IO[bytes]) -> None:
             with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-                for part in reports:
-                    writer.write_table(pq.read_table(part).cast(schema))
+                for part, base in zip(reports, bases, strict=False):
+                    table = pq.read_table(part)
+                    rows = pc.add(table["dataset_row"], pa.scalar(base, pa.int64()))
+                    writer.write_table(
+                        table.drop_columns("dataset_row").append_column("dataset_row", rows).cast(schema)
+                    )
 
         stream_atomically(output, write)
         shutil.rmtree(folder)
@@ -259,7 +270,8 @@ def _read(task: ShardTask, report: ScanReport) -> list[dict[str, Any]]:
                 try:
                     sample = scan.source.sample(row, folder)
                     report.find(name, row, sample)
-                    sizes = {"sample_id": name, **measure(sample, scan.limits)}
+                    sizes = {"sample_id": name, "dataset_row": number - 1 - task.shard.first}
+                    sizes |= measure(sample, scan.limits)
                     if scan.tokenizer:
                         sizes["text_tokens"] = len(token_ids(sample, scan.tokenizer))
                 except BadSampleError as error:
