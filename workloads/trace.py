@@ -39,9 +39,9 @@ def fitting(source: ListedShapes, context_tokens: int, on_overlong: OnOverlong) 
     if not np.any(longer):
         return source
     if on_overlong is OnOverlong.DROP:
-        left = np.flatnonzero(~longer)
-        shapes = source.shapes.take(left)
-        return replace(source, shapes=shapes, num_dropped=int(longer.sum()), rows=_rows_at(source, left))
+        fit = np.flatnonzero(~longer)
+        shapes = source.shapes.take(fit)
+        return replace(source, shapes=shapes, num_dropped=int(longer.sum()), rows=_rows_at(source, fit))
     kept = truncated(source.shapes, context_tokens)
     num_dropped = len(source.shapes) - len(kept)
     left = np.flatnonzero(np.isin(source.shapes.sample_ids, kept.sample_ids)) if num_dropped else None

@@ -47,17 +47,12 @@ def _packed(*endings: str) -> list[str]:
 
 
 FOLDER = Format("media", [f".{ending}" for ending in table_of(None).endings], members.folder_rows, members.folder_index)
+_TAR = [".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"]
 # A folder is read by the first format of which it has files.
 FORMATS = (
     Format("parquet", [".parquet"], readers.parquet_rows, readers.parquet_index),
     Format("arrow", [".arrow"], readers.arrow_rows),
-    Format(
-        "webdataset",
-        [".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"],
-        members.tar_rows,
-        members.tar_index,
-        cut=False,
-    ),
+    Format("webdataset", _TAR, members.tar_rows, members.tar_index, cut=False),
     Format("json", _packed(".json", ".jsonl", ".ndjson"), readers.json_rows, readers.json_index),
     Format("table", _packed(".csv", ".tsv"), readers.table_rows),
     Format("kaldi", [members.KALDI[0]], members.kaldi_rows, also=members.KALDI),

@@ -102,7 +102,8 @@ class ScanReport:
 
     def left_fields(self) -> list[LeftField]:
         """Return the fields that are not counted, those of media first, then texts by their characters."""
-        found = [LeftField(*key.split(" ", 1), self.left_rows[key], many) for key, many in self.left.items()]
+        keys = ((key, key.partition(" ")) for key in self.left)
+        found = [LeftField(kind, name, self.left_rows[key], self.left[key]) for key, (kind, _, name) in keys]
         return sorted(found, key=lambda each: (each.kind == "text", -each.amount, each.name))
 
     def refuse(self, where: str, chosen: Chosen) -> None:

@@ -117,8 +117,11 @@ class Scan:
         shards = self.source.shards()
         if not shards:
             raise UserError(f"{where}: has no files to scan")
-        settings = {"source": source, "limits": asdict(self.limits)}
-        settings["tokenizer_version"] = tokenizer_version(self.tokenizer)
+        settings = {
+            "source": source,
+            "limits": asdict(self.limits),
+            "tokenizer_version": tokenizer_version(self.tokenizer),
+        }
         digests = [_digest([FORMAT, settings, asdict(shard)]) for shard in shards]
         whole = _digest([*digests, self.max_rows])
         if earlier and earlier.get("digest") == whole:
@@ -137,7 +140,7 @@ class Scan:
             shutil.rmtree(folder)
             raise
         if isinstance(self.source, FileSource):
-            report.unread = self.source.unread()
+            report.unread = dict(self.source.unread())
         made = {
             "digest": whole,
             "entrain_bench": version("entrain-bench"),

@@ -81,7 +81,7 @@ def _tokenizer(name: str) -> Any:
         if path.name == "tokenizer.json" and any(file.is_file() for file in others):
             tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, local_files_only=True)
         else:
-            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))  # type: ignore[no-untyped-call]
     # The library has no exception of its own.
     except Exception as error:
         raise UserError(f"tokenizer={name}: no tokenizer.json ({one_line(error)})") from error
