@@ -78,20 +78,23 @@ class ScanReport:
             _count(self.seen, {key: 1 for key, value in row.items() if value not in (None, "", [])})
         self.chars += sum(map(len, sample.texts))
         self.media += sample.num_media
-        left = {f"{kind} {place}": many for (kind, place), many in sample.left.items()}
-        _count(self.left, left)
-        _count(self.left_rows, dict.fromkeys(left, 1))
+        for (kind, place), many in sample.left.items():
+            _count(self.left, {f"{kind} {place}": many})
+            _count(self.left_rows, {f"{kind} {place}": 1})
         if sample.marks not in (0, sample.num_media):
             self.unmatched += 1
             self.example = self.example or f"{name}: {sample.marks} marks, {sample.num_media} media"
 
-    def keep(self, sizes: Mapping[str, Any]) -> None:
-        """Count a row of the trace."""
-        self.samples += 1
-        seconds = [sizes[f"{kind}_seconds"] for kind in ("audio", "video")]
-        counts = [sizes["text_chars"] > 0, sizes["n_images"], *map(len, seconds)]
+    def keep(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Count rows of the trace."""
+        self.samples += len(rows)
+        chars = [row["text_chars"] for row in rows]
+        images = sum(row["n_images"] for row in rows)
+        seconds = [[row[f"{kind}_seconds"] for row in rows] for kind in ("audio", "video")]
+        counts = [sum(many > 0 for many in chars), images, *(sum(map(len, lists)) for lists in seconds)]
         _count(self.items, dict(zip(self.items, counts, strict=True)))
-        _count(self.sums, dict(zip(_SUMS, [sizes["text_chars"], sizes["n_images"], *map(sum, seconds)], strict=True)))
+        sums = [sum(chars), images, *(sum(map(sum, lists)) for lists in seconds)]
+        _count(self.sums, dict(zip(_SUMS, sums, strict=True)))
 
     def leave_out(self, name: str, error: BadSampleError) -> None:
         """Count a left-out sample, and list the first ones in letters that a terminal shows unchanged."""

@@ -280,7 +280,6 @@ def _read(task: ShardTask, report: ScanReport) -> list[dict[str, Any]]:
                 except BadSampleError as error:
                     report.leave_out(name, error)
                 else:
-                    report.keep(sizes)
                     rows.append(sizes)
     # The libraries that read files raise anything on damaged bytes.
     except Exception as error:
@@ -293,6 +292,7 @@ def _read(task: ShardTask, report: ScanReport) -> list[dict[str, Any]]:
         report.leave_out(f"{task.shard.label}:{number} and later", bad)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+    report.keep(rows)
     return rows
 
 
