@@ -165,7 +165,16 @@ def samples_of(
     if scan is None:
         raise UserError(f"{where}: lists shapes only. harness.data=files needs a trace made by entrain-bench trace")
     try:
-        source = _source(where, dict(scan["source"]), moved)
+        values = dict(scan["source"])
+        kind = values.pop("kind")
+        # A trace can name no other code to run.
+        if kind != FileSource.__name__:
+            raise UserError(
+                f"{where}: was scanned from {kind}, whose records cannot be read one by one. "
+                "harness.data=files reads local files"
+            )
+        elsewhere = {key: value for key, value in (("path", moved.path), ("root", moved.root)) if value is not None}
+        source = FileSource(**values | elsewhere)
         limits = Limits(**scan["limits"])
         check_values(Limits, scan["limits"], f"{where}: limits")
         versions = dict(scan["files"])
@@ -182,20 +191,7 @@ def samples_of(
         )
     tokenizer = str(moved.tokenizer or tokenizer)
     _check_tokenizer(tokenizer, tokenizer_hash, f"harness.data_tokenizer={moved.tokenizer}", vocab_size)
-    files = _files(source, versions, moved)
-    return TraceSamples(source, files, limits, tokenizer, rules, shapes_of, truncates)
-
-
-def _source(where: str, values: dict[str, Any], moved: Moved) -> FileSource:
-    kind = values.pop("kind")
-    # A trace can name no other code to run.
-    if kind != FileSource.__name__:
-        raise UserError(
-            f"{where}: was scanned from {kind}, whose records cannot be read one by one. "
-            "harness.data=files reads local files"
-        )
-    given = {"path": moved.path, "root": moved.root}
-    return FileSource(**values | {key: value for key, value in given.items() if value is not None})
+    return TraceSamples(source, _files(source, versions, moved), limits, tokenizer, rules, shapes_of, truncates)
 
 
 def _files(source: FileSource, scanned: Mapping[str, str], moved: Moved) -> dict[str, Shard]:

@@ -246,7 +246,8 @@ class Answered:
             yield from command_lines([*megatron_flags(settled), "--dataloader-type external"])
         if reply.reader == LOOP:
             yield "from entrain_bench import BalancedBatchSampler"
-            yield f"sampler = BalancedBatchSampler.from_plan('mine.parquet', '{path}', counts='assigned')"
+            data = str(self.asked.config.workload.get("path", "mine.parquet"))
+            yield f"sampler = BalancedBatchSampler.from_plan({data!r}, {str(path)!r}, counts='assigned')"
             yield "loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate)"
             return
         chosen = self.asked.keys.within or next(iter(able))

@@ -229,7 +229,10 @@ def test_without_any_result_the_reason_is_shown(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["strategy=megatrn"], "strategy=megatrn: unknown (did you mean megatron?); choices: "),
+        (
+            ["strategy=megatrn"],
+            "strategy=megatrn: unknown (did you mean megatron or megatron_rigid?). All: entrain-bench ls strategies",
+        ),
         (["model=tiny,qwen25vl_llama3_1b"], "model=tiny,qwen25vl_llama3_1b: must be one value"),
         (["harness=train"], "harness=train: must be simulate"),
         (["plan=a.yaml"], "plan=a.yaml: is the output of recommend"),
