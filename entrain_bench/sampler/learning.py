@@ -11,7 +11,7 @@ from entrain_bench.base.errors import UserError, require
 from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.layout import Layout
 from entrain_bench.program.timeline import Timeline
-from entrain_bench.sampler.planning import Dealt
+from entrain_bench.sampler.padding import Dealt
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
 

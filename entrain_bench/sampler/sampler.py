@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader, Sampler
 
 from entrain_bench.balancing.interface import Observer
@@ -18,12 +17,15 @@ from entrain_bench.base.remembered import remembered
 from entrain_bench.config.given import checked_plan
 from entrain_bench.program.layout import Layout
 from entrain_bench.sampler.learning import Timings, executed, values_of, with_values
-from entrain_bench.sampler.planning import FIXED, BatchPlan, Dealt, fingerprint, plan_batches
+from entrain_bench.sampler.padding import NONE, Dealt
+from entrain_bench.sampler.planning import FIXED, BatchPlan, fingerprint, place_of, plan_batches
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import stable_rng
 
 # Iterations whose microbatches are kept: those that loaders run ahead, and those that are observed.
 KEPT = 64
+# Iterations by which a strategy's gain is judged.
+JUDGED = 8
 
 
 class BalancedBatchSampler(Sampler[list[int]]):
@@ -46,7 +48,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self,
         shapes: SampleShapes | str | Path,
         *,
-        strategy: str,
+        strategy: str | None = None,
         model: str,
         cluster: str,
         global_batch: int,
@@ -57,6 +59,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         shuffle: bool = True,
         layout: Layout | str = "data_parallel",
         counts: str = FIXED,
+        padding: str = NONE,
         learning_lag: int = 2,
         overrides: Sequence[str] = (),
         config_dir: str | None = None,
@@ -65,7 +68,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
 
         Args:
             shapes: sizes of samples by dataset index: ``entrain_bench.shapes_of``, or the path of a shape trace.
-            strategy: name of the strategy whose assigner is used; with ``layout="planned"`` also its planner.
+            strategy: name of the strategy whose assigner is used; with ``layout="planned"`` also its planner. None: the
+                best for a data-parallel loop with this padding. A warning says if a strategy gains nothing there.
             model: name of the model, whose costs assigners balance.
             cluster: name of the cluster, whose costs assigners balance.
             global_batch: samples of an iteration, a multiple of ``world_size`` x ``microbatch_size``.
@@ -76,6 +80,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
             shuffle: whether each epoch has its own random order; if not, samples keep their order.
             layout: a ``Layout``, ``data_parallel``: each rank holds the whole model, or ``planned``.
             counts: number of microbatches of an iteration: ``fixed``, ``equal`` on all ranks, or as ``assigned``.
+            padding: ``longest`` if your collator pads a microbatch to its longest sample, ``none`` if it packs.
             learning_lag: iterations after which an observation (``observe``) changes assignments.
             overrides: further configuration, ``key=value`` as on the command line.
             config_dir: your folder with further choices.
@@ -83,7 +88,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         Raises:
             UserError: naming the argument, the configuration or the data that is wrong.
         """
-        self.rank, self.world_size = _place(rank, world_size)
+        self.rank, self.world_size = place_of(rank, world_size)
         require(learning_lag >= 1, "learning_lag", learning_lag, "at least 1")
         self._plan: BatchPlan = plan_batches(
             shapes,
@@ -93,6 +98,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
             overrides,
             config_dir,
             strategy=strategy,
+            padding=padding,
             model=model,
             cluster=cluster,
             global_batch=global_batch,
@@ -120,6 +126,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self._batches: tuple[int, IntArray] | None = None
         self._move(0, 0, 0)
         self._resumed = False
+        self._plan.warn([self._plan.shapes.take(rows) for rows in self._samples(0)[:JUDGED]])
 
     @classmethod
     def from_plan(cls, shapes: SampleShapes | str | Path, plan: str | Path, **options: Any) -> Self:
@@ -194,19 +201,12 @@ class BalancedBatchSampler(Sampler[list[int]]):
         return [rows[samples[list(row)]].tolist() for row in dealt[self.rank if rank is None else rank]]
 
     def believed_s(self, iteration: int, epoch: int | None = None) -> FloatArray:
-        """Return the estimated forward seconds of each rank's samples in an iteration, without packing ``[ranks]``.
+        """Return the estimated forward seconds of each rank's microbatches in an iteration, as padded ``[ranks]``.
 
         Maximum over mean is the load imbalance of a training loop whose ranks hold the whole model.
         """
         epoch = self._epoch if epoch is None else epoch
-        ranks = self._deal(epoch, iteration)
-        placed = self.layout.modules[self._plan.setting.job.model.llm_index]
-        batch = self._plan.shapes.take(self._samples(epoch)[iteration])
-        encoder_s, llm_s = self._plan.setting.profile.estimates.samples(
-            batch, placed.tp, placed.cp, placed.expert_groups
-        )
-        each_s = encoder_s + llm_s
-        return np.array([sum(float(each_s[list(row)].sum()) for row in rows) for rows in ranks])
+        return self._plan.ranks_s(self._deal(epoch, iteration), self._plan.shapes.take(self._samples(epoch)[iteration]))
 
     @property
     def learns(self) -> bool:
@@ -282,7 +282,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self._furthest = max(self._furthest, number)
 
         def deal() -> Dealt:
-            return self._plan.deal(self._lessons[self._lesson(number)][1], self._samples(epoch)[iteration])
+            batch = self._plan.shapes.take(self._samples(epoch)[iteration])
+            return self._plan.deal(self._lessons[self._lesson(number)][1], batch)
 
         return remembered(self._dealt, number, deal, KEPT)
 
@@ -304,18 +305,6 @@ class BalancedBatchSampler(Sampler[list[int]]):
             whole = order[: self.num_iterations * self.global_batch]
             self._batches = epoch, whole.reshape(self.num_iterations, self.global_batch)
         return self._batches[1]
-
-
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and number of ranks, as given or from ``torch.distributed``."""
-    if rank is None or world_size is None:
-        if not (dist.is_available() and dist.is_initialized()):
-            missing = "rank" if rank is None else "world_size"
-            raise UserError(f"{missing}=None: must be given, because torch.distributed is not initialized")
-        rank = dist.get_rank() if rank is None else rank
-        world_size = dist.get_world_size() if world_size is None else world_size
-    require(0 <= rank < world_size, "rank", rank, f"0..{world_size - 1}, one of world_size")
-    return rank, world_size
 
 
 def own_loader(loader: DataLoader[Any], device: torch.device, accumulation_steps: int) -> DataLoader[Any]:

@@ -1,17 +1,18 @@
 """Learning stages: gradients summed over data and context parallel ranks, then an Adam step.
 
 ``TrainedStage`` has megatron-core's fp32 buckets, optimizer and clipping; ``ShardedStage`` torch's FSDP2. There every
-pass is a collective, and a replica without a chunk runs an empty one (``empty_pass``). Losses are divided by the
-batch's predicted tokens before backward, so gradients are summed, never averaged.
+pass is a collective, and a replica without a chunk runs an empty one. Losses are divided by the batch's predicted
+tokens before backward, so gradients are summed, never averaged.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,7 @@ from entrain_bench.train.modules.ends import input_width
 from entrain_bench.train.modules.packing import Pack, StageGroups, merge_tokens, shares_of
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.modules.stage import SlicedStage, Stage, slice_stages
+from entrain_bench.train.running.states import Part, load_stage, local_part, stage_state
 
 # Attributes that megatron-core sets on parameters; sharded ones are other objects.
 NOTES = ("partition_dim", "partition_stride", "sequence_parallel", "tensor_model_parallel")
@@ -51,17 +53,106 @@ class OptimizerSettings:
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The part of a parameter that a rank's optimizer updates and knows by ``owner``.
+class LearningStage(Protocol):
+    """A stage of a model with its gradients and its optimizer, by any provider.
 
-    ``value`` is consecutive numbers, in fp32 if it learns, from ``start`` of this rank's shard.
+    ``degree`` is an entry of ``ModuleLayout.degrees``, ``last`` and ``closes`` are those of ``Step``.
     """
 
-    value: torch.Tensor
-    start: int
-    owner: torch.Tensor
-    states: dict[str, torch.Tensor] | None
+    @property
+    def stage(self) -> Any:
+        """The layers; ``passes_gradients`` says whether anything before them wants the gradient of their input."""
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer, or None if it is the user's."""
+
+    @property
+    def meets(self) -> bool:
+        """Whether replicas go through passes together."""
+
+    def at(self, degree: int) -> StageGroups:
+        """The groups that run chunks of a degree."""
+
+    def forward(self, leaf: Tensor | None, pack: Any, degree: int = 0) -> Tensor:
+        """The stage's output for a chunk: the LLM's last gives a summed loss."""
+
+    def backward(
+        self,
+        output: GradientEdge,
+        gradient: Tensor,
+        leaf: Tensor | None,
+        degree: int = 0,
+        *,
+        last: bool = False,
+        closes: bool = False,
+    ) -> Tensor | None:
+        """Add to the stage's gradients; returns that of ``leaf``."""
+
+    def backward_inputs(
+        self, output: GradientEdge, gradient: Tensor, leaf: Tensor | None, degree: int
+    ) -> tuple[Tensor | None, WeightPass]:
+        """The first pass of a split backward; returns the gradient of ``leaf``, and the second pass."""
+
+    def backward_weights(self, left: WeightPass, *, last: bool, closes: bool = False) -> None:
+        """Run a second pass."""
+
+    def empty_pass(self, remade: int, example: Callable[[], Any]) -> Iterator[None]:
+        """A forward, then a backward that no sample is in; to be advanced once for each.
+
+        ``remade`` blocks run again in backward, and ``example`` makes the pack of a unit that another replica runs.
+        """
+
+    def start_sums(self) -> None:
+        """Begin the remaining sums of gradients over replicas."""
+
+    def start_gather(self) -> None:
+        """Begin to gather weights that the optimizer step left sharded."""
+
+    def gather_weights(self) -> None:
+        """Gather weights that the optimizer step left sharded; collective over replicas."""
+
+    def zero_grad(self) -> None:
+        """Forget the last iteration's gradients."""
+
+    def sync_gradients(self) -> None:
+        """Sum gradients over all ranks that hold the parameter."""
+
+    def gradient_square(self) -> Tensor:
+        """This rank's share of the sum of squares of the stage's gradients, float64."""
+
+    def step(self, clip_grad: float, total_norm: float) -> None:
+        """Clip by the norm over all modules, and step."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors that this rank writes, in float32: parameters, moments, steps; collective."""
+
+    def load(self, path: Path) -> None:
+        """Read the stage from a checkpoint; raises if a tensor is missing or damaged."""
+
+
+def adam_of(parameters: Iterable[Tensor], settings: OptimizerSettings) -> torch.optim.AdamW:
+    """Torch's AdamW; as megatron-core's, it decays matrices only. One group cannot mix whole and divided tensors."""
+    groups: dict[tuple[bool, bool], list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            groups.setdefault((parameter.dim() > 1, isinstance(parameter, DTensor)), []).append(parameter)
+    rows = [
+        {"params": same, "weight_decay": settings.weight_decay if is_matrix else 0.0}
+        for (is_matrix, _), same in groups.items()
+    ]
+    return torch.optim.AdamW(
+        rows or [{"params": []}], lr=settings.learning_rate, betas=settings.betas, eps=settings.epsilon
+    )
+
+
+def clip_gradients(parameters: Iterable[Parameter], clip_grad: float, total_norm: float) -> None:
+    """Scale gradients to a norm over all modules of at most ``clip_grad`` (0: none)."""
+    factor = clip_grad / (total_norm + NORM_EPSILON)
+    if clip_grad and factor < 1:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                local_part(parameter.grad).mul_(factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +176,13 @@ class TrainedStage:
         """megatron-core's buckets of gradients; experts that are divided among ranks have their own."""
         return [*self.buffers.bucket_groups, *self.buffers.expert_parallel_bucket_groups]
 
+    def at(self, degree: int) -> StageGroups:
+        """The groups that run chunks of a degree."""
+        return self.widths.get(degree, self.groups)
+
     def forward(self, leaf: torch.Tensor | None, pack: Pack, degree: int = 0) -> torch.Tensor:
-        """The stage's output for a chunk, in groups of the given entry of ``ModuleLayout.degrees``."""
-        groups = self.widths.get(degree, self.groups)
+        """The stage's output for a chunk."""
+        groups = self.at(degree)
         stage = self.buffers
         if sliced := self.sliced.get(groups.tp.size()):
             self.gather_weights()
@@ -100,15 +195,31 @@ class TrainedStage:
         """Whether replicas go through passes together, because they share experts."""
         return self.groups.experts is not None
 
-    def computing(self, degree: int) -> Stage:
-        """The stage that runs chunks of the given entry of ``ModuleLayout.degrees``."""
-        sliced = self.sliced.get(self.widths.get(degree, self.groups).tp.size())
-        return sliced.stage if sliced else self.stage
-
-    def backward(self, output: GradientEdge, gradient: torch.Tensor, *, last: bool, closes: bool = False) -> None:
-        """Add to the stage's gradients; ``last`` and ``closes`` as ``ends_gradients`` and ``closes`` of ``Step``."""
+    def backward(
+        self,
+        output: GradientEdge,
+        gradient: torch.Tensor,
+        leaf: torch.Tensor | None,
+        degree: int = 0,  # noqa: ARG002
+        *,
+        last: bool = False,
+        closes: bool = False,
+    ) -> torch.Tensor | None:
+        """Add to the stage's gradients; returns that of ``leaf``."""
         with self._sending(last=last, closes=closes):
             torch.autograd.backward([output], [gradient])
+        return None if leaf is None else leaf.grad
+
+    def backward_inputs(
+        self, output: GradientEdge, gradient: torch.Tensor, leaf: torch.Tensor | None, degree: int
+    ) -> tuple[torch.Tensor | None, WeightPass]:
+        """The first pass of a split backward."""
+        sliced = self.sliced.get(self.at(degree).tp.size())
+        return (sliced.stage if sliced else self.stage).backward_inputs(output, gradient, leaf)
+
+    def empty_pass(self, remade: int, example: Callable[[], Any]) -> Iterator[None]:  # noqa: ARG002
+        """A pass of one token whose label does not count."""
+        return _empty_pass(self, remade)
 
     def backward_weights(self, left: WeightPass, *, last: bool, closes: bool = False) -> None:
         """Add the deferred gradients of a split backward to the stage's gradients."""
@@ -185,6 +296,14 @@ class TrainedStage:
         shard = inner.param_groups[group]["params"][order]
         start = outer._get_model_param_range_map(parameter)["param"].start
         return Part(shard.data, start, shard, inner.state[shard])
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors that this rank writes, on the CPU."""
+        return stage_state(self)
+
+    def load(self, path: Path) -> None:
+        """Read the stage from a checkpoint."""
+        load_stage(path, self)
 
     def cuts_states(self, parameter: Parameter) -> bool:
         """Whether replicas hold a part of a parameter's optimizer states each."""
@@ -283,9 +402,13 @@ class ShardedStage:
     widths: Mapping[int, StageGroups] = field(default_factory=dict)
     keeps: bool = False
 
+    def at(self, degree: int) -> StageGroups:
+        """The groups that run chunks of a degree."""
+        return self.widths.get(degree, self.groups)
+
     def forward(self, leaf: Tensor | None, pack: Pack, degree: int = 0) -> Tensor:
-        """The stage's output for a chunk, in groups of the given entry of ``ModuleLayout.degrees``."""
-        output: Tensor = self.stage(leaf, pack, self.widths.get(degree, self.groups))
+        """The stage's output for a chunk."""
+        output: Tensor = self.stage(leaf, pack, self.at(degree))
         return output
 
     @property
@@ -293,13 +416,43 @@ class ShardedStage:
         """Whether replicas go through passes together: always."""
         return True
 
-    def computing(self, degree: int) -> Stage:  # noqa: ARG002
-        """The stage that runs chunks of any width."""
-        return self.stage
-
-    def backward(self, output: GradientEdge, gradient: Tensor, *, last: bool, closes: bool = False) -> None:  # noqa: ARG002
-        """Add to the gradients, which every backward scatters."""
+    def backward(
+        self,
+        output: GradientEdge,
+        gradient: Tensor,
+        leaf: Tensor | None,
+        degree: int = 0,  # noqa: ARG002
+        *,
+        last: bool = False,  # noqa: ARG002
+        closes: bool = False,  # noqa: ARG002
+    ) -> Tensor | None:
+        """Add to the gradients, which every backward scatters; returns that of ``leaf``."""
         torch.autograd.backward([output], [gradient])
+        return None if leaf is None else leaf.grad
+
+    def backward_inputs(
+        self,
+        output: GradientEdge,
+        gradient: Tensor,
+        leaf: Tensor | None,
+        degree: int,  # noqa: ARG002
+    ) -> tuple[Tensor | None, WeightPass]:
+        """The first pass of a split backward."""
+        return self.stage.backward_inputs(output, gradient, leaf)
+
+    def backward_weights(self, left: WeightPass, *, last: bool, closes: bool = False) -> None:  # noqa: ARG002
+        """Run a second pass."""
+        left.run()
+
+    def empty_pass(self, remade: int, example: Callable[[], Any]) -> Iterator[None]:  # noqa: ARG002
+        """A pass of one token whose label does not count."""
+        return _empty_pass(self, remade)
+
+    def start_sums(self) -> None:
+        """Do nothing, because every backward scatters its gradients."""
+
+    def start_gather(self) -> None:
+        """Do nothing, because every pass gathers its own weights."""
 
     def gather_weights(self) -> None:
         """Do nothing, because every pass gathers its own weights."""
@@ -320,6 +473,14 @@ class ShardedStage:
             if parameter.grad is not None and getattr(parameter, "sequence_parallel", False):
                 dist.all_reduce(local_part(parameter.grad), group=self.groups.tp)
 
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors that this rank writes, on the CPU."""
+        return stage_state(self)
+
+    def load(self, path: Path) -> None:
+        """Read the stage from a checkpoint."""
+        load_stage(path, self)
+
     def cuts_states(self, parameter: Parameter) -> bool:  # noqa: ARG002
         """Whether replicas hold a part of a parameter's optimizer states each: always."""
         return True
@@ -336,11 +497,7 @@ class ShardedStage:
 
     def step(self, clip_grad: float, total_norm: float) -> None:
         """Clip by the norm over all modules, and step."""
-        factor = clip_grad / (total_norm + NORM_EPSILON)
-        if clip_grad and factor < 1:
-            for parameter in self.stage.parameters():
-                if parameter.grad is not None:
-                    local_part(parameter.grad).mul_(factor)
+        clip_gradients(self.stage.parameters(), clip_grad, total_norm)
         self.optimizer.step()
 
     def part_of(self, parameter: Parameter) -> Part | None:
@@ -356,8 +513,7 @@ class ShardedStage:
         return Part(local, place, parameter.data, self.optimizer.state[parameter] if parameter.requires_grad else None)
 
 
-def empty_pass(trained: TrainedStage | ShardedStage, remade: int = 0) -> Iterator[None]:
-    """A forward, then a backward that no sample is in; to be advanced once for each."""
+def _empty_pass(trained: TrainedStage | ShardedStage, remade: int) -> Iterator[None]:
     stage = trained.stage
     module = stage.module
     first = next(stage.parameters())
@@ -376,7 +532,7 @@ def empty_pass(trained: TrainedStage | ShardedStage, remade: int = 0) -> Iterato
     output = trained.forward(leaf, pack)
     yield
     if output.requires_grad:
-        trained.backward(get_gradient_edge(output), torch.zeros_like(output), last=False)
+        trained.backward(get_gradient_edge(output), torch.zeros_like(output), leaf)
     yield
 
 
@@ -417,26 +573,12 @@ def shard_stage(
     for name, parameter in stage.named_parameters():
         for note, value in notes[name].items():
             setattr(parameter, note, value)
-    learning = [parameter for parameter in stage.parameters() if parameter.requires_grad]
-    # megatron-core decays matrices only.
-    matrices = [parameter for parameter in learning if parameter.dim() > 1]
-    rest = [parameter for parameter in learning if parameter.dim() <= 1]
-    adam = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": rest, "weight_decay": 0.0}],
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.epsilon,
-    )
+    adam = adam_of(stage.parameters(), settings)
     return ShardedStage(stage, adam, groups, widths or {}, keeps)
 
 
-def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def global_norm(
-    stages: Mapping[tuple[int, int], TrainedStage | ShardedStage],
+    stages: Mapping[tuple[int, int], LearningStage],
     device: torch.device,
     other: torch.Tensor | float = 0.0,
 ) -> float:

@@ -23,13 +23,13 @@ import torch.distributed as dist
 from entrain_bench.base.errors import ExecutionError, IncompatibleError, OutOfMemoryError
 from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.train import loop
 from entrain_bench.train.device import prepare_platform
+from entrain_bench.train.loop import WorkFeed
 from entrain_bench.train.measuring import OF_THE_CLUSTER, Clock
 from entrain_bench.train.messages.control import PlanningGroup, planning_group
 from entrain_bench.train.modules.stage import Stage
-from entrain_bench.train.running import loop
 from entrain_bench.train.running.data import Inputs, SampleData
-from entrain_bench.train.running.loop import WorkFeed
 from entrain_bench.train.running.runtime import build_runtime
 from support.train.modules import small_model
 from support.train.ranks import PRELOADED, run_ranks
