@@ -1,8 +1,6 @@
 """A PyTorch batch sampler whose batches are microbatches of a strategy's assignment, also in Hugging Face's loops."""
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,19 +8,17 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from entrain_bench.balancing.interface import Observer
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import UserError, require
+from entrain_bench.base.errors import require
 from entrain_bench.base.remembered import remembered
 from entrain_bench.config.given import checked_plan
 from entrain_bench.program.layout import Layout
-from entrain_bench.sampler.learning import Timings, executed, values_of, with_values
 from entrain_bench.sampler.padding import NONE, Dealt
 from entrain_bench.sampler.planning import FIXED, BatchPlan, fingerprint, place_of, plan_batches
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import stable_rng
 
-# Iterations whose microbatches are kept: those that loaders run ahead, and those that are observed.
+# Iterations whose microbatches are kept: those that loaders run ahead.
 KEPT = 64
 # Iterations by which a strategy's gain is judged.
 JUDGED = 8
@@ -60,7 +56,6 @@ class BalancedBatchSampler(Sampler[list[int]]):
         layout: Layout | str = "data_parallel",
         counts: str = FIXED,
         padding: str = NONE,
-        learning_lag: int = 2,
         overrides: Sequence[str] = (),
         config_dir: str | None = None,
     ) -> None:
@@ -81,7 +76,6 @@ class BalancedBatchSampler(Sampler[list[int]]):
             layout: a ``Layout``, ``data_parallel``: each rank holds the whole model, or ``planned``.
             counts: number of microbatches of an iteration: ``fixed``, ``equal`` on all ranks, or as ``assigned``.
             padding: ``longest`` if your collator pads a microbatch to its longest sample, ``none`` if it packs.
-            learning_lag: iterations after which an observation (``observe``) changes assignments.
             overrides: further configuration, ``key=value`` as on the command line.
             config_dir: your folder with further choices.
 
@@ -89,7 +83,6 @@ class BalancedBatchSampler(Sampler[list[int]]):
             UserError: naming the argument, the configuration or the data that is wrong.
         """
         self.rank, self.world_size = place_of(rank, world_size)
-        require(learning_lag >= 1, "learning_lag", learning_lag, "at least 1")
         self._plan: BatchPlan = plan_batches(
             shapes,
             layout,
@@ -118,11 +111,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
             "shuffle": bool(shuffle),
             "global_batch": global_batch,
         }
-        self._lag = learning_lag
-        # The assigner of every iteration, counted over epochs: from each number on.
-        self._lessons = [(0, self._plan.setting.strategy.assigner)]
-        self._dealt: dict[int, Dealt] = {}
-        self._furthest = -1
+        self._dealt: dict[tuple[int, int], Dealt] = {}
         self._batches: tuple[int, IntArray] | None = None
         self._move(0, 0, 0)
         self._resumed = False
@@ -132,8 +121,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
     def from_plan(cls, shapes: SampleShapes | str | Path, plan: str | Path, **options: Any) -> Self:
         """Return a sampler with the job, strategy and layout of a plan that ``entrain-bench recommend`` wrote.
 
-        Options are the constructor's ``rank``, ``world_size``, ``shuffle``, ``counts``, ``learning_lag`` and
-        ``config_dir``. ``UserError`` if the file, an argument or the data is invalid.
+        Options are the constructor's ``rank``, ``world_size``, ``shuffle``, ``counts``, ``padding`` and ``config_dir``.
+        ``UserError`` if the file, an argument or the data is invalid.
         """
         known = checked_plan(plan)
         job = known.job
@@ -208,39 +197,6 @@ class BalancedBatchSampler(Sampler[list[int]]):
         epoch = self._epoch if epoch is None else epoch
         return self._plan.ranks_s(self._deal(epoch, iteration), self._plan.shapes.take(self._samples(epoch)[iteration]))
 
-    @property
-    def learns(self) -> bool:
-        """Whether the strategy's assigner learns from observed times."""
-        return isinstance(self._plan.setting.strategy.assigner, Observer)
-
-    def observe(self, iteration: int, seconds: Timings) -> None:
-        """Give the assigner measured times of an iteration; an assigner that does not learn ignores them.
-
-        Call it on every rank with equal times and iterations. Assignments change ``learning_lag`` iterations later.
-
-        Args:
-            iteration: number from 0 in the current epoch.
-            seconds: for every module by name, seconds of forward and backward ``[ranks, microbatches, 2]``.
-
-        Raises:
-            UserError: if times do not fit the microbatches, or a loader already prefetched a changing iteration.
-        """
-        assigner = self._lessons[-1][1]
-        if not isinstance(assigner, Observer):
-            return
-        first = self._count(self._epoch, iteration) + self._lag
-        ahead = self._furthest - first + 1
-        if ahead > 0:
-            raise UserError(
-                f"learning_lag={self._lag}: must be at least {self._lag + ahead}, because the loader already took "
-                f"{ahead} of the iterations that observing iteration {iteration} would change"
-            )
-        require(first > self._lessons[-1][0], "observe: iteration", iteration, "later than the last observed one")
-        setting = self._plan.setting
-        batch = self._plan.shapes.take(self._samples(self._epoch)[iteration])
-        timeline = executed(setting.job.model, batch, self.layout, self._deal(self._epoch, iteration), seconds)
-        self._lessons.append((first, assigner.observe(timeline, setting.profile.under(self.layout))))
-
     def state_dict(self, iteration: int | None = None) -> dict[str, Any]:
         """Return the sampler's position as plain values; equal on all ranks after the same iterations.
 
@@ -252,48 +208,30 @@ class BalancedBatchSampler(Sampler[list[int]]):
         epoch = self._epoch + at // self.num_iterations
         at %= self.num_iterations
         position = {"epoch": epoch, "iteration": at, "microbatch": self._place if iteration is None else 0}
-        known = self._lessons[self._lesson(self._count(epoch, at)) :] if self.learns else []
-        lessons = [[first, values_of(assigner)] for first, assigner in known]
-        return {**position, **self._stream, "plan": self._plan.name, "lessons": lessons}
+        return {**position, **self._stream, "plan": self._plan.name}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next ``iter()`` resume at a state.
 
-        ``UserError`` for other samples, seed, order, global batch or learner, or another plan within an iteration.
+        ``UserError`` for other samples, seed, order or global batch, or another plan within an iteration.
         """
         for name, value in self._stream.items():
             require(state.get(name) == value, f"state: {name}", state.get(name), f"{value}, as in this sampler")
         place = state["microbatch"]
         same = place == 0 or state["plan"] == self._plan.name
         require(same, "state: microbatch", place, "0 (the start of an iteration), because the plan differs")
-        assigner = self._plan.setting.strategy.assigner
-        known = state["lessons"] if self.learns else []
-        lessons = [(first, with_values(assigner, values, "assigner")) for first, values in known]
-        self._lessons = lessons or [(0, assigner)]
-        self._dealt = {}
-        self._furthest = -1
         self._move(state["epoch"], state["iteration"], place)
         self._resumed = True
 
     def _deal(self, epoch: int, iteration: int) -> Dealt:
         """Return the microbatches of all ranks in an iteration, cached."""
         require(0 <= iteration < self.num_iterations, "iteration", iteration, f"0..{self.num_iterations - 1}")
-        number = self._count(epoch, iteration)
-        self._furthest = max(self._furthest, number)
 
         def deal() -> Dealt:
             batch = self._plan.shapes.take(self._samples(epoch)[iteration])
-            return self._plan.deal(self._lessons[self._lesson(number)][1], batch)
+            return self._plan.deal(self._plan.setting.strategy.assigner, batch)
 
-        return remembered(self._dealt, number, deal, KEPT)
-
-    def _count(self, epoch: int, iteration: int) -> int:
-        """Return an iteration's number over all epochs."""
-        return epoch * self.num_iterations + iteration
-
-    def _lesson(self, number: int) -> int:
-        """Return which lesson holds in an iteration, counted over epochs."""
-        return max(0, bisect_right(self._lessons, number, key=itemgetter(0)) - 1)
+        return remembered(self._dealt, (epoch, iteration), deal, KEPT)
 
     def _samples(self, epoch: int) -> IntArray:
         """Return the samples of every global batch of an epoch ``[iterations, global_batch]``."""

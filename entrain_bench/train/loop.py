@@ -24,7 +24,7 @@ from entrain_bench.program.layout import Layout, check_layout, layout_to_json
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
-from entrain_bench.records.metrics import BELIEVED, RunResult
+from entrain_bench.records.metrics import BELIEVED, DEVICE_TYPE, RunResult
 from entrain_bench.run.experiment import MAX_KEPT_ACTIONS, Feed, RunContext, Watcher, prepare
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import device_name, device_of, dtype_name, prepare_platform
@@ -164,6 +164,7 @@ def ran_with(
     }
     execution = {
         "device": device_name(device),
+        DEVICE_TYPE: device.type,
         "dtype": dtype_name(dtype),
         "torch": torch.__version__,
         name.replace("-", "_"): version(name),

@@ -78,13 +78,14 @@ class Family:
         name = self.placeholders[1 if modality == "video" else 0]
         return int(getattr(self.config, name))
 
-    def made_up(
-        self, modality: str, encoder_tokens: int, llm_tokens: int, grid: Sequence[int], numbers: Numbers
-    ) -> Item:
-        """An item of some sizes with made-up ``numbers``, on a ``grid`` of patches; ``ValueError`` if there is none."""
+    def made_up(self, wanted: Item, grid: Sequence[int], numbers: Numbers) -> Item:
+        """An item of the sizes of another with made-up ``numbers``, on a ``grid`` of patches.
+
+        ``ValueError`` if there is none.
+        """
         side = self.part("model.visual").spatial_merge_size
-        squares = encoder_tokens // side**2
-        if not grid or grid[0] * grid[1] != encoder_tokens:
+        squares = wanted.encoder_tokens // side**2
+        if not grid or grid[0] * grid[1] != wanted.encoder_tokens:
             rows = max(count for count in range(1, isqrt(max(squares, 1)) + 1) if squares % count == 0)
             grid = rows * side, squares // rows * side
         patches = self.part("model.visual").patch_embed.proj
@@ -93,7 +94,7 @@ class Family:
             "pixel_values": numbers((grid[0] * grid[1], width)),
             "image_grid_thw": torch.tensor([[1, *grid]]),
         }
-        return _of_sizes(Item(modality, inputs, grid[0] * grid[1], squares), encoder_tokens, llm_tokens)
+        return _of_sizes(Item(wanted.modality, inputs, grid[0] * grid[1], squares), wanted)
 
     def items(self, encoded: Mapping[str, Tensor]) -> Iterator[Item]:
         """The items of one processed sample, in the order of their tokens: here a patch is a row of pixels."""
@@ -181,22 +182,15 @@ class TiledFamily(Family):
         )
         return inputs[self.inputs[0]].shape[:-3].numel() * ((side // patch) ** 2 + has_class)
 
-    def made_up(
-        self,
-        modality: str,
-        encoder_tokens: int,
-        llm_tokens: int,
-        grid: Sequence[int],  # noqa: ARG002
-        numbers: Numbers,
-    ) -> Item:
+    def made_up(self, wanted: Item, grid: Sequence[int], numbers: Numbers) -> Item:  # noqa: ARG002
         """An item of whole tiles."""
         side = self.config.vision_config.image_size
         size = (3, side, side) if isinstance(side, int) else (3, *side)
         blank = torch.empty(1, *size, device="meta")
         each = self.encoder_tokens({"pixel_values": blank})
-        tiles = max(1, encoder_tokens // each)
+        tiles = max(1, wanted.encoder_tokens // each)
         inputs = {"pixel_values": numbers((tiles, *size))}
-        return _of_sizes(Item(modality, inputs, tiles * each, tiles * self.tile_tokens), encoder_tokens, llm_tokens)
+        return _of_sizes(Item(wanted.modality, inputs, tiles * each, tiles * self.tile_tokens), wanted)
 
     def items(self, encoded: Mapping[str, Tensor]) -> Iterator[Item]:
         """The items of one processed sample."""
@@ -276,24 +270,17 @@ class Qwen2Audio(TiledFamily):
         """The same number for every sound."""
         return int(self.config.audio_config.max_source_positions)
 
-    def made_up(
-        self,
-        modality: str,
-        encoder_tokens: int,
-        llm_tokens: int,
-        grid: Sequence[int],  # noqa: ARG002
-        numbers: Numbers,
-    ) -> Item:
+    def made_up(self, wanted: Item, grid: Sequence[int], numbers: Numbers) -> Item:  # noqa: ARG002
         """A sound, of which the frames of its tokens are heard."""
         config = self.config.audio_config
         frames = 2 * config.max_source_positions
-        heard = min(4 * llm_tokens - 1, frames)
+        heard = min(4 * wanted.llm_tokens - 1, frames)
         tokens = ((heard - 1) // 2 + 1 - 2) // 2 + 1
         inputs = {
             "input_features": numbers((1, config.num_mel_bins, frames)),
             "feature_attention_mask": (torch.arange(frames) < heard).long()[None],
         }
-        return _of_sizes(Item(modality, inputs, self.encoder_tokens(inputs), tokens), encoder_tokens, llm_tokens)
+        return _of_sizes(Item(wanted.modality, inputs, self.encoder_tokens(inputs), tokens), wanted)
 
     def features(self, items: Sequence[Item], device: torch.device) -> Tensor:
         """Projected tokens of sounds, without those of the padding."""
@@ -308,11 +295,11 @@ class Qwen2Audio(TiledFamily):
         return projected[torch.arange(projected.shape[1], device=device) < counts[:, None]]
 
 
-def _of_sizes(item: Item, encoder_tokens: int, llm_tokens: int) -> Item:
-    if (item.encoder_tokens, item.llm_tokens) != (encoder_tokens, llm_tokens):
+def _of_sizes(item: Item, wanted: Item) -> Item:
+    if (item.encoder_tokens, item.llm_tokens) != (wanted.encoder_tokens, wanted.llm_tokens):
         raise ValueError(
-            f"an item of {encoder_tokens} encoder and {llm_tokens} LLM tokens does not exist; the nearest has "
-            f"{item.encoder_tokens} and {item.llm_tokens}. Use workload=trace with a trace of this model"
+            f"an item of {wanted.encoder_tokens} encoder and {wanted.llm_tokens} LLM tokens does not exist: the next "
+            f"has {item.encoder_tokens} and {item.llm_tokens}. Use workload=trace with a trace of this model"
         )
     return item
 

@@ -15,8 +15,8 @@ from entrain_bench.train.runner.stages import Stages
 from entrain_bench.train.runner.trained import HubStage, check_model, hub_stages, with_whole_rows
 from entrain_bench.train.running.data import Loader
 from entrain_bench.train.running.groups import GroupMaker, make_groups
+from entrain_bench.train.running.learning import OptimizerSettings
 from entrain_bench.train.running.runtime import Runtime
-from entrain_bench.train.running.stages import OptimizerSettings
 
 
 def hub_runtime(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,13 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.device import dtype_on
 from entrain_bench.train.runner.families import Family, family_of
 from entrain_bench.train.runner.provider import hub_runtime
-from entrain_bench.train.runner.samples import HubData, Sample
+from entrain_bench.train.runner.samples import UNLABELLED, HubData, Item, Sample
 from entrain_bench.train.runner.stages import Stages
-from entrain_bench.train.runner.trained import HubStage, with_optimizer
+from entrain_bench.train.runner.trained import VALUE, HubStage, with_optimizer
 from entrain_bench.train.running.data import MadeUp, make_loader
 from entrain_bench.train.running.groups import GroupMaker
 from entrain_bench.train.running.runtime import Runtime, optimizer_settings
 from entrain_bench.train.settings import TrainSettings
-
-VALUE = ".value"
 
 
 def load_model(settings: TrainSettings, dtype: torch.dtype, seed: int) -> PreTrainedModel:
@@ -85,16 +83,17 @@ class MadeUpSamples:
         for number, item in enumerate(items):
             modality = shapes.modalities[int(shapes.item_modality[item])]
             sizes = int(shapes.item_encoder_tokens[item]), int(shapes.item_llm_tokens[item])
+            wanted = Item(modality, {}, *sizes)
             grid = () if shapes.item_grids is None else tuple(shapes.item_grids[item].tolist())
             noise = partial(self.content.numbers, int(shapes.sample_ids[index]), number + 1)
             try:
-                made.append(self.family.made_up(modality, sizes[0], sizes[1], grid, noise))
+                made.append(self.family.made_up(wanted, grid, noise))
             except ValueError as error:
                 raise UserError(f"workload: sample {shapes.name_of(index)}: {error}") from error
             before = words[number - 1 : number] if number else words[:0]
             place = torch.full((sizes[1],), self.family.placeholder(modality))
             ids += [before, place]
-            labels += [before, torch.full_like(place, -100)]
+            labels += [before, torch.full_like(place, UNLABELLED)]
         rest = words[max(len(items) - 1, 0) :]
         return Sample(torch.cat([*ids, rest]), torch.cat([*labels, rest]), tuple(made))
 
@@ -112,7 +111,7 @@ def published_runtime(
     given = samples.data_of, make_loader(settings, device), maker, device
     runtime = hub_runtime(Stages(family), spec, layout, adam, *given)
     stages = {key: with_optimizer(trained, adam) for key, trained in runtime.stages.items()}
-    return runtime.with_stages(stages), model
+    return replace(runtime, stages=stages), model
 
 
 def save_published(

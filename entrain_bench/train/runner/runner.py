@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
@@ -26,9 +26,10 @@ from entrain_bench.train.runner.families import Family, family_of
 from entrain_bench.train.runner.provider import hub_runtime
 from entrain_bench.train.runner.samples import HubData, Sample
 from entrain_bench.train.runner.stages import Stages
+from entrain_bench.train.runner.trained import HubStage
 from entrain_bench.train.running.data import load_inline
 from entrain_bench.train.running.groups import GroupMaker
-from entrain_bench.train.running.stages import OptimizerSettings, clip_gradients, global_norm
+from entrain_bench.train.running.learning import OptimizerSettings, clip_gradients, global_norm
 from entrain_bench.train.settings import refuse_generators
 
 TIMEOUT = timedelta(seconds=1800)
@@ -84,7 +85,8 @@ class ProgramRunner:
         self.layout, self.device = layout, device or torch.device("cpu")
         self._stages = Stages(family or family_of(model))
         samples.bind(self._stages.family)
-        maker = GroupMaker(dist.new_group(backend="gloo", timeout=TIMEOUT), TIMEOUT.total_seconds(), self.device)
+        self.control = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        maker = GroupMaker(self.control, TIMEOUT.total_seconds(), self.device)
         settings = OptimizerSettings(framework=self.job.framework)
         self._runtime = hub_runtime(
             self._stages, spec, layout, settings, self._data_of, load_inline, maker, self.device
@@ -97,9 +99,14 @@ class ProgramRunner:
             shapes, lambda own, index: samples.sample(int(own.sample_ids[index])), samples.num_labelled(shapes)
         )
 
+    @property
+    def stages(self) -> Mapping[tuple[int, int], HubStage]:
+        """This rank's stages, by module and stage."""
+        return self._runtime.stages
+
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """This rank's learning parameters, by the model's names."""
-        return ((name, each) for stage in self._runtime.stages.values() for name, each in stage.named.items())
+        return ((name, each) for stage in self.stages.values() for name, each in stage.named.items())
 
     def parameters(self) -> list[dict[str, list[Parameter]]]:
         """Groups of learning parameters for a torch optimizer: whole ones, and parts of some that others share."""
@@ -110,7 +117,7 @@ class ProgramRunner:
 
     def clip_grad_norm_(self, limit: float) -> float:
         """Scale gradients to a norm of at most ``limit`` over the whole model; returns the norm before."""
-        norm = global_norm(self._runtime.stages, self.device)
+        norm = global_norm(self.stages, self.device)
         clip_gradients((parameter for _, parameter in self.named_parameters()), limit, norm)
         return norm
 

@@ -21,20 +21,20 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.messages.rank_plan import Message, RankPlan
 from entrain_bench.train.modules.packing import StageGroups
-from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.modules.stage import passes_gradients
 from entrain_bench.train.runner.parallel import shard_weights, split_weights
 from entrain_bench.train.runner.samples import ItemBatch, TokenBatch
 from entrain_bench.train.runner.stages import Share, Stage, Stages
 from entrain_bench.train.running.groups import Groups
-from entrain_bench.train.running.stages import OptimizerSettings, adam_of, clip_gradients
-from entrain_bench.train.running.states import MOMENTS, STEP, local_part, moment, read_into, step_of
+from entrain_bench.train.running.learning import LearningStage, OptimizerSettings, adam_of, clip_gradients
+from entrain_bench.train.running.states import local_part, read_into
 
+VALUE = ".value"  # end of a parameter's name in a checkpoint
 BUCKET_NUMBERS = 2**25  # numbers that are summed at once
 
 
-@dataclass(slots=True)
-class HubStage:
+@dataclass(frozen=True, slots=True)
+class HubStage(LearningStage):
     """A stage with the parameters that it sums and steps: those that no earlier stage of this rank has.
 
     ``widths`` as in ``Groups``. Of ``partial`` parameters each TP rank has a part of the gradient; ``pair`` joins the
@@ -53,10 +53,6 @@ class HubStage:
     pair: dist.ProcessGroup | None = None
     optimizer: Optimizer | None = None
     masters: Mapping[str, Tensor] = field(default_factory=dict)  # weights in float32 where a model has others
-
-    def at(self, degree: int) -> StageGroups:
-        """The groups of chunks of the given entry of ``ModuleLayout.degrees``."""
-        return self.widths.get(degree, self.groups)
 
     def _share(self, degree: int) -> Share | None:
         cp = self.at(degree).cp
@@ -94,14 +90,6 @@ class HubStage:
             dist.all_reduce(given, group=share.group)
         return given
 
-    def backward_inputs(self, *_: object) -> tuple[Tensor | None, WeightPass]:
-        """Never called: the gradients of weights are those of the first pass."""
-        raise AssertionError
-
-    def backward_weights(self, *_: object, **__: object) -> None:
-        """Never called, as ``backward_inputs``."""
-        raise AssertionError
-
     def empty_pass(self, remade: int, example: Callable[[], TokenBatch | ItemBatch]) -> Iterator[None]:  # noqa: ARG002
         """A pass of another replica's first unit, whose gradients are zero."""
         pack = example()
@@ -113,15 +101,6 @@ class HubStage:
         if output.requires_grad:
             torch.autograd.backward([get_gradient_edge(output)], [torch.zeros_like(output)])
         yield
-
-    def start_sums(self) -> None:
-        """Do nothing: sums begin in ``sync_gradients``."""
-
-    def start_gather(self) -> None:
-        """Do nothing: all ranks step their own weights."""
-
-    def gather_weights(self) -> None:
-        """Do nothing, as ``start_gather``."""
 
     def zero_grad(self) -> None:
         """Forget the last iteration's gradients; gather weights that stay, for ranks may have no first forward."""
@@ -170,21 +149,17 @@ class HubStage:
         for name, master in self.masters.items():
             master.grad = self.named[name].grad.to(master.dtype)  # type: ignore[union-attr]
         self.optimizer.step()
-        with torch.no_grad():
-            for name, master in self.masters.items():
-                self.named[name].copy_(master)
+        self._use_masters()
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors that this rank writes: values and moments by the model's names, and the steps."""
+        """The tensors that this rank writes: parameters and the optimizer's states by the model's names."""
         state: dict[str, Tensor] = {}
         summed = self._summed_by_fsdp()
         is_copy = self.pair is not None and not self.stage.is_first
         for name, parameter in self.named.items():
-            whole = not isinstance(parameter, DTensor)
-            first = self.groups.dp_cp.rank() == 0 and (not whole or self.groups.tp.rank() == 0)
+            first = self.groups.dp_cp.rank() == 0 and (isinstance(parameter, DTensor) or self.groups.tp.rank() == 0)
             if parameter in summed or (first and not (is_copy and name == self.tied)):
                 state |= self._tensors(name)
-                state[STEP] = step_of(self._states(name)).detach().cpu().view(1)
         return state
 
     def frozen(self) -> dict[str, Tensor]:
@@ -193,29 +168,41 @@ class HubStage:
             return {}
         return {name: p.detach() for name, p in self.stage.named_parameters() if not p.requires_grad}
 
-    @torch.no_grad()
     def load(self, path: Path) -> None:
         """Read the stage from a checkpoint."""
-        state = {STEP: torch.zeros(1)} if self.named else {}
+        state: dict[str, Tensor] = {}
         for name in self.named:
             state |= self._tensors(name)
         read_into(state, path)
-        for name, parameter in self.named.items():
-            step_of(self._states(name)).copy_(state[STEP].view(()))
-            if name in self.masters:
-                parameter.copy_(self.masters[name])
-
-    def _states(self, name: str) -> dict[str, Tensor]:
-        assert self.optimizer is not None
-        states: dict[str, Tensor] = self.optimizer.state[self.masters.get(name, self.named[name])]
-        return states
+        self._use_masters()
 
     def _tensors(self, name: str) -> dict[str, Tensor]:
-        """Value and moments of a parameter, to be read or written in place."""
-        value = self.masters.get(name, self.named[name]).detach()
-        return {f"{name}.value": value} | {
-            f"{name}.{each}": moment(self._states(name), value, each) for each in MOMENTS
-        }
+        """A parameter and its states, to be read or written in place."""
+        assert self.optimizer is not None
+        if not self.optimizer.state:
+            make_states(self.optimizer)
+        value = self.masters.get(name, self.named[name])
+        states = {key: one for key, one in self.optimizer.state[value].items() if isinstance(one, Tensor)}
+        kept = {key: one if one.dim() else one.view(1) for key, one in states.items()}
+        return {f"{name}{VALUE}": value.detach()} | {f"{name}.{key}": one for key, one in kept.items()}
+
+    @torch.no_grad()
+    def _use_masters(self) -> None:
+        for name, master in self.masters.items():
+            self.named[name].copy_(master)
+
+
+def make_states(optimizer: Optimizer) -> None:
+    """Have an optimizer make its states by a step of zero, which changes nothing."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = torch.zeros(()) if isinstance(group["lr"], torch.Tensor) else 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    optimizer.zero_grad()
 
 
 def _sum(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> None:

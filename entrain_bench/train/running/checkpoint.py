@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from entrain_bench.base.errors import ExecutionError, UserError, require
 from entrain_bench.base.files import write_atomically
-from entrain_bench.train.running.stages import LearningStage
+from entrain_bench.train.running.learning import LearningStage
 
 META = "meta.json"
 FORMAT = "entrain-bench checkpoint 5"
@@ -43,8 +43,9 @@ class Checkpoints:
     identity: Mapping[str, str]
     setup: Mapping[str, str]
     control: dist.ProcessGroup
+    key: str = "harness.checkpoint_dir"  # as the user calls the folder
 
-    def resume(self, stages: Stages, iterations: int) -> tuple[list[dict[str, float]], int]:
+    def resume(self, stages: Stages, iterations: int | None = None) -> tuple[list[dict[str, float]], int]:
         """Read the newest whole checkpoint into the stages, if there is one; collective.
 
         Returns metrics of the iterations behind it, and how many of the first ones had another setup. ``UserError`` if
@@ -65,10 +66,11 @@ class Checkpoints:
             if (other := stored.get(name)) != value:
                 other, here = (shorten(str(text), 120, placeholder="...") for text in (other, value))
                 raise UserError(
-                    f"harness.checkpoint_dir={self.folder}: its checkpoint has another {name} ({other}; this run has "
+                    f"{self.key}={self.folder}: its checkpoint has another {name} ({other}; this run has "
                     f"{here}). Choose another folder"
                 )
-        require(iterations >= len(history), "iterations", iterations, f"at least the {len(history)} of the checkpoint")
+        fits = iterations is None or iterations >= len(history)
+        require(fits, "iterations", iterations, f"at least the {len(history)} of the checkpoint")
         try:
             # Torch reads all files of the folder.
             if files != _sizes(path):
@@ -95,7 +97,7 @@ class Checkpoints:
             writer = HuggingFaceStorageWriter(str(path), save_distributed=True)
             save(state, storage_writer=writer, process_group=self.control)
         except (OSError, CheckpointException) as error:
-            raise ExecutionError(f"harness.checkpoint_dir={self.folder}: cannot be written ({error})") from error
+            raise ExecutionError(f"{self.key}={self.folder}: cannot be written ({error})") from error
         if dist.get_rank() == 0:
             meta = {
                 "format": FORMAT,
@@ -125,13 +127,13 @@ class Checkpoints:
                 written.append((file.parent, meta))
             elif "identity" in meta:
                 raise UserError(
-                    f"harness.checkpoint_dir={self.folder}: {file.parent.name} was written by another version. "
+                    f"{self.key}={self.folder}: {file.parent.name} was written by another version. "
                     "Choose another folder"
                 )
         return written
 
     def _damaged(self, path: Path) -> UserError:
-        return UserError(f"harness.checkpoint_dir={self.folder}: checkpoint {path.name} is damaged. Remove it")
+        return UserError(f"{self.key}={self.folder}: checkpoint {path.name} is damaged. Remove it")
 
 
 def _sizes(path: Path) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
 from time import perf_counter
@@ -33,15 +33,8 @@ from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.modules.stage import build_stage
 from entrain_bench.train.running.data import Content, Data, Inputs, Loader, MadeUp, Request, SampleData, make_loader
 from entrain_bench.train.running.groups import GroupMaker, Groups, make_groups
-from entrain_bench.train.running.stages import (
-    LearningStage,
-    OptimizerSettings,
-    ShardedStage,
-    TrainedStage,
-    global_norm,
-    shard_stage,
-    train_stage,
-)
+from entrain_bench.train.running.learning import LearningStage, OptimizerSettings, global_norm
+from entrain_bench.train.running.stages import ShardedStage, TrainedStage, shard_stage, train_stage
 from entrain_bench.train.settings import TrainSettings, check_trained
 
 
@@ -81,10 +74,6 @@ class Runtime[S: LearningStage]:
     data_of: Callable[[SampleShapes], Data]
     loader: Loader
     sized: Callable[[Program, RankPlan], RankPlan] = lambda _, plan: plan
-
-    def with_stages(self, stages: Mapping[tuple[int, int], S]) -> Runtime[S]:
-        """The runtime with other stages."""
-        return replace(self, stages=stages)
 
     def prepare(self, program: Program, order: IntArray | None = None) -> Work:
         """This rank's work for a program, ``order`` as of ``plan_rank``; works run in the order of preparation."""

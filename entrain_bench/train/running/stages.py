@@ -8,11 +8,11 @@ tokens before backward, so gradients are summed, never averaged.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,135 +28,20 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import Parameter
 
-from entrain_bench.specs.framework import BF16, FP32, FrameworkOptions
+from entrain_bench.specs.framework import BF16, FP32
 from entrain_bench.train.modules.ends import input_width
 from entrain_bench.train.modules.packing import Pack, StageGroups, merge_tokens, shares_of
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.modules.stage import SlicedStage, Stage, slice_stages
+from entrain_bench.train.running.learning import LearningStage, OptimizerSettings, adam_of, clip_gradients
 from entrain_bench.train.running.states import Part, load_stage, local_part, stage_state
 
 # Attributes that megatron-core sets on parameters; sharded ones are other objects.
 NOTES = ("partition_dim", "partition_stride", "sequence_parallel", "tensor_model_parallel")
-# megatron-core's, in ``clip_grad_by_total_norm_fp32``.
-NORM_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizerSettings:
-    """Adam's settings; ``clip_grad`` is a limit of the norm over all modules, 0 for none."""
-
-    learning_rate: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.0
-    epsilon: float = 1e-8
-    clip_grad: float = 1.0
-    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
-
-
-class LearningStage(Protocol):
-    """A stage of a model with its gradients and its optimizer, by any provider.
-
-    ``degree`` is an entry of ``ModuleLayout.degrees``, ``last`` and ``closes`` are those of ``Step``.
-    """
-
-    @property
-    def stage(self) -> Any:
-        """The layers; ``passes_gradients`` says whether anything before them wants the gradient of their input."""
-
-    @property
-    def optimizer(self) -> Any:
-        """The optimizer, or None if it is the user's."""
-
-    @property
-    def meets(self) -> bool:
-        """Whether replicas go through passes together."""
-
-    def at(self, degree: int) -> StageGroups:
-        """The groups that run chunks of a degree."""
-
-    def forward(self, leaf: Tensor | None, pack: Any, degree: int = 0) -> Tensor:
-        """The stage's output for a chunk: the LLM's last gives a summed loss."""
-
-    def backward(
-        self,
-        output: GradientEdge,
-        gradient: Tensor,
-        leaf: Tensor | None,
-        degree: int = 0,
-        *,
-        last: bool = False,
-        closes: bool = False,
-    ) -> Tensor | None:
-        """Add to the stage's gradients; returns that of ``leaf``."""
-
-    def backward_inputs(
-        self, output: GradientEdge, gradient: Tensor, leaf: Tensor | None, degree: int
-    ) -> tuple[Tensor | None, WeightPass]:
-        """The first pass of a split backward; returns the gradient of ``leaf``, and the second pass."""
-
-    def backward_weights(self, left: WeightPass, *, last: bool, closes: bool = False) -> None:
-        """Run a second pass."""
-
-    def empty_pass(self, remade: int, example: Callable[[], Any]) -> Iterator[None]:
-        """A forward, then a backward that no sample is in; to be advanced once for each.
-
-        ``remade`` blocks run again in backward, and ``example`` makes the pack of a unit that another replica runs.
-        """
-
-    def start_sums(self) -> None:
-        """Begin the remaining sums of gradients over replicas."""
-
-    def start_gather(self) -> None:
-        """Begin to gather weights that the optimizer step left sharded."""
-
-    def gather_weights(self) -> None:
-        """Gather weights that the optimizer step left sharded; collective over replicas."""
-
-    def zero_grad(self) -> None:
-        """Forget the last iteration's gradients."""
-
-    def sync_gradients(self) -> None:
-        """Sum gradients over all ranks that hold the parameter."""
-
-    def gradient_square(self) -> Tensor:
-        """This rank's share of the sum of squares of the stage's gradients, float64."""
-
-    def step(self, clip_grad: float, total_norm: float) -> None:
-        """Clip by the norm over all modules, and step."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the tensors that this rank writes, in float32: parameters, moments, steps; collective."""
-
-    def load(self, path: Path) -> None:
-        """Read the stage from a checkpoint; raises if a tensor is missing or damaged."""
-
-
-def adam_of(parameters: Iterable[Tensor], settings: OptimizerSettings) -> torch.optim.AdamW:
-    """Torch's AdamW; as megatron-core's, it decays matrices only. One group cannot mix whole and divided tensors."""
-    groups: dict[tuple[bool, bool], list[Tensor]] = {}
-    for parameter in parameters:
-        if parameter.requires_grad:
-            groups.setdefault((parameter.dim() > 1, isinstance(parameter, DTensor)), []).append(parameter)
-    rows = [
-        {"params": same, "weight_decay": settings.weight_decay if is_matrix else 0.0}
-        for (is_matrix, _), same in groups.items()
-    ]
-    return torch.optim.AdamW(
-        rows or [{"params": []}], lr=settings.learning_rate, betas=settings.betas, eps=settings.epsilon
-    )
-
-
-def clip_gradients(parameters: Iterable[Parameter], clip_grad: float, total_norm: float) -> None:
-    """Scale gradients to a norm over all modules of at most ``clip_grad`` (0: none)."""
-    factor = clip_grad / (total_norm + NORM_EPSILON)
-    if clip_grad and factor < 1:
-        for parameter in parameters:
-            if parameter.grad is not None:
-                local_part(parameter.grad).mul_(factor)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedStage:
+class TrainedStage(LearningStage):
     """A stage with its gradient buffers and its optimizer; ``widths`` as in ``Groups``, ``sliced`` by wider TP.
 
     Copies of a tied embedding are on ranks ``tied``, or the ``first_copy`` is on this one.
@@ -175,10 +60,6 @@ class TrainedStage:
     def buckets(self) -> list[Any]:
         """megatron-core's buckets of gradients; experts that are divided among ranks have their own."""
         return [*self.buffers.bucket_groups, *self.buffers.expert_parallel_bucket_groups]
-
-    def at(self, degree: int) -> StageGroups:
-        """The groups that run chunks of a degree."""
-        return self.widths.get(degree, self.groups)
 
     def forward(self, leaf: torch.Tensor | None, pack: Pack, degree: int = 0) -> torch.Tensor:
         """The stage's output for a chunk."""
@@ -390,7 +271,7 @@ def train_stage(
 
 
 @dataclass(frozen=True, slots=True)
-class ShardedStage:
+class ShardedStage(LearningStage):
     """A stage under FSDP2 and its optimizer, which steps this rank's parts; ``widths`` as in ``Groups``.
 
     If it ``keeps`` gathered weights, they stay until the end of the iteration.
@@ -402,10 +283,6 @@ class ShardedStage:
     widths: Mapping[int, StageGroups] = field(default_factory=dict)
     keeps: bool = False
 
-    def at(self, degree: int) -> StageGroups:
-        """The groups that run chunks of a degree."""
-        return self.widths.get(degree, self.groups)
-
     def forward(self, leaf: Tensor | None, pack: Pack, degree: int = 0) -> Tensor:
         """The stage's output for a chunk."""
         output: Tensor = self.stage(leaf, pack, self.at(degree))
@@ -416,46 +293,9 @@ class ShardedStage:
         """Whether replicas go through passes together: always."""
         return True
 
-    def backward(
-        self,
-        output: GradientEdge,
-        gradient: Tensor,
-        leaf: Tensor | None,
-        degree: int = 0,  # noqa: ARG002
-        *,
-        last: bool = False,  # noqa: ARG002
-        closes: bool = False,  # noqa: ARG002
-    ) -> Tensor | None:
-        """Add to the gradients, which every backward scatters; returns that of ``leaf``."""
-        torch.autograd.backward([output], [gradient])
-        return None if leaf is None else leaf.grad
-
-    def backward_inputs(
-        self,
-        output: GradientEdge,
-        gradient: Tensor,
-        leaf: Tensor | None,
-        degree: int,  # noqa: ARG002
-    ) -> tuple[Tensor | None, WeightPass]:
-        """The first pass of a split backward."""
-        return self.stage.backward_inputs(output, gradient, leaf)
-
-    def backward_weights(self, left: WeightPass, *, last: bool, closes: bool = False) -> None:  # noqa: ARG002
-        """Run a second pass."""
-        left.run()
-
     def empty_pass(self, remade: int, example: Callable[[], Any]) -> Iterator[None]:  # noqa: ARG002
         """A pass of one token whose label does not count."""
         return _empty_pass(self, remade)
-
-    def start_sums(self) -> None:
-        """Do nothing, because every backward scatters its gradients."""
-
-    def start_gather(self) -> None:
-        """Do nothing, because every pass gathers its own weights."""
-
-    def gather_weights(self) -> None:
-        """Do nothing, because every pass gathers its own weights."""
 
     def zero_grad(self) -> None:
         """Forget the last iteration's gradients; gather weights that it keeps, for ranks may have no first forward."""
@@ -575,16 +415,3 @@ def shard_stage(
             setattr(parameter, note, value)
     adam = adam_of(stage.parameters(), settings)
     return ShardedStage(stage, adam, groups, widths or {}, keeps)
-
-
-def global_norm(
-    stages: Mapping[tuple[int, int], LearningStage],
-    device: torch.device,
-    other: torch.Tensor | float = 0.0,
-) -> float:
-    """Norm of all modules' gradients, with a square ``other``, which nan makes nan on all ranks; collective."""
-    square = torch.zeros((), dtype=torch.float64, device=device) + other
-    for trained in stages.values():
-        square += trained.gradient_square().to(device)
-    dist.all_reduce(square)
-    return float(square.sqrt())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from entrain_bench.run.experiment import prepare
 from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.runner.families import family_of
 from entrain_bench.train.runner.published import MadeUpSamples
-from entrain_bench.train.runner.samples import UNLABELLED
+from entrain_bench.train.runner.samples import UNLABELLED, Item
 from entrain_bench.train.running.data import MadeUp
 from support.train.hub import CLASSES, VOCAB, save_config, tiny_model
 from support.train.ranks import run_ranks
@@ -143,9 +144,10 @@ SIZES = {"qwen3_vl": (24, 6), "internvl": (2 * 17, 2 * 4), "gemma3": (16, 4), "q
 @pytest.mark.parametrize("kind", SIZES)
 def test_made_up_items_have_the_sizes_that_are_asked_for(kind: str) -> None:
     family = family_of(tiny_model(kind))
-    item = family.made_up(family.modality, *SIZES[kind], (), lambda size: torch.ones(*size))
+    wanted = Item(family.modality, {}, *SIZES[kind])
+    item = family.made_up(wanted, (), lambda size: torch.ones(*size))
     assert (item.encoder_tokens, item.llm_tokens) == SIZES[kind]
     features = family.features([item], torch.device("cpu"))
     assert len(features) == SIZES[kind][1]
-    with pytest.raises(ValueError, match="does not exist; the nearest has"):
-        family.made_up(family.modality, SIZES[kind][0] + 1, SIZES[kind][1], (), lambda size: torch.ones(*size))
+    with pytest.raises(ValueError, match="does not exist: the next has"):
+        family.made_up(replace(wanted, encoder_tokens=SIZES[kind][0] + 1), (), lambda size: torch.ones(*size))

@@ -227,6 +227,7 @@ def test_a_run_says_what_it_ran_with_and_why_it_has_no_mfu() -> None:
     ((said, remarks, metrics),) = run_ranks(_execution, 1, configuration(*ONE_RANK, *small))
     assert said == {
         "device": loop.device_name(CPU),
+        "device_type": "cpu",
         "dtype": "float32",
         "torch": torch.__version__,
         "megatron_core": version("megatron-core"),
