@@ -16,7 +16,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Containers set it; then every process compiles the suite, torch and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quick figures report measured preprocessing fidelity gpu-check claims calibration verify reference test test-slow test-site mutants fuzz tamper bench ui docs docs-serve lint clean
+.PHONY: help setup quick figures appendix report measured preprocessing fidelity gpu-check claims calibration verify reference test test-slow test-site mutants fuzz tamper bench ui docs docs-serve lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -24,7 +24,7 @@ help: ## Show the targets
 setup: $(STAMP) ## Create .venv with all packages (with uv if installed, else venv and pip)
 
 $(STAMP): pyproject.toml setup.py constraints.txt
-	@echo 'installing into .venv (about 5 GB; a minute or two)'
+	@echo 'installing into .venv (about 5 GB; a minute or two with uv, several with pip)'
 	@if uv --version >/dev/null 2>&1; then \
 	  uv venv --quiet --allow-existing --python 3.12 .venv; \
 	  uv pip install --quiet --python $(PYTHON) -c constraints.txt -e '.[data,dev,docs,joblib]'; \
@@ -44,8 +44,11 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 quick: setup ## Compare Megatron and the three fastest strategies on two jobs, one seed: table, answer, picture, next steps
 	$(BENCH) figures quick
 
-figures: setup ## Execute missing runs; draw results/figures/*.{pdf,png,csv}, write results.md
+figures: setup ## Execute missing runs; draw the main figures in results/figures, write results.md
 	$(BENCH) figures$(FOLDER)
+
+appendix: setup ## Execute missing runs; draw the figures of single questions: robustness, tuning budget, depths, twins
+	$(BENCH) figures context_length out_of_the_box robustness sensitivity tuning_budget twins$(FOLDER)
 
 report: setup ## Write results/report.html and report.md: which strategy to use, and why (after make figures)
 	$(BENCH) report$(FOLDER)

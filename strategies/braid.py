@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import product
 from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
@@ -34,7 +35,11 @@ from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.parse import Allowed, Count
 from entrain_bench.specs.shapes import SampleShapes
 
-from .lpt import LongestFirst, LongestFirstOnWidths
+from .lpt import LongestFirst
+from .lpt_widths import LastRound, LongestFirstOnWidths
+
+# Options of a plan whose groups of several widths share their last round.
+SHARED_LAST_ROUND = ("strategy.assigner.last_round=shared",)
 
 type Layers = Sequence[tuple[int, ...]]
 """Layers of each stage, for every module of the model."""
@@ -84,7 +89,8 @@ class BraidPlanner:
 def offers_with_widths(profile: Profile, batch: SampleShapes, make_program: MakeProgram) -> list[Candidate]:
     """Return one-stage layouts with groups of several widths and whole weights, by estimates of the batch's program."""
     offers = []
-    for layout in layouts_with_widths(profile.job):
+    for plain, options in product(layouts_with_widths(profile.job), ((), SHARED_LAST_ROUND)):
+        layout = replace(plain, options=options)
         if has_room(profile, layout):
             with suppress(UserError):
                 program = make_program.draft(batch, layout)
@@ -147,13 +153,18 @@ def has_room(profile: Profile, layout: Layout) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BraidAssigner:
-    """Deals by ``lpt_widths`` where the layout has several widths, otherwise by ``lpt``."""
+    """Deals by ``lpt_widths`` where the layout has several widths, otherwise by ``lpt``.
+
+    Attributes:
+        last_round: as for ``lpt_widths``; the planner offers both.
+    """
 
     handles_generators: ClassVar[bool] = True
     handles_widths: ClassVar[bool] = True
     chooses_microbatches: ClassVar[bool] = True
+    last_round: LastRound = "own"
 
     def assign(self, shapes: SampleShapes, layout: Layout, profile: Profile) -> Assignment:
         """Labels of all units."""
-        dealer = LongestFirstOnWidths() if layout.modules[0].widths else LongestFirst()
+        dealer = LongestFirstOnWidths(self.last_round) if layout.modules[0].widths else LongestFirst()
         return dealer.assign(shapes, layout, profile)

@@ -13,12 +13,15 @@ BAD_INPUT = [
     ("strategy=entrian", "did you mean entrain?"),
     (
         "strategy=mine",
-        "If it is yours, add --config-dir FOLDER, which has FOLDER/strategy/mine.yaml; choices: ",
+        "All: entrain-bench ls strategies. To add your own: --config-dir FOLDER, with FOLDER/strategy/mine.yaml",
     ),
     ("columns=[bubbles]", "columns=bubbles: unknown (did you mean bubble_ratio?)"),
     ("workload=chartqq", "chartqa"),
-    ("model=gpt", "qwen25vl_llama3_1b"),
-    ("cluster=b200", "h100x64"),
+    (
+        "model=gpt",
+        "did you mean gpt_1b or gpt3_175b?). All: entrain-bench ls models. Published ones: model=hf:ORG/NAME",
+    ),
+    ("cluster=b200", "did you mean b200x8, gb200x72 or h200x8?). All: entrain-bench ls clusters"),
     ("harness=nope", "simulate"),
     ("strategy/planner=nope", "megatron"),
     ("sead=1", "sead=1: unknown key (did you mean seed=1?); choices: "),

@@ -213,9 +213,13 @@ def test_what_is_wrong_with_their_figures_is_one_line(
 
 
 def test_a_name_that_no_folder_has_says_which_file_would(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^strategy=mine: unknown\. If it is yours, add --config-dir FOLDER, "):
+    with pytest.raises(UserError, match=r"^strategy=mine: unknown\. All: .*\. To add your own: --config-dir FOLDER, "):
         compose_cells(["strategy=mine"])
-    with pytest.raises(UserError, match=rf"^strategy=mine: unknown\. {tmp_path}/strategy/mine\.yaml does not "):
+    with pytest.raises(
+        UserError, match=rf"^strategy=mine: unknown\. All: .*\. {tmp_path}/strategy/mine\.yaml does not "
+    ):
         compose_cells(["strategy=mine"], str(tmp_path))
-    with pytest.raises(UserError, match=r"^strategy=entrian: unknown \(did you mean entrain\?\); choices: "):
+    with pytest.raises(
+        UserError, match=r"^strategy=entrian: unknown \(did you mean entrain\?\)\. All: entrain-bench ls strategies\. "
+    ):
         compose_cells(["strategy=entrian"])

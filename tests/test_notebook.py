@@ -48,7 +48,7 @@ def test_a_sweep_runs_what_is_missing_and_has_the_keys_of_the_command(tmp_path: 
 
 
 def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"results_dir={tmp_path}: holds no runs"):
+    with pytest.raises(UserError, match=f"results_dir={tmp_path}: holds no run"):
         notebook.load(str(tmp_path))
 
 

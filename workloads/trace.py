@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 
 from entrain_bench.base.arrays import IntArray, offsets_from_counts, rows_of, sum_rows
-from entrain_bench.base.errors import UserError, require
+from entrain_bench.base.errors import UserError, either, require, similar
 from entrain_bench.specs.parse import Allowed, OneOf, between
 from entrain_bench.specs.shapes import Items, SampleShapes, shapes_of
 from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
@@ -210,7 +210,11 @@ class TraceWorkload:
             return packaged
         path = Path(self.path).expanduser()
         if not path.is_file():
-            names = ", ".join(sorted(file.name for file in PACKAGED_TRACES.glob("*.parquet")))
+            names = sorted(file.name for file in PACKAGED_TRACES.glob("*.parquet"))
+            near = similar(self.path, names)
+            meant = f" (did you mean {either(near)}?)" if near else ""
             what = "is not a file" if path.exists() else "does not exist"
-            raise UserError(f"workload.path={self.path}: {what}; must be a Parquet file or one of {names}")
+            raise UserError(
+                f"workload.path={self.path}: {what}{meant}. Must be a Parquet file, as entrain-bench trace writes"
+            )
         return path

@@ -1,12 +1,13 @@
 """Output of a command: one line per run, then a table and the fastest strategies."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from entrain_bench.answers.answer import Answer
@@ -35,10 +36,11 @@ ALWAYS = ("s/iter", "runs", SPEEDUP)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table: its heading, and one text a row."""
+    """A column of the table: its heading, one text a row, and whether these are words, which are flush left."""
 
     heading: str
     cells: Sequence[str]
+    has_words: bool = False
 
     @property
     def width(self) -> int:
@@ -47,19 +49,37 @@ class Column:
 
 
 def make_console() -> Console:
-    """Standard output; wide enough for tables when it is not a terminal."""
+    """Standard output; wide enough for tables if it is no terminal and ``COLUMNS`` does not state its width."""
     console = Console()
-    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
+    is_stated = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
+    return console if is_stated else Console(width=PLAIN_WIDTH)
 
 
-def make_table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", left: int = 1) -> Table:
-    """Return a table of texts, whose first ``left`` columns are flush left."""
-    table = Table(title=title or None, title_justify="left")
-    for place, name in enumerate(headings):
-        table.add_column(name, justify="left" if place < left else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
+def print_texts(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", left: int = 1) -> None:
+    """Print a table whose first ``left`` columns are flush left; only the widest one with words wraps, so no name."""
+    console = make_console()
+    columns = [
+        Column(heading, cells, has_words=any(" " in cell for cell in cells))
+        for heading, *cells in zip(headings, *rows, strict=True)
+    ]
+    widest = max(columns, key=lambda column: column.has_words * column.width)
+    room = console.width - sum(column.width + len(SPACE) for column in columns if column is not widest)
+    texts = [wrap(cell, room).splitlines() or [""] for cell in widest.cells]
+    gaps = [[""] * (len(text) - 1) for text in texts]
+    for place, column in enumerate(columns):
+        cells = texts if column is widest else [[cell, *gap] for cell, gap in zip(column.cells, gaps, strict=True)]
+        columns[place] = replace(column, cells=[*chain.from_iterable(cells)])
+    if title:
+        console.print(Text(title, style="bold"))
+    for line in table_lines(columns, left):
+        console.print(Text(line), soft_wrap=True)
+
+
+def print_words(text: str) -> None:
+    """Print a text in lines of whole words."""
+    console = make_console()
+    for line in wrapped(text, console.width):
+        console.print(line, soft_wrap=True)
 
 
 def describe_cell(place: str, record: Record) -> str:
@@ -123,11 +143,13 @@ def _table(cases: Sequence[Case], columns: Sequence[Column], num_labels: int) ->
             yield Text(next(texts), style="bold" if row.best else "")
 
 
-def table_lines(columns: Sequence[Column], num_labels: int) -> list[str]:
+def table_lines(columns: Sequence[Column], num_labels: int = 0) -> list[str]:
     """Columns as lines: headings, a rule, and one a row; the first ``num_labels`` columns are flush left."""
     lines = [
         SPACE.join(
-            text + " " * (column.width - cell_len(text)) if place < num_labels else text.rjust(column.width)
+            text + " " * (column.width - cell_len(text))
+            if place < num_labels or column.has_words
+            else text.rjust(column.width)
             for place, (column, text) in enumerate(zip(columns, texts, strict=True))
         ).rstrip()
         for texts in zip(*((column.heading, *column.cells) for column in columns), strict=True)

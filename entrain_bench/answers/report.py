@@ -11,7 +11,7 @@ from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.labels import cost_source
 from entrain_bench.answers.sentences import notices, problems, sentences
 from entrain_bench.answers.text import count, load_template, to_html
-from entrain_bench.base.errors import UserError
+from entrain_bench.base.errors import UserError, no_runs
 from entrain_bench.records.code import code_version
 from entrain_bench.records.keys import targets_of
 from entrain_bench.records.records import Record, Results, lost_runs
@@ -37,8 +37,7 @@ def read_answer(results: Results) -> tuple[Answer, list[str]]:
     """Return the answer of a folder, and notes on runs that it leaves out; ``UserError`` if none has a result."""
     records, notes = current_records(results.records())
     if not any(record.status == "ok" for record in records):
-        hint = "must hold a run with a result; entrain-bench --help shows how to run"
-        raise UserError(f"results_dir={results.root}: {hint}")
+        raise no_runs(results.root)
     return Answer.of(records, lost_runs(results, {record.key for record in records})), notes
 
 

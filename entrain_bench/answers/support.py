@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from entrain_bench.answers.labels import cost_source, strategy_facts
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import Composer
-from entrain_bench.config.hub.files import HUB, bundled_models, published_model
+from entrain_bench.config.hub.files import BundledModel, bundled_models
 from entrain_bench.program.layout import Layout, check_layout
 from entrain_bench.run.experiment import RunContext, prepare
 from entrain_bench.specs.cluster import DeviceSpec
@@ -19,7 +19,7 @@ from entrain_bench.train.settings import check_trained
 
 YES = "yes"
 JOB = (
-    *("workload=synthetic", "model=tiny", "cluster=tiny", "global_batch=8", "microbatch_size=1"),
+    *("workload=synthetic", "model=tiny", "cluster=tiny", "global_batch=64", "microbatch_size=1"),
     *("layout.tp=1", "layout.dp=null", "tuning_budget=4"),
 )
 EXPERTS = "+model.modules.llm.experts={count: 4, top_k: 2, ffn_hidden_size: 64}"
@@ -46,11 +46,19 @@ CLUSTERS = (
 type Table = tuple[list[str], list[list[str]]]
 
 
-def support_tables() -> Iterator[tuple[str, Callable[[], Table]]]:
-    """Yield the title of every table, and its maker."""
-    yield "Model families", families_table
-    yield "Strategies", strategies_table
-    yield "Devices", devices_table
+class Reason(str):
+    """The cell of a refusal: why."""
+
+    __slots__ = ()
+
+
+def support_tables() -> Iterator[tuple[str, Callable[[], Table], str]]:
+    """Yield the title of every table, its maker and a note."""
+    limited = [model.name for model in bundled_models().values() if model.has_family_sizes]
+    note = f"Image sizes limited as in the family, because the model's own are not published: {', '.join(limited)}."
+    yield "Model families", families_table, f"{note} Sources of all sizes: entrain-bench ls models."
+    yield "Strategies", strategies_table, "Widths: whether samples of one batch may use groups of different sizes."
+    yield "Devices", devices_table, ""
 
 
 def families_table() -> Table:
@@ -59,15 +67,15 @@ def families_table() -> Table:
     for name, model in bundled_models().items():
         family = str(model.config["model_type"])
         if family not in rows:
-            rows[family] = [family, name, *_mapped(f"{HUB}{name}")]
+            rows[family] = [family, name, *_mapped(model)]
     return ["family", "example", "simulate", "layers train", "tokens of"], [rows[family] for family in sorted(rows)]
 
 
-def _mapped(reference: str) -> list[str]:
+def _mapped(model: BundledModel) -> list[str]:
     try:
-        spec = ModelSpec.from_config(published_model(reference))
+        spec = ModelSpec.from_config(model.values)
     except UserError as error:
-        return [str(error), "", ""]
+        return [Reason(error), "", ""]
     encoded = dict.fromkeys(name for encoder in spec.encoders for name in encoder.config.modalities)
     return [YES, attempt(lambda: _check_training(spec)), ", ".join(["text", *encoded])]
 
@@ -124,5 +132,12 @@ def attempt(action: Callable[[], object]) -> str:
     try:
         action()
     except UserError as error:
-        return str(error).partition(". ")[0]
+        return Reason(str(error).partition(". ")[0])
     return YES
+
+
+def with_notes(rows: Sequence[Sequence[str]]) -> tuple[list[list[str]], list[str]]:
+    """Return rows with numbers in place of reasons, and the reasons in their order."""
+    reasons = dict.fromkeys(cell for row in rows for cell in row if isinstance(cell, Reason))
+    numbers: dict[str, str] = {reason: f"no ({number})" for number, reason in enumerate(reasons, start=1)}
+    return [[numbers.get(cell, cell) for cell in row] for row in rows], [*reasons]

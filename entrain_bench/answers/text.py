@@ -181,6 +181,11 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def slug(heading: str) -> str:
+    """Return the anchor of a heading in Markdown, as GitHub and MyST make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 def wrap(text: str, width: int, first: str = "", hang: str | None = None) -> str:
     """Return a text in lines of whole words, each ended; ``first`` and ``hang`` indent the first and other lines."""
     following = first if hang is None else hang

@@ -132,9 +132,13 @@ class MakeProgram:
     def draft(self) -> MakeProgram:
         """A quicker maker whose programs need about the same memory; this maker if the scheduler has no draft."""
         scheduler = self._strategy.scheduler
-        if not isinstance(scheduler, Drafter):
+        if not isinstance(scheduler, Drafter) or scheduler.draft() == scheduler:
             return self
-        return MakeProgram(replace(self._strategy, scheduler=scheduler.draft()), self._profile)
+        return MakeProgram(replace(self._strategy, drafts=True), self._profile)
+
+    def has_same_parts(self, one: Layout, other: Layout) -> bool:
+        """Return whether assigner and scheduler are the same under the options of two plans."""
+        return self._strategy.under(one) == self._strategy.under(other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,7 @@ class Strategy:
     scheduler: Scheduler
     options: tuple[Option, ...] = ()  # of assigner and scheduler, that the tuner chooses as well as the layout
     free_sharding: bool = False  # whether the tuner chooses the kind of sharding, too
+    drafts: bool = False  # whether the scheduler's draft takes its place, with any options
 
     def plan(self, profile: Profile) -> Layout:
         """Return the planner's layout; ``IncompatibleError`` for generators or sharding that a part does not take."""
@@ -160,9 +165,13 @@ class Strategy:
 
     def under(self, layout: Layout) -> Strategy:
         """Return the strategy with the options that a layout was planned with."""
-        if not layout.options:
-            return self
-        return replace(self, **{name: with_options(getattr(self, name), name, layout.options) for name in VARYING})
+        chosen = self
+        if layout.options:
+            parts = {name: with_options(getattr(self, name), name, layout.options) for name in VARYING}
+            chosen = replace(self, **parts)
+        if self.drafts and isinstance(chosen.scheduler, Drafter):
+            return replace(chosen, scheduler=chosen.scheduler.draft())
+        return chosen
 
     def check_generators(self, model: ModelSpec) -> None:
         """Refuse a model with generators unless every part has ``handles_generators = True``."""

@@ -127,6 +127,7 @@ class Trials:
     batches: TuningBatches
     refused: list[UserError] = field(default_factory=list)  # why candidates cannot run
     _known: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _full: dict[tuple[object, ...], FloatArray] = field(default_factory=dict)
 
     @property
     def num_simulated(self) -> int:
@@ -169,15 +170,31 @@ class Trials:
 
     def gains(self, layout: Layout, over: Layout, indices: Sequence[int]) -> bool:
         """Whether a layout is faster than another by more than a standard error; with drafts also by full programs."""
-        ahead = np.array([self.seconds(over, index) - self.seconds(layout, index) for index in indices])
-        error = float(np.std(ahead, ddof=1)) / len(ahead) ** 0.5 if len(ahead) > 1 else 0.0
-        if decisive(float(ahead.mean())) <= decisive(error):
+        if self.drafts_alike(layout, over):
+            return _is_ahead(self._full_s(over) - self._full_s(layout))
+        if not _is_ahead(np.array([self.seconds(over, index) - self.seconds(layout, index) for index in indices])):
             return False
-        return self.make_program.draft is self.make_program or self._full_s(layout) < self._full_s(over)
+        return decisive(self._full_s(layout).sum()) < decisive(self._full_s(over).sum())
 
-    def _full_s(self, layout: Layout) -> float:
-        drafts = [self.batches.drawn[index] for index in self.batches.drafts]
-        return self._tried(lambda: sum(self.profile.trial_s(self.make_program(shapes, layout)) for shapes in drafts))
+    def drafts_alike(self, one: Layout, other: Layout) -> bool:
+        """Whether two layouts differ only in options that drafts ignore."""
+        draft = self.make_program.draft
+        same_layout = candidate_key(one)[:-1] == candidate_key(other)[:-1]
+        return same_layout and draft is not self.make_program and draft.has_same_parts(one, other)
+
+    def _full_s(self, layout: Layout) -> FloatArray:
+        """Measured seconds of a candidate's full programs on the draft batches, inf where it fails ``[batches]``."""
+        maker = self.make_program
+        if maker.draft is maker:
+            return np.array([self.seconds(layout, index) for index in self.batches.drafts])
+
+        def seconds(index: int) -> float:
+            return self._tried(lambda: self.profile.trial_s(maker(self.batches.drawn[index], layout)))
+
+        key = candidate_key(layout)
+        if key not in self._full:
+            self._full[key] = np.array([seconds(index) for index in self.batches.drafts])
+        return self._full[key]
 
     def fits(self, layout: Layout) -> bool:
         """Whether a layout fits memory on the heaviest batches, and on the others if these leave little."""
@@ -193,6 +210,12 @@ class Trials:
             return check_memory(self.profile, layout, self.make_program, others)
 
         return self._tried(run) < np.inf
+
+
+def _is_ahead(lead_s: FloatArray) -> bool:
+    """Whether the mean of some leads is above its standard error."""
+    error = float(np.std(lead_s, ddof=1)) / len(lead_s) ** 0.5 if len(lead_s) > 1 else 0.0
+    return bool(decisive(float(lead_s.mean())) > decisive(error))
 
 
 def candidate_key(layout: Layout) -> tuple[object, ...]:
@@ -316,7 +339,8 @@ def walked(trials: Trials, leader: Layout, variants: Sequence[Variant], budget: 
                 continue
             if trials.num_simulated + len(drafts) + len(last) > most:
                 return leader
-            if trials.mean_s(changed, drafts) < trials.mean_s(leader, drafts) and trials.gains(changed, leader, last):
+            faster = trials.mean_s(changed, drafts) < trials.mean_s(leader, drafts)
+            if (faster or trials.drafts_alike(changed, leader)) and trials.gains(changed, leader, last):
                 leader = changed if trials.fits(changed) else leader
     return leader
 

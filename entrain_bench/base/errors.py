@@ -2,11 +2,13 @@
 
 import errno
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from traceback import walk_tb
 
 MAX_SHOWN = 60
+# Names that an error suggests in place of an unknown one.
+MAX_SIMILAR = 3
 # Set to anything, errors come with their traceback.
 TRACEBACK_VARIABLE = "ENTRAIN_BENCH_TRACEBACK"
 OWN_PACKAGES = frozenset({"entrain_bench", "entrain_bench_strategies", "entrain_bench_workloads"})
@@ -79,17 +81,18 @@ def _outside_place(error: Exception) -> str:
 
 
 def unknown_choice(field: str, value: str, choices: Iterable[str], hint: str = "") -> UserError:
-    """The error for a name that is not among the choices; suggests the nearest one, or else gives the hint."""
+    """The error for a name that is not among the choices: those meant perhaps, then the hint, or else all choices."""
     names = sorted(choices)
-    near = nearest(value, names)
-    meant = f" (did you mean {near}?)" if near else f". {hint}" if hint else ""
-    return UserError(f"{field}={_shown(value)}: unknown{meant}; choices: {', '.join(names) or 'none'}")
+    near = similar(value, names)
+    meant = f" (did you mean {either(near)}?)" if near else ""
+    rest = f". {hint}" if hint else f"; choices: {', '.join(names) or 'none'}"
+    return UserError(f"{field}={_shown(value)}: unknown{meant}{rest}")
 
 
 def no_runs(results_dir: object) -> UserError:
-    """The error for a folder of results that holds no run."""
+    """The error for a folder of results that holds no run, or none with a result."""
     return UserError(
-        f"results_dir={results_dir}: holds no runs. Run some first: entrain-bench strategy=megatron "
+        f"results_dir={results_dir}: holds no run with a result. Run some first: entrain-bench strategy=megatron "
         f"results_dir={results_dir}"
     )
 
@@ -98,12 +101,21 @@ def unknown_key(text: str, keys: Iterable[str], hint: str = "") -> UserError:
     """The error for an override of a key that does not exist; suggests the hint, or else the nearest key."""
     names = sorted(keys)
     name, given, value = text.lstrip("+~").partition("=")
-    near = hint or nearest(name, names)
+    near = hint or "".join(similar(name, names, 1))
     meant = f" (did you mean {near}{given}{_shown(value)}?)" if near else ""
     return UserError(f"{_shown(text)}: unknown key{meant}; choices: {', '.join(names) or 'none'}")
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the most similar name, ignoring case; empty if none is similar."""
+def similar(name: str, names: Iterable[str], num: int = MAX_SIMILAR) -> list[str]:
+    """Return at most ``num`` names that are spelled like ``name`` or start with it, the nearest first."""
     lowered = {each.lower(): each for each in names}
-    return "".join(lowered[each] for each in get_close_matches(name.lower(), lowered, n=1))
+    wanted = name.lower()
+    near = get_close_matches(wanted, lowered, n=num)
+    near += [each for each in lowered if wanted and each.startswith(wanted) and each not in near]
+    return [lowered[each] for each in near[:num]]
+
+
+def either(names: Sequence[str]) -> str:
+    """Return ``a``, ``a or b``, or ``a, b or c``."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last

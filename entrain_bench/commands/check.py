@@ -3,9 +3,9 @@
 from operator import attrgetter
 
 from rich.console import Console
-from rich.table import Table
 
 from entrain_bench.answers.commands import command_line
+from entrain_bench.answers.console_table import print_texts
 from entrain_bench.answers.text import count
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError
 from entrain_bench.commands.watch import say
@@ -29,13 +29,14 @@ def main(request: Request[NoKeys]) -> int:
         verdicts.append(verdict)
         say(f"[{number}/{len(checks)}] {verdict.case.check}: {verdict.case.name}: {verdict.outcome}")
     # A row for every check, then all that failed or were skipped, and why, each reason once.
-    table = Table("check", "ok", "skipped", "failed", "seconds")
+    table = list[list[str]]()
     for check in dict.fromkeys(verdict.case.check for verdict in verdicts):
         rows = [verdict for verdict in verdicts if verdict.case.check == check]
         counts = [sum(row.outcome == outcome for row in rows) for outcome in ("ok", "skipped", "failed")]
-        table.add_row(check, *(str(count or "") for count in counts), f"{sum(row.seconds for row in rows):.1f}")
+        seconds = sum(row.seconds for row in rows)
+        table.append([check, *(str(count or "") for count in counts), f"{seconds:.1f}"])
+    print_texts(["check", "ok", "skipped", "failed", "seconds"], table)
     console = Console(soft_wrap=True)
-    console.print(table)
     alike = dict[str, list[Verdict]]()
     for verdict in filter(attrgetter("detail"), verdicts):
         alike.setdefault(verdict.cause, []).append(verdict)

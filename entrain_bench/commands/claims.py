@@ -26,7 +26,7 @@ def main(request: Request[Folder]) -> int:
         named = [one for one in judged if name in (one.claim.name, one.claim.group)]
         if not named:
             names = {text for one in judged for text in (one.claim.name, one.claim.group) if text}
-            raise unknown_choice("claim", name, names)
+            raise unknown_choice("claim", name, names, "All: entrain-bench claims")
         texts.append(claims_text(named) if named[0].claim.group == name else claim_text(named[0]))
     print("\n\n".join(texts) or claims_text(judged))
     return 0

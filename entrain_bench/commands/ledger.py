@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from entrain_bench.answers.console_table import make_console, make_table
+from entrain_bench.answers.console_table import print_texts
 from entrain_bench.base.files import write_atomically
 from entrain_bench.commands.watch import say
 from entrain_bench.config.compose import Composer
@@ -40,7 +40,6 @@ def main(request: Request[Keys]) -> int:
     book = load_book()
     composer = Composer()
     make = case_maker(composer)
-    console = make_console()
     paths = [Path(keys.ledger)] if keys.ledger else [*book.tables]
     if keys.ledger and (keys.fit or keys.posterior):
         paths += book.tables
@@ -67,6 +66,9 @@ def main(request: Request[Keys]) -> int:
             text = draws_text(draw_constants(ledger, study.fit.error))
             write_atomically(Path(keys.posterior), text.encode())
     for title, rows_of_table in tables:
-        console.print(make_table([*rows_of_table.columns], rows_of_table.to_numpy().tolist(), title))
+        if rows_of_table.empty:
+            continue
+        print_texts([*rows_of_table.columns], rows_of_table.to_numpy().tolist(), title)
+        print()
     composer.save()
     return 0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from operator import attrgetter
 
-from entrain_bench.answers.console_table import make_console, make_table
+from entrain_bench.answers.console_table import print_texts, print_words
 from entrain_bench.answers.labels import cost_source, strategy_facts
-from entrain_bench.answers.support import support_tables
+from entrain_bench.answers.support import support_tables, with_notes
 from entrain_bench.base.errors import UserError, unknown_choice
+from entrain_bench.commands.watch import say
 from entrain_bench.config.comments import groups
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.grammar import NoKeys, Request, Verb
@@ -66,9 +66,20 @@ def main(request: Request[NoKeys]) -> int:
     (name,) = request.words
     if name not in NAMES:
         raise unknown_choice("ls", name, NAMES)
-    console = make_console()
-    makers = dict(support_tables()) if name == SUPPORT else {"": partial(TABLES[name], request.config_dir)}
-    for title, make in makers.items():
+    if name == SUPPORT:
+        return _support()
+    headings, rows = TABLES[name](request.config_dir)
+    print_texts(headings, rows, left=len(headings))
+    return 0
+
+
+def _support() -> int:
+    say("Trying every strategy with every feature: about a minute")
+    for title, make, note in support_tables():
         headings, rows = make()
-        console.print(make_table(headings, rows, title, left=len(headings)))
+        numbered, reasons = with_notes(rows)
+        print_texts(headings, numbered, title, left=len(headings))
+        for line in filter(None, [*(f"({number}) {text}" for number, text in enumerate(reasons, start=1)), note]):
+            print_words(line)
+        print()
     return 0

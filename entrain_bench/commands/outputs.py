@@ -29,8 +29,10 @@ from entrain_bench.run.cells import Done
 from entrain_bench.run.parallel import num_processes
 from entrain_bench.run.study import Output, Study, bring_up_to_date
 
+# Figures of one question each, which no page of results shows; as many runs as all others (``make appendix``).
+APPENDIX = ("context_length", "out_of_the_box", "robustness", "sensitivity", "tuning_budget", "twins")
 # With runs of their own that no figure shares; made when named, and for the reference.
-OF_THEIR_OWN = ("tables", "claims", "posterior", "recommendation", "calibration")
+OF_THEIR_OWN = (*APPENDIX, "tables", "claims", "posterior", "recommendation", "calibration")
 # Made only when named: training on ranks of this machine takes longer and cannot run everywhere; the quick figure is
 # a part of the whole one.
 ON_REQUEST = frozenset({"measured_gantt", "quick", *OF_THEIR_OWN})

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from entrain_bench.base.errors import UserError, nearest, unknown_key
+from entrain_bench.base.errors import UserError, either, similar, unknown_key
 from entrain_bench.config.adapter_file import with_adapter
 from entrain_bench.config.given import DATA, with_data
 from entrain_bench.config.line import CONFIG_DIR, HELP, MULTIRUN, RUN, VERSION, Line, choice_hint
@@ -150,5 +150,7 @@ def _no_option(text: str, verb: Verb[Any]) -> str:
     if name in verb.known:
         return f"{option}: is a key. Write {name}={value or 'VALUE'}"
     allowed = [HELP, VERSION, *verb.options]
-    near = nearest(option, allowed)
-    return f"{option}: unknown option" + (f". Did you mean {near}?" if near else f"; choices: {', '.join(allowed)}")
+    near = similar(option, allowed)
+    return f"{option}: unknown option" + (
+        f". Did you mean {either(near)}?" if near else f"; choices: {', '.join(allowed)}"
+    )

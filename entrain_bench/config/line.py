@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from entrain_bench.base.errors import UserError, nearest
+from entrain_bench.base.errors import UserError, either, similar
 from entrain_bench.config.tree import GROUPS, choices
 
 RUN = "run"
@@ -76,8 +76,10 @@ def verb_of(line: Line, verbs: Collection[str]) -> tuple[str, Line]:
         return RUN, line
     first, *others = line.words
     if first not in verbs:
-        near = nearest(first, verbs)
-        hint = f". Did you mean {near}?" if near else choice_hint(first) or f". Verbs: {', '.join(sorted(verbs))}"
+        near = similar(first, [*verbs, HELP])
+        hint = (
+            f". Did you mean {either(near)}?" if near else choice_hint(first) or f". Verbs: {', '.join(sorted(verbs))}"
+        )
         raise UserError(f"unknown verb {first}{hint}")
     return first, replace(line, words=tuple(others))
 

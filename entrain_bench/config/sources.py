@@ -31,6 +31,13 @@ SWEEPER = "hydra/sweeper"
 # Extras of this package that bring launchers and sweepers: submitit brings submitit_local and submitit_slurm.
 EXTRAS = frozenset({"joblib", "optuna", "ray", "submitit"})
 SCHEME = "entrain-bench"
+# Groups with a list of their choices (``entrain-bench ls``): its name, and choices that need no YAML.
+LISTS = {
+    "strategy": ("strategies", ""),
+    "workload": ("workloads", "Your data: workload=trace workload.path=FILE. "),
+    "model": ("models", "Published ones: model=hf:ORG/NAME. "),
+    "cluster": ("clusters", "Any number of GPUs: cluster=16xh100. "),
+}
 # Hydra's state is the process's: one thread composes at a time.
 _COMPOSING = Lock()
 # The trees while the suite uses Hydra; none otherwise, so that a user's own application of Hydra is left alone.
@@ -159,6 +166,9 @@ def _missing_choice(error: MissingConfigException, config_dir: str | None) -> Us
         return UserError(f"{group}={name}: not installed. Run pip install -e '.[{extra}]'")
     if not error.options:
         return UserError(error_line(error))
+    if group not in LISTS:
+        return unknown_choice(group, name, error.options)
     file = f"{config_dir or 'FOLDER'}/{group}/{name}.yaml"
-    own = f"{file} does not exist" if config_dir else f"If it is yours, add --config-dir FOLDER, which has {file}"
-    return unknown_choice(group, name, error.options, own if group in GROUP_KEYS else "")
+    own = f"{file} does not exist" if config_dir else f"To add your own: --config-dir FOLDER, with {file}"
+    listed, made = LISTS[group]
+    return unknown_choice(group, name, error.options, f"All: entrain-bench ls {listed}. {made}{own}")

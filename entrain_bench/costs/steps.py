@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from entrain_bench.base.arrays import FloatArray, IntArray, digest_of, freeze, rows_of
+from entrain_bench.base.arrays import FloatArray, IntArray, freeze, rows_of
 from entrain_bench.base.remembered import remembered
 from entrain_bench.costs.links import all_gather_s, all_reduce_s
 from entrain_bench.costs.memory import Memory
@@ -13,7 +13,7 @@ from entrain_bench.costs.profiled.times import LayerTimes
 from entrain_bench.costs.sharding import layer_parameters
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import ModuleLayout
-from entrain_bench.specs.cluster import ClusterSpec, LinkTier
+from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.specs.layer import BF16_BYTES
 from entrain_bench.specs.model import ModuleSpec
 
@@ -89,7 +89,6 @@ class StepCosts:
     _beside: dict[tuple[object, ...], tuple[ModuleSpec, ExposedStep]] = field(
         default_factory=dict, repr=False, compare=False
     )
-    _rings: dict[tuple[object, ...], list[LinkTier]] = field(default_factory=dict, repr=False, compare=False)
 
     def optimizer_s(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Optimizer step of each stage ``[stages]``; a distributed optimizer steps a shard on every rank."""
@@ -195,8 +194,8 @@ class StepCosts:
         learning = layer_parameters(module, tp, learning=True, closed=placed.is_closed) / module.weight_shards(tp)
         if placed.ep > 1:
             return self._traffic_of_experts(module, placed, learning, (sharing, copies))
-        inside = self._ring_tiers(rings[:, :sharing] if framework.distributed_optimizer else rings)
-        across = self._ring_tiers(rings[:, ::sharing]) if sharing < copies else inside
+        inside = self.cluster.ring_tiers(rings[:, :sharing] if framework.distributed_optimizer else rings)
+        across = self.cluster.ring_tiers(rings[:, ::sharing]) if sharing < copies else inside
         bounds = np.cumsum(placed.layers_per_stage[:-1])
         held = self._parameters(module, placed).tolist()
         stages = zip(np.split(learning, bounds), held, inside, across, strict=True)
@@ -233,8 +232,8 @@ class StepCosts:
         same = self.memory.expert_sharing(module, placed)
         size = self.memory.gradient_bytes
         held = placed.ranks[:, :, :: module.weight_shards(placed.tp)].swapaxes(0, 1).reshape(placed.pp, -1)
-        rings = self._ring_tiers(held[:, :sharing])
-        of_experts = self._ring_tiers(held[:, :: placed.ep])
+        rings = self.cluster.ring_tiers(held[:, :sharing])
+        of_experts = self.cluster.ring_tiers(held[:, :: placed.ep])
         whole = np.array([layer.trained_expert_parameters for layer in module.layers], np.float64)
         whole = whole / module.weight_shards(placed.tp)
         bounds = np.cumsum(placed.layers_per_stage[:-1])
@@ -256,9 +255,6 @@ class StepCosts:
             freeze(*columns)
             traffic.append(Traffic(*columns))
         return traffic
-
-    def _ring_tiers(self, rings: IntArray) -> list[LinkTier]:
-        return remembered(self._rings, digest_of(rings), lambda: self.cluster.ring_tiers(rings), MAX_KNOWN)
 
     def ends(
         self,

@@ -16,7 +16,7 @@ from typing import Any
 import entrain_bench.figures as package
 from entrain_bench.answers.commands import command_line
 from entrain_bench.answers.documents.posterior import posterior_runs, posterior_sweeps, read_plan
-from entrain_bench.answers.labels import cost_source
+from entrain_bench.answers.labels import MODEL_ERROR, cost_source
 from entrain_bench.answers.text import consecutive
 from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain, unknown_choice
 from entrain_bench.base.files import write_atomically
@@ -24,7 +24,7 @@ from entrain_bench.config.comments import first_sentence
 from entrain_bench.config.figures import FOLDER, UNLABELLED, Sweeps, drawing_of, sweeps_of
 from entrain_bench.config.targets import import_file
 from entrain_bench.config.tree import config_tree
-from entrain_bench.figures._style import MODEL_ERROR, Picture, empty_figure, styled
+from entrain_bench.figures._style import Picture, empty_figure, styled
 from entrain_bench.records.cells import Cell
 from entrain_bench.run.study import Output, Study, by_strategy
 
@@ -219,7 +219,7 @@ def described(
         title,
         words and f"Setting: {words}.",
         f"Seeds: {consecutive(seeds)}." if seeds else "",
-        costs and f"Costs: {costs}{f'; {MODEL_ERROR}' if 'simulate' in setting.get('harness', ()) else ''}.",
+        costs and f"Costs: {costs}{f'; {MODEL_ERROR.words}' if 'simulate' in setting.get('harness', ()) else ''}.",
     )
     content = {
         "command": command,

@@ -16,7 +16,6 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter
 
-from entrain_bench.answers import labels
 from entrain_bench.answers.labels import OURS, families, orders
 
 mpl.use("Agg")
@@ -143,7 +142,3 @@ def empty_figure(reason: str) -> Picture:
     figure, (axes,) = panels(1, 1, SINGLE_COLUMN_IN, 1.5)
     show_reason(axes, f"no data: {reason}")
     return Picture(figure, pd.DataFrame({"reason": [reason]}))
-
-
-# Its numbers are in answers/labels.py.
-MODEL_ERROR = labels.MODEL_ERROR.words

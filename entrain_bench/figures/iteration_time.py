@@ -35,8 +35,9 @@ def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> Picture:
     jobs = jobs.sort_values("model", key=lambda column: column.map(model_size), kind="stable")
     heads = [(models[model], traces[trace]) for model, trace in jobs[tables.JOB].values]
     relative = table["behind"].where(table["verdict"] != "fastest", 1.0).astype(float)
-    stars = table["num_ok"].lt(table["num_runs"]).map({True: "*", False: ""})
-    texts = (relative.map("{:.2f}".format) + stars).where(relative.notna(), table["status"].map(WORDS))
+    # A star takes the place of a digit: cells have room for four letters.
+    texts = relative.map("{:.2f}".format).mask(table["num_ok"] < table["num_runs"], relative.map("{:.1f}*".format))
+    texts = texts.where(relative.notna(), table["status"].map(WORDS))
     shown = table.assign(relative=relative, text=texts).pivot(index="strategy", columns=tables.JOB)
     columns = pd.MultiIndex.from_tuples(heads)
     cases, cells = (

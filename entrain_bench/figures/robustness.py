@@ -13,15 +13,13 @@ import pandas as pd
 
 from entrain_bench.answers.labels import names
 from entrain_bench.answers.tables import ALL, JOB, rankings, run_tables
-from entrain_bench.figures._forms import heatmap
+from entrain_bench.figures._forms import FEW_COLUMNS, heatmap
 from entrain_bench.figures._style import DOUBLE_COLUMN_IN, GOOD, ROW_IN, Picture, panels
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results
 
 EXPERIMENT = "robustness"
 RUNS = True
-# Labels of this number of columns fit in a row.
-FEW = 2
 
 
 def load(cells: Mapping[str, Sequence[Cell]], results: Results) -> pd.DataFrame:
@@ -47,7 +45,7 @@ def draw(table: pd.DataFrame) -> Picture:
     )
     figure, (panel,) = panels(1, 1, DOUBLE_COLUMN_IN, 0.75 + ROW_IN * len(rows))
     heatmap(panel, values, texts, cmap=GOOD, vmin=0, vmax=1.6)
-    if len(heads) <= FEW:
+    if len(heads) <= FEW_COLUMNS:
         panel.set_xticks(panel.get_xticks(), heads, rotation=0, ha="center")
     panel.set_xlabel("rank correlation with the first row")
     wins = cells.loc[cells["winner"] != "", "winner"].tolist()

@@ -1,8 +1,7 @@
 """Speedup over the baseline on a trace and on its synthetic counterpart, and rank correlation between both.
 
 Cells of ``experiments/figure/twins.yaml``, in the setting of arXiv:2605.27918, section 7. A twin (``workload=twin``)
-has a trace's marginals and rank correlations and no sample of it. Tau is Kendall's over the
-strategies that run on both.
+has a trace's marginals and rank correlations and no sample of it. Tau is Kendall's over strategies that run on both.
 """
 
 from collections.abc import Sequence

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -13,6 +14,8 @@ from entrain_bench.specs.parse import Count, OneOf, Rate, Share, at_least, betwe
 Extra = Annotated[float, at_least(0, "0 or more (0: no matter how small)")]
 # Ranks of a cluster: a layout lists those of every module.
 MAX_RANKS = 2**17
+# Sets of rings whose links a process remembers.
+MAX_RINGS = 4096
 SLOWEST = 1e-6
 FASTEST = 1e6
 Factor = Annotated[float, between(SLOWEST, FASTEST, f"above 0: from {SLOWEST:g} to {FASTEST:g}")]
@@ -141,27 +144,9 @@ class ClusterSpec:
             tiers.append(replace(tier, bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s * factor))
         return replace(self, device=replace(device, **changed), tiers=tuple(tiers))
 
-    def ring_tiers(self, rings: IntArray) -> list[LinkTier]:
+    def ring_tiers(self, rings: IntArray) -> tuple[LinkTier, ...]:
         """Return the slowest link of each ring; a ring leaves a block by all its ranks there ``[rings, ranks]``."""
-        rings = np.sort(rings, axis=1)
-        outermost = self.tier_of(rings[:, 0], rings[:, -1])
-        bandwidth = np.full(len(rings), np.inf)
-        first = _first_of_blocks(rings, 1)
-        for tier in self.tiers:
-            members = np.diff(np.flatnonzero(first), append=first.size)
-            num_blocks = first.sum(axis=1)
-            fewest = np.minimum.reduceat(members, offsets_from_counts(num_blocks)[:-1])
-            first = _first_of_blocks(rings, tier.num_ranks)
-            crosses = first.sum(axis=1) < num_blocks
-            attained = tier.bandwidth_bytes_per_s * tier.collective_efficiency
-            bandwidth = np.where(crosses, np.minimum(bandwidth, fewest * attained), bandwidth)
-        links = []
-        for index, slowest in zip(outermost.tolist(), bandwidth.tolist(), strict=True):
-            link = self.tiers[index]
-            if np.isfinite(slowest):
-                link = replace(link, bandwidth_bytes_per_s=slowest, collective_efficiency=1.0)
-            links.append(link)
-        return links
+        return _slowest_links(self, rings.shape, rings.astype(np.int64).tobytes())
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -187,3 +172,26 @@ def _first_of_blocks(rings: IntArray, size: int) -> BoolArray:
     first = np.ones(rings.shape, bool)
     first[:, 1:] = np.diff(rings // size, axis=1) > 0
     return first
+
+
+@lru_cache(MAX_RINGS)
+def _slowest_links(cluster: ClusterSpec, shape: tuple[int, ...], content: bytes) -> tuple[LinkTier, ...]:
+    rings = np.sort(np.frombuffer(content, np.int64).reshape(shape), axis=1)
+    outermost = cluster.tier_of(rings[:, 0], rings[:, -1])
+    bandwidth = np.full(len(rings), np.inf)
+    first = _first_of_blocks(rings, 1)
+    for tier in cluster.tiers:
+        members = np.diff(np.flatnonzero(first), append=first.size)
+        num_blocks = first.sum(axis=1)
+        fewest = np.minimum.reduceat(members, offsets_from_counts(num_blocks)[:-1])
+        first = _first_of_blocks(rings, tier.num_ranks)
+        crosses = first.sum(axis=1) < num_blocks
+        attained = tier.bandwidth_bytes_per_s * tier.collective_efficiency
+        bandwidth = np.where(crosses, np.minimum(bandwidth, fewest * attained), bandwidth)
+    links = []
+    for index, slowest in zip(outermost.tolist(), bandwidth.tolist(), strict=True):
+        link = cluster.tiers[index]
+        if np.isfinite(slowest):
+            link = replace(link, bandwidth_bytes_per_s=slowest, collective_efficiency=1.0)
+        links.append(link)
+    return tuple(links)

@@ -96,9 +96,15 @@ def parse[T](cls: type[T], values: Any, where: str) -> T:
 
 def check_fields(instance: Any, where: str = "") -> None:
     """Raise ``UserError`` for a field of a dataclass that its type does not allow; ``where`` goes before its name."""
-    hints = _hints(type(instance))  # type: ignore[arg-type]
-    for field in fields(instance):
-        _convert(hints[field.name], getattr(instance, field.name), f"{where}{field.name}", parses=False)
+    for name, hint in _checkable(type(instance)):  # type: ignore[arg-type]
+        _convert(hint, getattr(instance, name), where + name, parses=False)
+
+
+@cache
+def _checkable(cls: Hashable) -> list[tuple[str, Any]]:
+    """Names and types of a dataclass's fields, without those of other dataclasses."""
+    hints = {field.name: _hints(cls)[field.name] for field in fields(cls)}  # type: ignore[arg-type]
+    return [(name, hint) for name, hint in hints.items() if not is_dataclass(hint)]
 
 
 @cache

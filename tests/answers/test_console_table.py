@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.cases import groups_of, swept_paths
-from entrain_bench.answers.console_table import summary
+from entrain_bench.answers.console_table import print_texts, summary
 from entrain_bench.records.leaves import flatten
 from entrain_bench.records.records import Record
 
@@ -181,3 +181,18 @@ def test_what_failed_alike_is_named_once() -> None:
     assert problem == {**skipped, "names": problem["names"]}
     assert {*problem["names"]} == {f"{name} librispeech" for name in names}
     assert [each["outcome"] for each in values["winners"]] == ["DECIDED", "NO_RESULT"]
+
+
+@pytest.mark.parametrize("width", [30, 60, 200])
+def test_names_of_a_list_are_whole_at_any_width(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    names = ["qwen25vl_llama3_1b", "hf:mistralai/Mistral-Small-3.1-24B-Instruct-2503"]
+    words = "An encoder of images, and a language model"
+    print_texts(["model", "description"], [[name, words] for name in names], left=2)
+    _, _, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0].strip() for line in lines if line[0] != " "] == names
+    assert " ".join(" ".join(line[max(map(len, names)) :] for line in lines).split()) == f"{words} {words}"
+    # A column of words has at least 40 places.
+    assert max(map(len, lines)) <= max(width, max(map(len, names)) + 2 + 40)

@@ -68,8 +68,8 @@ def test_who_is_ahead_over_jobs() -> None:
     values = {"num_jobs": 3, "num_tied": 2, "fastest": fastest, "published": published, "today": today}
     assert headline_sentence(values) == (
         "The fastest is Braid in 2 of 3 jobs, LPT in 1; in 2 jobs it ties with others. The fastest published system, "
-        "most often DIP, takes 1.10x its time (1.00x to 1.30x). The fastest that a framework runs today, Megatron in "
-        "Megatron-LM, takes 1.10x its time (1.00x to 1.30x)."
+        "most often DIP, takes 1.10x as long (1.00x to 1.30x). The fastest that a framework runs today, Megatron in "
+        "Megatron-LM, takes 1.10x as long (1.00x to 1.30x)."
     )
     assert headline_sentence({"num_jobs": 0, "num_tied": 0, "fastest": None, "published": None, "today": None}) == ""
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from entrain_bench.answers.support import YES, attempt, devices_table, families_table, strategies_table
+from entrain_bench.answers.support import YES, attempt, devices_table, families_table, strategies_table, with_notes
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.tree import choices
 
 
-def test_a_refusal_is_its_first_sentence() -> None:
+def test_a_refusal_is_its_first_sentence_and_shown_as_a_number() -> None:
     def refuse() -> None:
         raise UserError("layout.ep=3: must divide the 8 experts. Use 2")
 
     assert attempt(refuse) == "layout.ep=3: must divide the 8 experts"
     assert attempt(lambda: None) == YES
+    rows = [["a", YES, attempt(refuse)], ["b", attempt(refuse), "fixed"]]
+    numbered = [["a", YES, "no (1)"], ["b", "no (1)", "fixed"]]
+    assert with_notes(rows) == (numbered, ["layout.ep=3: must divide the 8 experts"])
 
 
 @pytest.mark.wide
@@ -25,7 +28,7 @@ def test_devices_and_families_say_what_is_known_and_what_is_not() -> None:
     assert "no rate of its 8-bit products" in devices["A100-SXM-80GB"][2]
     families = {name: cells for name, *cells in families_table()[1]}
     assert families["qwen2_5_vl"][1:] == [YES, YES, "text, image, video"]
-    assert families["mixtral"][2].startswith("model.modules.llm.experts: is not supported with harness=train")
+    assert families["deepseek_v3"][2] == "model.modules.llm.latent: is not supported with harness=train"
 
 
 @pytest.mark.wide

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from entrain_bench.balancing.variants import Option, free_options
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.compose import compose
 from entrain_bench.config.tree import choices
+from entrain_bench.program import Program
 from entrain_bench.program.assignment import Assignment, same_microbatches
 from entrain_bench.program.layout import Layout, layout_from_json, layout_to_json
 from entrain_bench.records.sealed import CachedLayout, CachedLayouts
@@ -97,6 +98,37 @@ def test_a_value_that_exceeds_memory_is_tried_with_recomputation() -> None:
     tight = profile.for_job(replace(JOB, memory_budget_bytes=float(np.mean(needs)) / PLANNING_SHARE))
     trials = Trials(tight, MakeProgram(replace(STRATEGY, options=(memory,)), tight), trials.batches)
     assert eased(trials, plan, programs.variants).options == ("strategy.scheduler.memory=greedy",)
+
+
+@dataclass(frozen=True, slots=True)
+class Searched(Interleaved):
+    """Finds with the second round that nothing must be recomputed."""
+
+    rounds: int = 1
+
+    def draft(self) -> "Searched":
+        return replace(self, rounds=0)
+
+    def schedule(self, shapes: SampleShapes, layout: Layout, assignment: Assignment, profile: Profile) -> Program:
+        program = Interleaved.schedule(self, shapes, layout, assignment, profile)
+        return program if self.rounds > 1 else recompute_all(program)
+
+
+def test_an_option_of_a_search_is_drafted_without_it_and_wins_by_whole_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searches = list[int]()
+    whole = Searched.schedule
+
+    def schedule(self: Searched, *parts: Any) -> Program:
+        searches.append(self.rounds)
+        return whole(self, *parts)
+
+    monkeypatch.setattr(Searched, "schedule", schedule)
+    rounds = Option("scheduler", "rounds", (1, 2))
+    chosen = replace(STRATEGY, scheduler=Searched(), options=(rounds,)).plan(profile_for())
+    assert chosen.options == ("strategy.scheduler.rounds=2",)
+    assert 0 < len([one for one in searches if one]) < len(searches) / 4
 
 
 def test_without_the_tuner_options_stay() -> None:

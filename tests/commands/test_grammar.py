@@ -83,7 +83,10 @@ def test_a_mistake_is_answered_with_what_mends_it(line: str, says: str) -> None:
     ("line", "says"),
     [
         ("report chartqa", "chartqa: must be KEY=VALUE. Did you mean workload=chartqa?"),
-        ("report results_dir=nowhere", "results_dir=nowhere: must hold a run with a result"),
+        (
+            "report results_dir=nowhere",
+            "results_dir=nowhere: holds no run with a result. Run some first: entrain-bench",
+        ),
         ("recommend within=megatorn", "within=megatorn: unknown (did you mean megatron?)"),
         ("trace paht=x", "paht=x: unknown key"),
         ("ledger ledger=none.csv", "ledger=none.csv: must be a CSV file that can be read (FileNotFoundError)"),

@@ -69,7 +69,7 @@ def test_a_counted_cluster_is_the_choice_of_that_size() -> None:
         ("0xh100", "cluster=0xh100: must be"),
         ("8xa100-40g", "cluster=8xa100-40g: a100 has no variant 40g"),
         ("8xh100-pcie", "cluster=8xh100-pcie: h100 has no variant pcie"),
-        ("8xb100", "cluster=8xb100: unknown. If it is yours, add --config-dir"),
+        ("8xb100", "cluster=8xb100: unknown. All: entrain-bench ls clusters. Any number of GPUs: "),
         ("8xb200-192gb", "cluster=8xb200-192gb: b200 has no variant 192gb"),
         ("999999999xh100", "cluster.num_nodes|cluster=999999999xh100"),
     ],

@@ -24,17 +24,8 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.program.validate import check_program
 from entrain_bench.specs.job import Degrees
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench_strategies.lpt import (
-    CROWDED,
-    Line,
-    Load,
-    LongestFirst,
-    LongestFirstOnWidths,
-    count_microbatches,
-    dealt,
-    divide,
-    numbered,
-)
+from entrain_bench_strategies.lpt import CROWDED, Line, Load, LongestFirst, count_microbatches, divide
+from entrain_bench_strategies.lpt_widths import LongestFirstOnWidths, dealt, numbered
 from support.builders import chain_layout, profile_of, random_samples, samples, tiny_job, tiny_model
 
 MODEL = tiny_model()
@@ -220,7 +211,7 @@ def test_ranks_have_several_microbatches_in_the_last_round_alone(seed: int) -> N
     profile = profile_of(tiny_job(MODEL), shapes)
     layout = groups(profile)
     llm = layout.modules[-1]
-    labels = LongestFirstOnWidths().assign(shapes, layout, profile).modules[-1]
+    labels = LongestFirstOnWidths("shared").assign(shapes, layout, profile).modules[-1]
     level = llm.degree_of_copy[labels.replica]
     group = labels.replica - np.concatenate(([0], np.cumsum(llm.num_groups)))[level]
     held: dict[tuple[int, int], tuple[int, int]] = {}
@@ -231,27 +222,24 @@ def test_ranks_have_several_microbatches_in_the_last_round_alone(seed: int) -> N
     assert level.max() > 0
 
 
-def test_the_order_of_groups_lets_long_microbatches_be_last_by_hand() -> None:
-    # Two narrow groups and a wide one on both ranks. In a pipeline, narrow first the last begins after 5 s, wide first
-    # after 2; with one stage and room for all, they share a round and begin at once.
+def test_narrow_groups_come_first_and_the_last_round_may_be_one_for_all_by_hand() -> None:
+    # Two narrow groups, the first of two microbatches, and a wide one on both ranks.
     group = np.array([0, 1, 2, 0])
     ranks = [slice(0, 1), slice(1, 2), slice(0, 2)]
-    seconds = np.array([3.0, 5.0, 2.0, 2.0])
-    count = np.array([1, 1, 1])
-    bytes_ = np.ones(4)
-    assert numbered(group, ranks, seconds, bytes_, count, Line(2, 1), 9.0, may_share=False).tolist() == [1, 1, 0, 1]
-    assert numbered(group, ranks, seconds, bytes_, count, ONE, 9.0, may_share=True).tolist() == [0, 0, 0, 0]
-    # Ranks that meet in every backward cannot share it.
-    assert numbered(group, ranks, seconds, bytes_, count, ONE, 9.0, may_share=False).tolist() == [1, 1, 0, 1]
-    # A wide one of 9 begins after 5 if it is last; the others would begin after 9.
-    seconds[2] = 9.0
-    assert numbered(group, ranks, seconds, bytes_, count, Line(2, 1), 9.0, may_share=False).tolist() == [0, 0, 1, 0]
-    assert numbered(group, ranks, seconds, bytes_, np.array([2, 1, 1]), ONE, 9.0, may_share=True).tolist() == [
-        1,
-        1,
-        1,
-        0,
-    ]
+    places = [np.array([0, 1]), np.array([0]), np.array([0])]
+    assert numbered(group, ranks, places, shares_last=False).tolist() == [0, 0, 2, 1]
+    assert numbered(group, ranks, places, shares_last=True).tolist() == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("last_round", ["own", "shared"])
+def test_ranks_that_meet_in_every_backward_never_share_a_round(last_round: str) -> None:
+    shapes = with_long(np.random.default_rng(0))
+    profile = profile_of(tiny_job(MODEL), shapes)
+    layout = groups(profile)
+    sharded = replace(layout, modules=tuple(replace(placed, sharding="zero2") for placed in layout.modules))
+    dealer = LongestFirstOnWidths(last_round)
+    rounds = [dealer.assign(shapes, one, profile).modules[-1].microbatch.max() for one in (layout, sharded)]
+    assert rounds[0] + (last_round == "shared") == rounds[1]
 
 
 def test_layouts_of_one_stage_are_offered_once_whatever_the_number_of_microbatches() -> None:

@@ -94,9 +94,10 @@ class FileSource(Source):
         allowed = [one for one in FORMATS if self.format in (None, one.name)]
         kind = next((one for one in allowed if any(one is each for _, each in found)), None)
         if kind is None:
-            what = "has no" if place.is_dir() else "does not exist. Must be"
             endings = ", ".join(ending for one in allowed for ending in one.endings)
-            raise UserError(f"source.path={self.path}: {what} {endings} files")
+            problem = "has no" if place.is_dir() else "must be"
+            what = f"{problem} {endings} files" if found or place.is_dir() else "does not exist"
+            raise UserError(f"source.path={self.path}: {what}")
         files = [name for name, each in found if each is kind]
         if kind is FOLDER:
             files = sorted({file.parent for file in files})

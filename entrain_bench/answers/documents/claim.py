@@ -214,7 +214,8 @@ class Claim:
         cells, per: the published cells that the claim is about, and those that their number is divided by.
         differs: settings of the cells that the runs cannot have (``gpus``, ``model``, ``data``, a key of their
             setting), with the reason.
-        group, title: claims that are shown as one, and their common name; empty for none.
+        group: name of the claims that are shown as one; empty for one that is shown alone.
+        title: heading of the claim or of its group; empty: the claim itself.
         headline: short words for a promise of the paper's abstract by this number; empty for other claims.
         file: name of the YAML, without its suffix.
     """
@@ -259,6 +260,11 @@ class Claim:
     def sweeps(self) -> list[tuple[str, ...]]:
         """All sweeps that have to run, each once."""
         return [*dict.fromkeys(sweep for setting in self.settings.values() for sweep in setting.sweeps)]
+
+    @property
+    def heading(self) -> str:
+        """The heading of its section, which claims of a group share."""
+        return self.title or self.claim
 
     @property
     def hash_of_runs(self) -> str:

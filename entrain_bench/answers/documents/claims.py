@@ -16,7 +16,7 @@ from entrain_bench.answers.commands import sweep_command
 from entrain_bench.answers.documents.claim import FAIR, JUDGED, OTHERWISE, PUBLISHED, Claim, Kind, cited, load_claims
 from entrain_bench.answers.documents.tables import WAY_UP
 from entrain_bench.answers.documents.verdict import Finding, JudgedClaim, Verdict, judge_claim
-from entrain_bench.answers.text import NOTHING, count, load_template, markdown_table
+from entrain_bench.answers.text import NOTHING, count, load_template, markdown_table, slug
 from entrain_bench.base.files import write_atomically
 from entrain_bench.run.study import Output, Study
 
@@ -111,7 +111,7 @@ def _paper(file: str, judged: Sequence[JudgedClaim], folder: str = "") -> dict[s
     """
     groups: dict[str, list[JudgedClaim]] = {}
     for one in judged:
-        groups.setdefault(_anchor(one.claim), []).append(one)
+        groups.setdefault(one.claim.group or one.claim.name, []).append(one)
     ordered = sorted(groups.values(), key=lambda some: not any(FAIR in one.findings for one in some))
     page = f"{folder}{file}.md"
     return {
@@ -124,17 +124,13 @@ def _paper(file: str, judged: Sequence[JudgedClaim], folder: str = "") -> dict[s
     }
 
 
-def _anchor(claim: Claim) -> str:
-    return claim.group or claim.name
-
-
 def headline_table(judged: Sequence[JudgedClaim], folder: str) -> str:
     """Return a table of abstracts' promises and their outcomes; ``folder`` leads to the pages of the papers."""
     rows = []
     for one in judged:
         claim = one.claim
         if claim.headline:
-            link = f"[{claim.system}]({folder}{claim.file}.md#{_anchor(claim)}): {claim.headline}"
+            link = f"[{claim.system}]({folder}{claim.file}.md#{slug(claim.heading)}): {claim.headline}"
             rows.append(
                 [link, claim.format(claim.value), *(_outcome(claim, one.findings.get(name)) for name in SETTINGS)]
             )
@@ -153,12 +149,12 @@ def _summary(page: str, members: Sequence[JudgedClaim]) -> list[str]:
     """The row of a claim in the list of all claims; one row for all claims of a group."""
     claim = members[0].claim
     if not claim.group:
-        link = f"[{claim.claim}]({page}#{claim.name})"
+        link = f"[{claim.claim}]({page}#{slug(claim.heading)})"
         row = claim_row(members[0]) | {"published_value": value_text(claim, members[0].findings[PUBLISHED])}
         return [link, claim.where, *(row[name] for name in VERDICTS)]
     values = [value for one in members for value in one.claim.value]
     places = dict.fromkeys(cell.where.partition(",")[0] for one in members for cell in one.claim.cells)
-    link = f"[{claim.title} ({len(members)} cells)]({page}#{claim.group})"
+    link = f"[{claim.title} ({len(members)} cells)]({page}#{slug(claim.title)})"
     paper = claim.format((min(values), max(values)) if values else ())
     return [link, "; ".join(places), paper, "", tally(members, PUBLISHED), "", tally(members, FAIR)]
 
@@ -172,13 +168,16 @@ def _section(members: Sequence[JudgedClaim]) -> dict[str, Any]:
     ]
     if claim.group:
         fair = tally(members, FAIR)
-        outcome = tally(members, PUBLISHED) + (f"; equal tuning {fair}" if fair else "")
+        published = f"{len(members)} cases, as published: {tally(members, PUBLISHED)}"
+        outcome = published + (f"; equal tuning: {fair}" if fair else "")
     else:
-        fair = f"; equal tuning {_outcome(claim, first.findings[FAIR])}" if FAIR in first.findings else ""
-        outcome = f"{claim.format(claim.value)}; here {_outcome(claim, first.findings[PUBLISHED])}{fair}"
+        fair = f"; equal tuning: {_outcome(claim, first.findings[FAIR])}" if FAIR in first.findings else ""
+        published = _outcome(claim, first.findings[PUBLISHED])
+        stated = f"{claim.claim}. " if claim.title else ""
+        outcome = f"{stated}Paper: {claim.format(claim.value)}; here, as published: {published}{fair}"
     return {
-        "name": _anchor(claim),
-        "title": claim.title or claim.claim,
+        "name": claim.group or claim.name,
+        "heading": claim.heading,
         "outcome": outcome,
         "table": markdown_table(["case", "cells", *HEADINGS], rows) if claim.group else "",
         "details": claim_details(first),

@@ -43,14 +43,23 @@ def published_model(reference: str) -> dict[str, Any]:
     """A model as in a YAML, called like its reference; ``UserError`` for files or fields that do not fit."""
     try:
         config, processor = _published(reference)
-        values = model_values(config, processor)
+        values = _values(reference, config, processor)
     except UserError as error:
         raise UserError(f"model={reference}: {error}") from error
-    if not processor.values and config.get("model_type") in PUBLISHED:
+    if _has_family_sizes(config, processor):
         _say(f"model={reference}: has no {PROCESSOR}; image sizes are limited as in its family's published one")
+    return values
+
+
+def _values(reference: str, config: Fields, processor: Fields) -> dict[str, Any]:
+    values = model_values(config, processor)
     for module in values["modules"].values():
         module["source"] = f"Hugging Face {reference.removeprefix(HUB)} config.json"
     return {"name": reference, **values}
+
+
+def _has_family_sizes(config: Fields, processor: Fields) -> bool:
+    return not processor.values and config.get("model_type") in PUBLISHED
 
 
 def tokenizer_file(reference: str) -> Path | None:
@@ -82,6 +91,21 @@ class BundledModel:
     config: Mapping[str, Any]
     processor: Mapping[str, Any]
 
+    @property
+    def fields(self) -> tuple[Fields, Fields]:
+        """Those of its configuration, and of its processor."""
+        return Fields(self.config, CONFIG), Fields(self.processor, PROCESSOR)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The model as in a YAML."""
+        return _values(f"{HUB}{self.name}", *self.fields)
+
+    @property
+    def has_family_sizes(self) -> bool:
+        """Whether its image sizes are limited as in its family, because its own processor is not known."""
+        return _has_family_sizes(*self.fields)
+
 
 @cache
 def bundled_models() -> Mapping[str, BundledModel]:
@@ -95,7 +119,7 @@ def _published(reference: str) -> tuple[Fields, Fields]:
     bundled = bundled_models().get(reference.removeprefix(HUB)) if reference.startswith(HUB) else None
     if bundled and not _is_cached(bundled.name):
         _say(f"model={reference}: sizes of {bundled.read} from {bundled.source}; hf:NAME@REVISION reads the hub")
-        return Fields(bundled.config, CONFIG), Fields(bundled.processor, PROCESSOR)
+        return bundled.fields
     files = {name: _json(path) for name, path in _files(reference, FILES).items()}
     newer = files.get(NEWER_PROCESSOR, {})
     processor = {key: value for key, value in newer.items() if key not in NESTED} | files.get(PROCESSOR, {})
@@ -223,7 +247,7 @@ def _instead(repository: str) -> str:
     plain = {re.sub(r"\W|_", "", name).lower(): name for name in choices("model")}
     similar = get_close_matches(re.sub(r"\W|_", "", repository.partition("/")[2]).lower(), plain, MAX_SIMILAR)
     bundled = f"model={' or '.join(plain[name] for name in similar)} (bundled), or " if similar else ""
-    return f"Use {bundled}model=FOLDER with its {CONFIG}"
+    return f"Use {bundled}model=FOLDER with its {CONFIG}. Models without a network: entrain-bench ls models"
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from entrain_bench.answers.labels import MODEL_ERROR
 from entrain_bench.answers.statistics import kendall_tau
 from entrain_bench.answers.text import load_template
 from entrain_bench.base.arithmetic import decisive
 from entrain_bench.base.files import write_atomically
 from entrain_bench.config.compose import Composer
 from entrain_bench.config.tree import config_tree
-from entrain_bench.figures._style import MODEL_ERROR
 from entrain_bench.lab.ledger.fit import (
     OF_KERNELS,
     Calibration,
@@ -222,7 +222,7 @@ def write_calibration(study: Study) -> str:
     page, line = make_page(complete_ledger(entries, composer))
     write_atomically(study.results.root / NAME, page.encode())
     write_atomically(study.results.root / ERROR, f"{line[0].upper()}{line[1:]}.\n".encode())
-    return "" if line == MODEL_ERROR else f"figures/_style.py: MODEL_ERROR must be {line!r}"
+    return "" if line == MODEL_ERROR.words else f"answers/labels.py: MODEL_ERROR must say {line!r}"
 
 
 def make_page(ledger: Ledger) -> tuple[str, str]:

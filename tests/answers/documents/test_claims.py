@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from myst_parser.slugs import github_slugify
 
 from entrain_bench.answers.documents.claim import Claim, ClaimSetting, load_claims
 from entrain_bench.answers.documents.claims import claim_row, claim_text, claims_pages, read_claims, write_claims
 from entrain_bench.answers.documents.tables import PLACE, splice
 from entrain_bench.answers.documents.verdict import Finding, JudgedClaim, Verdict, judge_claim, measured
+from entrain_bench.answers.text import slug
 from entrain_bench.base.errors import UserError
 from entrain_bench.records.cells import Cell
 from entrain_bench.records.records import Results, new_record
@@ -312,17 +316,17 @@ def test_a_claim_is_run_measured_judged_and_written(tmp_path: Path) -> None:
     text = (tmp_path / "claims.md").read_text()
     assert text == claims_pages([judged])["claims.md"]
     assert text.startswith("# Claims\n\nUnder equal tuning, ")
-    assert "| [One is faster than the other](claims/paper.md#some) | Table 3 | 2.00x |" in text
+    assert "| [One is faster than the other](claims/paper.md#one-is-faster-than-the-other) | Table 3 | 2.00x |" in text
     page = (tmp_path / "claims" / "paper.md").read_text()
-    assert "## some\n\nOne is faster than the other: 2.00x; here " in page
+    assert "## One is faster than the other\n\nPaper: 2.00x; here, as published: " in page
     assert "\n- *Claim*: One is faster than the other: 2.00x (arXiv:2605.27918, Table 3)\n" in page
     assert page.count("seed=0,1") == 4
     assert read_claims([claim], tmp_path / "claims.json") == [judged]
 
 
 def test_headlines_have_what_holds_under_equal_tuning() -> None:
-    speedup = replace(claim_with(), file="entrain", headline="gain")
-    mfu = replace(claim_with(**ALONE, unit="%", value=50.0), name="mfu", file="disttrain", headline="MFU")
+    speedup = replace(claim_with(), file="entrain", headline="gain", title="Gain")
+    mfu = replace(claim_with(**ALONE, unit="%", value=50.0), name="mfu", file="disttrain", headline="MFU", title="MFU")
     other = replace(speedup, name="other", headline="", group="pair", title="Two")
     elsewhere = replace(speedup, name="last", file="elsewhere", headline="gain")
     kept, lost = Finding(verdict=Verdict.EXCEEDS, number=2.5), Finding(verdict=Verdict.NOT_REPRODUCED, number=0.9)
@@ -337,10 +341,10 @@ def test_headlines_have_what_holds_under_equal_tuning() -> None:
     assert pages["tables/claims_hold.md"] == "Under equal tuning, 1 of 3 published speedups hold (1 undecided).\n"
     # Entrain's paper is first, and a paper that the suite did not begin with is on its own page only.
     assert pages["tables/headline_claims.md"].splitlines()[2:] == [
-        "| [Some](../../docs/claims/entrain.md#some): gain | 2.00x | 2.50x, exceeds | 0.90x, not reproduced |",
+        "| [Some](../../docs/claims/entrain.md#gain): gain | 2.00x | 2.50x, exceeds | 0.90x, not reproduced |",
         "| [Some](../../docs/claims/disttrain.md#mfu): MFU | 50.0% | setting not reproduced | - |",
     ]
-    row = "| [Some](claims/elsewhere.md#last): gain | 2.00x | 2.50x, exceeds | 1.50x, undecided |"
+    row = "| [Some](claims/elsewhere.md#gain): gain | 2.00x | 2.50x, exceeds | 1.50x, undecided |"
     assert row in pages["claims.md"]
     assert "| all | 4 | 0 | 3 | 0 | 0 | 1 | 1 of 3 |" in pages["claims.md"]
     assert "| levels, limits | 1 | 0 | 0 | 0 | 0 | 1 | - |" in pages["claims.md"]
@@ -358,3 +362,13 @@ def test_the_committed_pages_are_those_of_the_committed_findings() -> None:
     assert all(f"<!-- table: {name} -->" in readme for name in first)
     others = {name: body for _, name, body, _ in PLACE.findall(readme)}
     assert splice(readme, others | first, "") == readme
+
+
+def test_headings_of_a_page_differ_and_have_the_anchors_that_its_links_name() -> None:
+    for file, claims in groupby(load_claims(), key=attrgetter("file")):
+        groups = {claim.group or claim.name: claim.heading for claim in claims}
+        anchors = {name: slug(heading) for name, heading in groups.items()}
+        assert len({*anchors.values()}) == len(groups), file
+        # MyST makes the anchors of the site as GitHub does.
+        assert anchors == {name: github_slugify(heading) for name, heading in groups.items()}
+        assert max(map(len, groups.values())) <= 110, "a heading, not a sentence"

@@ -181,7 +181,9 @@ def test_files_of_a_named_model_are_fetched_once(
 def test_without_a_network_bundled_models_of_similar_names_are_named() -> None:
     with pytest.raises(UserError, match=r"cannot be fetched \(.*\)\. Use model=qwen25vl_7b ") as raised:
         published_model("hf:Qwen/Qwen2.5-VL-7B-Instruct-AWQ")
-    assert str(raised.value).endswith(" (bundled), or model=FOLDER with its config.json")
+    assert str(raised.value).endswith(
+        " (bundled), or model=FOLDER with its config.json. Models without a network: entrain-bench ls models"
+    )
 
 
 def test_a_hub_that_does_not_answer_is_not_waited_for(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

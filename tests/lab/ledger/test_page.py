@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from entrain_bench.figures._style import MODEL_ERROR
+from entrain_bench.answers.labels import MODEL_ERROR, ModelError
 from entrain_bench.lab.ledger import page as pages
 from entrain_bench.lab.ledger.fit import Ledger, fit_ledger
 from entrain_bench.lab.ledger.page import ERROR, make_page, make_tables, model_error, write_calibration
@@ -139,12 +139,12 @@ def test_what_figures_say_is_checked(
     rows, page, line = made
     monkeypatch.setattr(pages, "complete_ledger", lambda *_: rows)
     monkeypatch.setattr(pages, "make_page", lambda _: (page, line))
-    assert write_calibration(Study(Results(tmp_path))).startswith("figures/_style.py: MODEL_ERROR must be 'model")
+    assert write_calibration(Study(Results(tmp_path))).startswith("answers/labels.py: MODEL_ERROR must say 'model")
     assert (tmp_path / "calibration.md").read_text() == page
     assert (tmp_path / ERROR).read_text() == f"M{line[1:]}.\n"
-    monkeypatch.setattr(pages, "MODEL_ERROR", line)
+    monkeypatch.setattr(ModelError, "words", line)
     assert not write_calibration(Study(Results(tmp_path)))
 
 
 def test_the_readme_states_the_error_that_figures_state() -> None:
-    assert f"-->M{MODEL_ERROR[1:]}.<!--" in (Path(__file__).parents[3] / "README.md").read_text()
+    assert f"-->M{MODEL_ERROR.words[1:]}.<!--" in (Path(__file__).parents[3] / "README.md").read_text()
