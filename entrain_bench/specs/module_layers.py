@@ -11,7 +11,7 @@ from entrain_bench.specs.parse import Count, OneOf, Rate, at_least, between
 from entrain_bench.specs.unet import UNetConfig
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "squared_relu")
-# How a checkpoint names a module's tensors (``entrain_bench/train/weights.py``).
+# Architectures of published modules; an encoder takes pixels as its processor makes them.
 CHECKPOINTS = ("llama", "qwen3_moe", "qwen25vl_vision", "siglip", "whisper_encoder")
 
 

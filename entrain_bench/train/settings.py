@@ -11,6 +11,7 @@ from math import cos, pi
 from typing import Annotated
 
 from entrain_bench.base.errors import IncompatibleError, UserError, require
+from entrain_bench.config.hub.files import is_reference
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.framework import FrameworkOptions
@@ -81,12 +82,23 @@ class TrainSettings:
         require(fits, "harness.decay_iterations", self.decay_iterations, allowed)
         fits = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(fits, "harness.betas", [*self.betas], "two numbers from 0 to below 1")
+        if self.is_published:
+            where = f"{MADE_UP} with model=hf:... or harness.weights. The script of entrain-bench recommend reads data"
+            require(self.data == MADE_UP, "harness.data", self.data, where)
+        else:
+            where = "null, or give model=hf:... or harness.weights, whose format it is"
+            require(self.save_weights is None, "harness.save_weights", self.save_weights, where)
         refuse_generators(self.truth.model, "harness=train")
         cluster = self.truth.cluster
         if cluster.num_ranks != self.num_ranks:
             raise UserError(
                 f"harness.num_ranks={self.num_ranks}: must be {cluster.num_ranks}, the ranks of cluster={cluster.name}"
             )
+
+    @property
+    def is_published(self) -> bool:
+        """Whether stages are those of a Hugging Face model, not the suite's own."""
+        return self.weights is not None or is_reference(self.truth.model.name)
 
     def rate_at(self, iteration: int, num_iterations: int) -> float:
         """The learning rate of an iteration from 0: linear warm-up, then decay (cosine: arXiv:1608.03983, eq. 5)."""

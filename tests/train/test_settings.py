@@ -14,7 +14,7 @@ import torch
 
 from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import prepare
+from entrain_bench.run.experiment import prepare, unwatched
 from entrain_bench.train.device import MODULES, device_of, prepare_platform
 from entrain_bench.train.launching import environment_of_ranks
 from entrain_bench.train.settings import CONNECTIONS, TrainSettings
@@ -106,7 +106,7 @@ def test_torchrun_must_start_as_many_ranks() -> None:
         patch.dict(os.environ, {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "3"}),
         pytest.raises(UserError, match=r"harness.num_ranks=4: must be 3, the ranks that torchrun started"),
     ):
-        trainer("cpu").train(config, lambda _: None)
+        trainer("cpu").train(config, unwatched)
 
 
 @pytest.mark.parametrize(("given", "number"), [({}, "32"), ({CONNECTIONS: "1"}, "1")])

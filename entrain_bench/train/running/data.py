@@ -11,7 +11,7 @@ from functools import partial
 from itertools import groupby
 from math import isqrt, sqrt
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -36,10 +36,15 @@ from entrain_bench.train.settings import FILES, MADE_UP, TrainSettings
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Inputs of a forward, on the CPU; an encoder's first stage has ``features [tokens, width]``."""
+    """Inputs of a forward, on the CPU: ``pack`` as the provider of the stages takes it.
 
-    pack: Pack
+    Of the suite's own, an encoder's first stage has ``features [tokens, width]``. If ``splits_backward``, the gradients
+    of weights have a pass of their own.
+    """
+
+    pack: Any
     features: Tensor | None = None
+    splits_backward: bool = False
 
     def pin_memory(self) -> Inputs:
         """Return the inputs with features in pinned memory, which a GPU copies directly."""
@@ -48,6 +53,19 @@ class Inputs:
     def features_on(self, device: torch.device) -> Tensor | None:
         """Return the features of an encoder's first stage on the computing device; None for other stages."""
         return None if self.features is None else to_device(self.features, device)
+
+
+class Data(Protocol):
+    """Data of one iteration's samples."""
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Predicted tokens of the whole batch."""
+
+    def inputs(
+        self, module: ModuleSpec, stage: int, members: IntArray, remade: int = 0, splits_backward: bool = False
+    ) -> Inputs:
+        """Return a stage's inputs for a chunk of items (encoder) or samples (LLM); it recomputes ``remade`` blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +89,12 @@ class SampleData:
             pack = replace(pack, positions=self.positions(module, members))
         pack = replace(pack, remade=remade, splits_backward=splits_backward)
         if not module.is_encoder or stage:
-            return Inputs(pack)
+            return Inputs(pack, splits_backward=splits_backward)
         size = int(self.shapes.item_encoder_tokens[members].sum()), input_width(module)
         features = torch.empty(size, dtype=torch.float32)
         self.content.features(module, self.shapes, members, features.numpy())
-        return Inputs(pack, in_stage_order(module, self.encoder_pack(members), features))
+        ordered = in_stage_order(module, self.encoder_pack(members), features)
+        return Inputs(pack, ordered, splits_backward)
 
     def encoder_pack(self, items: IntArray) -> Pack:
         """Lengths and grids of the given items."""
@@ -156,6 +175,11 @@ class MadeUp:
             _noise(self.seed, sample, number).random(dtype=np.float32, out=own)
         out -= 0.5
         out *= sqrt(12)
+
+    def numbers(self, sample: int, item: int, size: Sequence[int]) -> Tensor:
+        """Numbers of mean 0 and variance 1 for an item of a sample, by its identity."""
+        made = _noise(self.seed, sample, item).random(dtype=np.float32, size=tuple(size))
+        return torch.from_numpy((made - np.float32(0.5)) * np.float32(sqrt(12)))
 
     def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
         """Uniform tokens."""
@@ -244,11 +268,11 @@ LOAD_AHEAD = 4
 # Worker processes of a rank, if there are as many free cores.
 WORKERS_PER_RANK = 2
 
-# Arguments of ``SampleData.inputs`` for one chunk.
+# Arguments of ``Data.inputs`` for one chunk.
 type Request = tuple[Any, ...]
 
 
-def load_inline(data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
+def load_inline(data: Data, requests: Sequence[Request]) -> Iterator[Inputs]:
     """Yield the inputs of chunks in order, made when they are taken."""
     return (data.inputs(*request) for request in requests)
 
@@ -266,14 +290,14 @@ class ThreadLoader:
         self._begun = deque[Future[Inputs]]()
         self._turn = Lock()
 
-    def load(self, data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
+    def load(self, data: Data, requests: Sequence[Request]) -> Iterator[Inputs]:
         """Yield the inputs of chunks in order; they are made as soon as earlier calls leave room."""
         with self._turn:
             self._asked += [partial(self._make, data, request) for request in requests]
             self._begin()
         return (self._take() for _ in requests)
 
-    def _make(self, data: SampleData, request: Request) -> Inputs:
+    def _make(self, data: Data, request: Request) -> Inputs:
         inputs = data.inputs(*request)
         return inputs.pin_memory() if self._pins else inputs
 
@@ -293,7 +317,7 @@ class ThreadLoader:
 class _Chunks(Dataset[Inputs | Exception]):
     """Inputs of chunks, made where they are asked for."""
 
-    data: SampleData
+    data: Data
     requests: Sequence[Request]
 
     def __len__(self) -> int:
@@ -307,7 +331,7 @@ class _Chunks(Dataset[Inputs | Exception]):
 
 
 def load_by_workers(
-    device: torch.device, num_workers: int, data: SampleData, requests: Sequence[Request]
+    device: torch.device, num_workers: int, data: Data, requests: Sequence[Request]
 ) -> Iterator[Inputs]:
     """Yield the inputs of chunks in order, which workers of torch's ``DataLoader`` begin now; pinned for a GPU.
 
@@ -337,7 +361,7 @@ def _end_worker_with_rank(_: int) -> None:
 
 
 # Makes inputs of chunks, in order; those of earlier calls must be taken first.
-type Loader = Callable[[SampleData, Sequence[Request]], Iterator[Inputs]]
+type Loader = Callable[[Data, Sequence[Request]], Iterator[Inputs]]
 
 
 def make_loader(settings: TrainSettings, device: torch.device) -> Loader:

@@ -25,6 +25,7 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.device import prepare_platform
+from entrain_bench.train.loop import WorkFeed, plan
 from entrain_bench.train.measuring import Clock, total_loss
 from entrain_bench.train.messages.control import gather_values, planning_group
 from entrain_bench.train.modules import split
@@ -33,7 +34,6 @@ from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.stage import NamedParameter, build_stage, named_parameters
 from entrain_bench.train.running import runtime as runtime_module
 from entrain_bench.train.running.data import SampleData, content_of
-from entrain_bench.train.running.loop import WorkFeed, plan
 from entrain_bench.train.running.runtime import Runtime, Work, build_runtime
 from entrain_bench.train.running.stages import ShardedStage, TrainedStage
 from entrain_bench_strategies.dip import DipPlanner, colocate
@@ -193,7 +193,7 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
         work, *_ = feed.take(iteration, last=iteration + 1 == num_steps)
         Recorder.kept.clear()
         result = runtime.run(work, Clock(CPU))
-        loss = total_loss(work.program, gather_values(result.losses, control))
+        loss = total_loss(gather_values(result.losses, control))
         worst["loss"] = max(worst["loss"], abs(loss / float(wanted["losses"][iteration]) - 1.0))
         worst["norm"] = max(worst["norm"], abs(result.grad_norm / float(wanted["norms"][iteration]) - 1.0))
         for named, value in Recorder.kept.values() if not iteration and whole else ():
