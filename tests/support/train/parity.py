@@ -27,19 +27,20 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.device import prepare_platform
 from entrain_bench.train.loop import WorkFeed, plan
 from entrain_bench.train.measuring import Clock, total_loss
-from entrain_bench.train.messages.control import gather_values, planning_group
+from entrain_bench.train.messages.control import PlanningGroup, gather_values, planning_group
 from entrain_bench.train.modules import split
 from entrain_bench.train.modules import stage as stage_module
 from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.stage import NamedParameter, build_stage, named_parameters
 from entrain_bench.train.running import runtime as runtime_module
 from entrain_bench.train.running.data import SampleData, content_of
+from entrain_bench.train.running.groups import GroupMaker
 from entrain_bench.train.running.runtime import Runtime, Work, build_runtime
 from entrain_bench.train.running.stages import ShardedStage, TrainedStage
 from entrain_bench_strategies.dip import DipPlanner, colocate
 from support.train.faults import OtherInputs, drop_sample, repeat_weights, reverse_rows, skip_weights
 from support.train.four_ranks import split_backwards
-from support.train.ranks import run_ranks
+from support.train.ranks import TIMEOUT_S, run_ranks
 from support.train.runs import CPU, batch, config_from_json, features_of
 
 NUM_STEPS = 3
@@ -164,24 +165,27 @@ def compare(_: int, cases: list[tuple[str, str]], reference: Path) -> list[dict[
     """
     prepare_platform()
     found: list[dict[str, float] | str] = []
+    # Cases share groups: each has three threads, until the process ends.
+    maker, planning = GroupMaker(dist.group.WORLD, TIMEOUT_S, CPU), planning_group(TIMEOUT_S)
     for config, change in cases:
         try:
             with changed(change):
                 steps = 1 if change in FAULTS else None
-                found.append(compare_one(config_from_json(config), reference, steps))
+                found.append(compare_one(config_from_json(config), reference, maker, planning, steps))
         except IncompatibleError as error:
             found.append(str(error))
     return found
 
 
-def compare_one(config: RunConfig, reference: Path, most_steps: int | None = None) -> dict[str, float]:
+def compare_one(
+    config: RunConfig, reference: Path, maker: GroupMaker, planning: PlanningGroup, most_steps: int | None = None
+) -> dict[str, float]:
     """Worst relative errors of losses and norms, and worst errors of gradients and weights in units of tolerance."""
     setting = prepare(config)
-    control = dist.group.WORLD
-    planning = planning_group(60.0)
+    control = maker.control
     layout, _ = plan(setting, planning)
     content = content_of(setting.executor, setting.workload, setting.job.model, 0)
-    runtime = build_runtime(layout, setting.executor, CPU, 0, control, content=content)
+    runtime = build_runtime(layout, setting.executor, CPU, 0, control, maker, content)
     # A distributed optimizer leaves each rank a shard of the summed gradients only; weights tell of the rest.
     whole = not setting.job.framework.distributed_optimizer or layout.modules[0].scatters
     with np.load(reference) as arrays:
