@@ -47,7 +47,6 @@ from entrain_bench.train.messages.control import (
 from entrain_bench.train.messages.rank_plan import believed_order
 from entrain_bench.train.modules.blocks import AttentionKernel, kernel_for
 from entrain_bench.train.running.checkpoint import Checkpoints
-from entrain_bench.train.running.data import content_of
 from entrain_bench.train.running.runtime import Runtime, Work, build_runtime
 from entrain_bench.train.settings import TrainSettings
 
@@ -58,7 +57,6 @@ def train(config: RunConfig, progress: Watcher) -> RunResult | None:
     settings = setting.executor
     assert isinstance(settings, TrainSettings)
     device = device_of(settings)
-    content = content_of(settings, setting.workload, setting.job.model, config.seed)
     prepare_platform()
     with process_group(device, settings.timeout_s) as control:
         planning = planning_group(settings.planning_timeout_s)
@@ -72,7 +70,7 @@ def train(config: RunConfig, progress: Watcher) -> RunResult | None:
             runtime, model = published_runtime(layout, settings, device, config.seed, control)
             save_weights = partial(save_published, stages=runtime.stages, model=model, control=control)
         else:
-            runtime = build_runtime(layout, settings, device, config.seed, control, content=content)
+            runtime = build_runtime(layout, settings, device, config.seed, control)
         checkpoints = _checkpoints(settings, config, layout, runtime)
         execution = ran_with(setting.job.model, device, runtime.dtype, control, published=settings.is_published)
         reason = why_not_of_the_cluster(device, runtime.dtype, setting.job.cluster)
@@ -146,7 +144,6 @@ def _checkpoints(
         "seed": str(config.seed),
         "global batch": str(config.global_batch),
         "dtype": dtype_name(runtime.dtype),
-        "harness.data": settings.data,
         "set of frozen modules": str(sorted(config.framework.freeze)),
     }
     setup = {"layout": layout_to_json(layout), "strategy": str(content["strategy"])}

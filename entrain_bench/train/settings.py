@@ -24,9 +24,6 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")  # by torch's names
 DECAYS = ("constant", "linear", "cosine")
 NON_FINITE = ("stop", "skip")
-PREPROCESSING = ("inline", "thread", "processes")
-# Content of samples: numbers made up of the seed, or the workload's files.
-MADE_UP, FILES = DATA = ("made_up", "files")
 # Work queues from host to device, and as many as CUDA has.
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 MOST_CONNECTIONS = "32"
@@ -43,10 +40,6 @@ class TrainSettings:
     num_ranks: Count = 4
     device: Annotated[str, OneOf(DEVICES)] = "auto"
     dtype: Annotated[str, OneOf(DTYPES)] = "auto"
-    data: Annotated[str, OneOf(DATA)] = MADE_UP
-    data_path: str | None = None
-    data_root: str | None = None
-    data_tokenizer: str | None = None
     learning_rate: NotNegative = 1e-3
     min_learning_rate: float = 0.0
     warmup_iterations: Annotated[int, at_least(0)] = 0
@@ -63,16 +56,8 @@ class TrainSettings:
     on_non_finite: Annotated[str, OneOf(NON_FINITE)] = "stop"
     checkpoint_dir: str | None = None
     checkpoint_every: Count = 10
-    preprocessing: Annotated[str, OneOf(PREPROCESSING)] = "thread"
-    preprocessing_processes: Count | None = None
 
     def __post_init__(self) -> None:
-        for name in ("data_path", "data_root", "data_tokenizer"):
-            valid = getattr(self, name) is None or self.data == FILES
-            require(valid, f"harness.{name}", getattr(self, name), f"null with harness.data={self.data}")
-        processes = self.preprocessing_processes
-        fits = processes is None or self.preprocessing == "processes"
-        require(fits, "harness.preprocessing_processes", processes, "null unless harness.preprocessing=processes")
         least = self.min_learning_rate
         peak = self.learning_rate
         warmup = self.warmup_iterations
@@ -82,12 +67,9 @@ class TrainSettings:
         require(fits, "harness.decay_iterations", self.decay_iterations, allowed)
         fits = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(fits, "harness.betas", [*self.betas], "two numbers from 0 to below 1")
-        if self.is_published:
-            where = f"{MADE_UP} with model=hf:... or harness.weights. The script of entrain-bench recommend reads data"
-            require(self.data == MADE_UP, "harness.data", self.data, where)
-        else:
-            where = "null, or give model=hf:... or harness.weights, whose format it is"
-            require(self.save_weights is None, "harness.save_weights", self.save_weights, where)
+        where = "null, or give model=hf:... or harness.weights, whose format it is"
+        fits = self.save_weights is None or self.is_published
+        require(fits, "harness.save_weights", self.save_weights, where)
         refuse_generators(self.truth.model, "harness=train")
         cluster = self.truth.cluster
         if cluster.num_ranks != self.num_ranks:

@@ -45,8 +45,6 @@ REFUSED = {
         "harness.num_ranks=2",
         "harness.dtype=float16",
         "harness.on_non_finite=ignore",
-        "harness.data=cloud",
-        "harness.data_path=/x",
         "harness.learning_rate=-1.0",
         "harness.min_learning_rate=1",
         "harness.warmup_iterations=-1",
@@ -56,9 +54,6 @@ REFUSED = {
         "harness.betas=[0.9,1]",
         "harness.epsilon=0.0",
         "harness.weight_decay=-0.1",
-        "harness.preprocessing=threads",
-        "harness.preprocessing_processes=0 harness.preprocessing=processes",
-        "harness.preprocessing_processes=2",
     ],
     "emulate": ["harness.device=tpu", "harness.dtype=float16", "harness.num_repetitions=0", "harness.num_warm_ups=-1"],
 }
@@ -144,10 +139,6 @@ def test_redirections_are_seen_by_megatron_alone() -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(
-    "modules",
-    ["entrain_bench.train.trainer", "entrain_bench.train.features, entrain_bench_workloads.dataset.samples"],
-)
-def test_settings_are_checked_and_samples_preprocessed_without_torch(modules: str) -> None:
-    check = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+def test_settings_are_checked_without_torch() -> None:
+    check = "import sys, entrain_bench.train.trainer; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)

@@ -6,7 +6,6 @@ import json
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import groupby
 from pathlib import Path
@@ -243,17 +242,6 @@ def _split_array(where: str, file: IO[bytes], text_start: int) -> Iterator[tuple
             place = end
     if text[start + 1 :].strip() or file.read(_READ_BYTES).strip():
         raise UserError(f"{where}: has text after the array, at byte {text_start + start + 1}")
-
-
-@lru_cache(maxsize=1024)
-def tar_index(file: Shard) -> Index:
-    """Return where samples start, in bytes, up to any damage; ``BadSampleError`` for a compressed file."""
-    if not _is_plain(file):
-        raise BadSampleError(Reason.FILE, f"{file.label} is compressed; samples can be read from plain .tar files")
-    starts = list[int]()
-    with suppress(BadSampleError, tarfile.TarError, EOFError):
-        starts.extend(next(members)[1].offset for members in _grouped(file, 0))
-    return np.array([*starts, 0], np.int64), np.arange(len(starts) + 1)
 
 
 def tar_rows(shard: Shard, chosen: Chosen, limits: Limits) -> Rows:

@@ -75,11 +75,6 @@ def _chat(name: str) -> Any:
     return chat if chat.chat_template else None
 
 
-def vocabulary_of(tokenizer: str) -> int:
-    """Return one more than the largest id of a tokenizer."""
-    return 256 if tokenizer == BYTES else 1 + max(_tokenizer(tokenizer).get_vocab(with_added_tokens=True).values())
-
-
 @lru_cache(maxsize=1)
 def _tokenizer(name: str) -> Any:
     # The library reads this when it is imported; scans use all cores already.

@@ -57,7 +57,7 @@ def measure_rank(emulator: Emulator, program: Program, rank: int) -> tuple[Float
     whole = tuple(replace(placed, sharding=ZERO1, nodes=1, offload=False) for placed in program.layout.modules)
     program = replace(program, layout=replace(program.layout, modules=whole))
     num_ranks = emulator.truth.cluster.num_ranks
-    settings = TrainSettings(emulator.truth, 0.0, num_ranks, dtype=emulator.dtype, preprocessing="inline")
+    settings = TrainSettings(emulator.truth, 0.0, num_ranks, dtype=emulator.dtype)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

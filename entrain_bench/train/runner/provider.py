@@ -13,7 +13,6 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.runner.samples import HubData
 from entrain_bench.train.runner.stages import Stages
 from entrain_bench.train.runner.trained import HubStage, check_model, hub_stages, with_whole_rows
-from entrain_bench.train.running.data import Loader
 from entrain_bench.train.running.groups import GroupMaker, make_groups
 from entrain_bench.train.running.learning import OptimizerSettings
 from entrain_bench.train.running.runtime import Runtime
@@ -25,7 +24,6 @@ def hub_runtime(
     layout: Layout,
     settings: OptimizerSettings,
     data_of: Callable[[SampleShapes], HubData],
-    loader: Loader,
     maker: GroupMaker,
     device: torch.device,
 ) -> Runtime[HubStage]:
@@ -37,4 +35,4 @@ def hub_runtime(
     groups = make_groups(spec, settings.framework, layout, maker, slices=False)
     made = hub_stages(stages, spec, layout, groups, device)
     sized = partial(with_whole_rows, stages=stages)
-    return Runtime(made, groups, settings, stages.model.dtype, device, data_of, loader, sized)
+    return Runtime(made, groups, settings, stages.model.dtype, device, data_of, sized)

@@ -28,7 +28,7 @@ from entrain_bench.train.runner.provider import hub_runtime
 from entrain_bench.train.runner.samples import UNLABELLED, HubData, Item, Sample
 from entrain_bench.train.runner.stages import Stages
 from entrain_bench.train.runner.trained import VALUE, HubStage, with_optimizer
-from entrain_bench.train.running.data import MadeUp, make_loader
+from entrain_bench.train.running.data import MadeUp
 from entrain_bench.train.running.groups import GroupMaker
 from entrain_bench.train.running.runtime import Runtime, optimizer_settings
 from entrain_bench.train.settings import TrainSettings
@@ -108,8 +108,7 @@ def published_runtime(
     samples = MadeUpSamples(family, MadeUp(seed, spec.llm.config.vocab_size))
     maker = GroupMaker(control, settings.timeout_s, device)
     adam = optimizer_settings(settings)
-    given = samples.data_of, make_loader(settings, device), maker, device
-    runtime = hub_runtime(Stages(family), spec, layout, adam, *given)
+    runtime = hub_runtime(Stages(family), spec, layout, adam, samples.data_of, maker, device)
     stages = {key: with_optimizer(trained, adam) for key, trained in runtime.stages.items()}
     return replace(runtime, stages=stages), model
 

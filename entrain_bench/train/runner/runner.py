@@ -27,7 +27,6 @@ from entrain_bench.train.runner.provider import hub_runtime
 from entrain_bench.train.runner.samples import HubData, Sample
 from entrain_bench.train.runner.stages import Stages
 from entrain_bench.train.runner.trained import HubStage
-from entrain_bench.train.running.data import load_inline
 from entrain_bench.train.running.groups import GroupMaker
 from entrain_bench.train.running.learning import OptimizerSettings, clip_gradients, global_norm
 from entrain_bench.train.settings import refuse_generators
@@ -88,9 +87,7 @@ class ProgramRunner:
         self.control = dist.new_group(backend="gloo", timeout=TIMEOUT)
         maker = GroupMaker(self.control, TIMEOUT.total_seconds(), self.device)
         settings = OptimizerSettings(framework=self.job.framework)
-        self._runtime = hub_runtime(
-            self._stages, spec, layout, settings, self._data_of, load_inline, maker, self.device
-        )
+        self._runtime = hub_runtime(self._stages, spec, layout, settings, self._data_of, maker, self.device)
         self._clock = Clock(self.device)
 
     def _data_of(self, shapes: SampleShapes) -> HubData:

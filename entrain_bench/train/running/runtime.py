@@ -31,7 +31,7 @@ from entrain_bench.train.messages.rank_plan import (
 from entrain_bench.train.messages.transfers import Transfers, cut_rows, gather_rows
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.modules.stage import build_stage
-from entrain_bench.train.running.data import Content, Data, Inputs, Loader, MadeUp, Request, SampleData, make_loader
+from entrain_bench.train.running.data import Data, Inputs, MadeUp, Request, SampleData, ThreadLoader
 from entrain_bench.train.running.groups import GroupMaker, Groups, make_groups
 from entrain_bench.train.running.learning import LearningStage, OptimizerSettings, global_norm
 from entrain_bench.train.running.stages import ShardedStage, TrainedStage, shard_stage, train_stage
@@ -63,7 +63,7 @@ class Work:
 class Runtime[S: LearningStage]:
     """Executes programs on this rank, with any provider's ``stages`` by module and stage.
 
-    ``data_of`` makes the data of a batch, ``loader`` inputs of them; ``sized`` sets the sizes of messages.
+    ``data_of`` makes the data of a batch, ``sized`` sets the sizes of messages.
     """
 
     stages: Mapping[tuple[int, int], S]
@@ -72,8 +72,11 @@ class Runtime[S: LearningStage]:
     dtype: torch.dtype
     device: torch.device
     data_of: Callable[[SampleShapes], Data]
-    loader: Loader
     sized: Callable[[Program, RankPlan], RankPlan] = lambda _, plan: plan
+    loader: ThreadLoader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.loader = ThreadLoader(self.device)
 
     def prepare(self, program: Program, order: IntArray | None = None) -> Work:
         """This rank's work for a program, ``order`` as of ``plan_rank``; works run in the order of preparation."""
@@ -81,7 +84,7 @@ class Runtime[S: LearningStage]:
         data = self.data_of(program.shapes)
         forwards = (step for step in plan.steps if step.kind is Pass.FORWARD and not step.is_empty)
         requests = [_forward_request(program, step) for step in forwards]
-        inputs = self.loader(data, requests)
+        inputs = self.loader.load(data, requests)
         return Work(program, plan, data, inputs)
 
     def run(self, work: Work, clock: Clock) -> Seen:
@@ -298,7 +301,6 @@ def build_runtime(
     seed: int,
     control: dist.ProcessGroup,
     maker: GroupMaker | None = None,
-    content: Content | None = None,
 ) -> Runtime[TrainedStage | ShardedStage]:
     """The runtime of this rank; collective over all ranks. Initial weights do not depend on the layout.
 
@@ -330,6 +332,5 @@ def build_runtime(
             first_stage = stages.get((index, 0)) if is_last and number else None
             first_copy = first_stage.stage.tied_embedding() if first_stage else None
             stages[index, number] = train_stage(stage, holders, groups.alone, adam, widths, tied, first_copy)
-    content = content or MadeUp(seed, model.llm.config.vocab_size)
-    data_of = partial(SampleData, content=content)
-    return Runtime(stages, groups, adam, dtype, device, data_of, make_loader(settings, device))
+    data_of = partial(SampleData, content=MadeUp(seed, model.llm.config.vocab_size))
+    return Runtime(stages, groups, adam, dtype, device, data_of)

@@ -8,6 +8,7 @@ tokens before backward, so gradients are summed, never averaged.
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -40,8 +41,55 @@ from entrain_bench.train.running.states import Part, load_stage, local_part, sta
 NOTES = ("partition_dim", "partition_stride", "sequence_parallel", "tensor_model_parallel")
 
 
+class OwnStage(LearningStage):
+    """A learning stage of the suite's own layers, of whose parameters a rank has all or a part."""
+
+    __slots__ = ()
+
+    stage: Stage
+
+    @abstractmethod
+    def part_of(self, parameter: Parameter) -> Part | None:
+        """The part of a parameter that this rank's optimizer updates; None if there is none."""
+
+    @abstractmethod
+    def cuts_states(self, parameter: Parameter) -> bool:
+        """Whether replicas hold a part of a parameter's optimizer states each."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors that this rank writes, on the CPU."""
+        return stage_state(self)
+
+    def load(self, path: Path) -> None:
+        """Read the stage from a checkpoint."""
+        load_stage(path, self)
+
+    def empty_pass(self, remade: int, example: Callable[[], Any]) -> Iterator[None]:  # noqa: ARG002
+        """A pass of one token whose label does not count."""
+        stage = self.stage
+        module = stage.module
+        first = next(stage.parameters())
+        if module.is_encoder:
+            pack = Pack((merge_tokens(module),), (1,), remade=remade)
+        else:
+            pack = Pack((1,), (), torch.zeros(1, dtype=torch.int64), torch.tensor([-1]), remade=remade)
+        if stage.held.start:
+            shape = shares_of(pack.lengths, self.groups).hidden.size, module.config.hidden_size
+        elif module.is_encoder:
+            shape = sum(pack.lengths), input_width(module)
+        else:
+            # No projected tokens, but a backward as in other replicas if encoders learn.
+            shape = 0, module.config.hidden_size
+        leaf = torch.zeros(shape, device=first.device, dtype=first.dtype, requires_grad=stage.passes_gradients)
+        output = self.forward(leaf, pack)
+        yield
+        if output.requires_grad:
+            self.backward(get_gradient_edge(output), torch.zeros_like(output), leaf)
+        yield
+
+
 @dataclass(frozen=True, slots=True)
-class TrainedStage(LearningStage):
+class TrainedStage(OwnStage):
     """A stage with its gradient buffers and its optimizer; ``widths`` as in ``Groups``, ``sliced`` by wider TP.
 
     Copies of a tied embedding are on ranks ``tied``, or the ``first_copy`` is on this one.
@@ -97,10 +145,6 @@ class TrainedStage(LearningStage):
         """The first pass of a split backward."""
         sliced = self.sliced.get(self.at(degree).tp.size())
         return (sliced.stage if sliced else self.stage).backward_inputs(output, gradient, leaf)
-
-    def empty_pass(self, remade: int, example: Callable[[], Any]) -> Iterator[None]:  # noqa: ARG002
-        """A pass of one token whose label does not count."""
-        return _empty_pass(self, remade)
 
     def backward_weights(self, left: WeightPass, *, last: bool, closes: bool = False) -> None:
         """Add the deferred gradients of a split backward to the stage's gradients."""
@@ -177,14 +221,6 @@ class TrainedStage(LearningStage):
         shard = inner.param_groups[group]["params"][order]
         start = outer._get_model_param_range_map(parameter)["param"].start
         return Part(shard.data, start, shard, inner.state[shard])
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the tensors that this rank writes, on the CPU."""
-        return stage_state(self)
-
-    def load(self, path: Path) -> None:
-        """Read the stage from a checkpoint."""
-        load_stage(path, self)
 
     def cuts_states(self, parameter: Parameter) -> bool:
         """Whether replicas hold a part of a parameter's optimizer states each."""
@@ -271,7 +307,7 @@ def train_stage(
 
 
 @dataclass(frozen=True, slots=True)
-class ShardedStage(LearningStage):
+class ShardedStage(OwnStage):
     """A stage under FSDP2 and its optimizer, which steps this rank's parts; ``widths`` as in ``Groups``.
 
     If it ``keeps`` gathered weights, they stay until the end of the iteration.
@@ -293,10 +329,6 @@ class ShardedStage(LearningStage):
         """Whether replicas go through passes together: always."""
         return True
 
-    def empty_pass(self, remade: int, example: Callable[[], Any]) -> Iterator[None]:  # noqa: ARG002
-        """A pass of one token whose label does not count."""
-        return _empty_pass(self, remade)
-
     def zero_grad(self) -> None:
         """Forget the last iteration's gradients; gather weights that it keeps, for ranks may have no first forward."""
         self.optimizer.zero_grad()
@@ -312,14 +344,6 @@ class ShardedStage(LearningStage):
         for parameter in self.stage.parameters() if self.groups.tp.size() > 1 else ():
             if parameter.grad is not None and getattr(parameter, "sequence_parallel", False):
                 dist.all_reduce(local_part(parameter.grad), group=self.groups.tp)
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the tensors that this rank writes, on the CPU."""
-        return stage_state(self)
-
-    def load(self, path: Path) -> None:
-        """Read the stage from a checkpoint."""
-        load_stage(path, self)
 
     def cuts_states(self, parameter: Parameter) -> bool:  # noqa: ARG002
         """Whether replicas hold a part of a parameter's optimizer states each: always."""
@@ -351,29 +375,6 @@ class ShardedStage(LearningStage):
             return None
         place = start * (parameter.numel() // len(parameter))
         return Part(local, place, parameter.data, self.optimizer.state[parameter] if parameter.requires_grad else None)
-
-
-def _empty_pass(trained: TrainedStage | ShardedStage, remade: int) -> Iterator[None]:
-    stage = trained.stage
-    module = stage.module
-    first = next(stage.parameters())
-    if module.is_encoder:
-        pack = Pack((merge_tokens(module),), (1,), remade=remade)
-    else:
-        pack = Pack((1,), (), torch.zeros(1, dtype=torch.int64), torch.tensor([-1]), remade=remade)
-    if stage.held.start:
-        shape = shares_of(pack.lengths, trained.groups).hidden.size, module.config.hidden_size
-    elif module.is_encoder:
-        shape = sum(pack.lengths), input_width(module)
-    else:
-        # No projected tokens, but a backward as in other replicas if encoders learn.
-        shape = 0, module.config.hidden_size
-    leaf = torch.zeros(shape, device=first.device, dtype=first.dtype, requires_grad=stage.passes_gradients)
-    output = trained.forward(leaf, pack)
-    yield
-    if output.requires_grad:
-        trained.backward(get_gradient_edge(output), torch.zeros_like(output), leaf)
-    yield
 
 
 def shard_stage(

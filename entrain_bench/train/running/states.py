@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -18,10 +18,11 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
-from torch.nn import Parameter
 
-from entrain_bench.train.modules.packing import StageGroups
-from entrain_bench.train.modules.stage import NamedParameter, Stage, named_parameters
+from entrain_bench.train.modules.stage import NamedParameter, named_parameters
+
+if TYPE_CHECKING:
+    from entrain_bench.train.running.stages import OwnStage
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"
@@ -40,24 +41,6 @@ class Part:
     states: dict[str, torch.Tensor] | None
 
 
-class Held(Protocol):
-    """A stage of the suite's own, whose parameters a rank has all or a part of."""
-
-    @property
-    def stage(self) -> Stage:
-        """Its layers."""
-
-    @property
-    def groups(self) -> StageGroups:
-        """Its ranks."""
-
-    def part_of(self, parameter: Parameter) -> Part | None:
-        """The part of a parameter that this rank's optimizer updates; None if there is none."""
-
-    def cuts_states(self, parameter: Parameter) -> bool:
-        """Whether replicas hold a part of a parameter's optimizer states each."""
-
-
 def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a sharded tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -68,7 +51,7 @@ def read_into(state: Mapping[str, Tensor], path: Path) -> None:
     load({**state}, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
 
 
-def stage_state(trained: Held) -> dict[str, Tensor]:
+def stage_state(trained: OwnStage) -> dict[str, Tensor]:
     """Return the tensors that this rank writes, fp32 on the CPU: parameters, moments, steps; collective."""
     groups = trained.groups
     state: dict[str, Tensor] = {}
@@ -88,7 +71,7 @@ def stage_state(trained: Held) -> dict[str, Tensor]:
     return state
 
 
-def _whole(trained: Held, named: NamedParameter, part: Part | None, count: int) -> Tensor:
+def _whole(trained: OwnStage, named: NamedParameter, part: Part | None, count: int) -> Tensor:
     """Value and moments of this rank's tensor parallel shard of a parameter ``[count, *shape]``."""
     shape = (count, *named.parameter.shape)
     held = [] if part is None else [part.value]
@@ -105,7 +88,7 @@ def _whole(trained: Held, named: NamedParameter, part: Part | None, count: int) 
 
 
 @torch.no_grad()
-def load_stage(path: Path, trained: Held) -> None:
+def load_stage(path: Path, trained: OwnStage) -> None:
     """Read a stage; optimizer states that do not exist yet are made. Raises if a tensor is missing or damaged."""
     wholes: list[Tensor] = []
     state: dict[str, Tensor] = {}

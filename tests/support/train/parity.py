@@ -33,7 +33,7 @@ from entrain_bench.train.modules import stage as stage_module
 from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.stage import NamedParameter, build_stage, named_parameters
 from entrain_bench.train.running import runtime as runtime_module
-from entrain_bench.train.running.data import SampleData, content_of
+from entrain_bench.train.running.data import MadeUp, SampleData
 from entrain_bench.train.running.groups import GroupMaker
 from entrain_bench.train.running.runtime import Runtime, Work, build_runtime
 from entrain_bench.train.running.stages import ShardedStage, TrainedStage
@@ -44,6 +44,7 @@ from support.train.ranks import TIMEOUT_S, run_ranks
 from support.train.runs import CPU, batch, config_from_json, features_of
 
 NUM_STEPS = 3
+PLANNING_S = 240.0  # a busy machine takes more than a minute to import strategies and plan
 RANKS = 4
 # Gradients and weights in units of their tolerance, losses and norms relative.
 LIMITS = {"gradient": 1.0, "weight": 1.0, "loss": 1e-5, "norm": 1e-4}
@@ -87,7 +88,7 @@ def train_reference(_: int, config: str, path: Path, num_steps: int = NUM_STEPS)
     parameters = {named.key: named.parameter for stage in stages.values() for named in named_parameters(stage)}
     learning = {key: parameter for key, parameter in parameters.items() if parameter.requires_grad}
     adam = torch.optim.AdamW(learning.values(), lr=settings.learning_rate, eps=settings.epsilon, weight_decay=0.0)
-    content = content_of(settings, setting.workload, model, 0)
+    content = MadeUp(0, model.llm.config.vocab_size)
     losses, norms, gradients = [], [], {}
     for iteration in range(num_steps):
         data = SampleData(batch(setting, iteration), content)
@@ -166,7 +167,7 @@ def compare(_: int, cases: list[tuple[str, str]], reference: Path) -> list[dict[
     prepare_platform()
     found: list[dict[str, float] | str] = []
     # Cases share groups: each has three threads, until the process ends.
-    maker, planning = GroupMaker(dist.group.WORLD, TIMEOUT_S, CPU), planning_group(TIMEOUT_S)
+    maker, planning = GroupMaker(dist.group.WORLD, TIMEOUT_S, CPU), planning_group(PLANNING_S)
     for config, change in cases:
         try:
             with changed(change):
@@ -184,8 +185,7 @@ def compare_one(
     setting = prepare(config)
     control = maker.control
     layout, _ = plan(setting, planning)
-    content = content_of(setting.executor, setting.workload, setting.job.model, 0)
-    runtime = build_runtime(layout, setting.executor, CPU, 0, control, maker, content)
+    runtime = build_runtime(layout, setting.executor, CPU, 0, control, maker)
     # A distributed optimizer leaves each rank a shard of the summed gradients only; weights tell of the rest.
     whole = not setting.job.framework.distributed_optimizer or layout.modules[0].scatters
     with np.load(reference) as arrays:
