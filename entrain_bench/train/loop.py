@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import ExecutionError, UserError
+from entrain_bench.base.errors import ExecutionError
 from entrain_bench.base.hosttime import HostTime
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program import Program
@@ -41,7 +41,6 @@ from entrain_bench.train.messages.control import (
     PlanningGroup,
     gather_values,
     planning_group,
-    portable,
     process_group,
 )
 from entrain_bench.train.messages.rank_plan import believed_order
@@ -115,21 +114,16 @@ def train(config: RunConfig, progress: Watcher) -> RunResult | None:
 
 
 def plan(setting: RunContext, planning: PlanningGroup) -> tuple[Layout, float]:
-    """Rank 0's layout on every rank, and how long planning took there; ``UserError`` on every rank if there is none."""
-    answer: Layout | Exception | None = None
-    started = perf_counter()
-    if dist.get_rank() == 0:
-        try:
-            answer = setting.plan()
-            check_layout(answer, setting.job.model, setting.job.cluster)
-        except UserError as error:
-            answer = portable(error, "rank 0")
-    seconds = perf_counter() - started
-    answer = planning.broadcast(answer)
-    if isinstance(answer, Exception):
-        raise answer
-    assert isinstance(answer, Layout)
-    return answer, seconds
+    """Rank 0's layout on every rank, and how long planning took there; its exception on every rank if there is none."""
+
+    def make() -> tuple[Layout, float]:
+        started = perf_counter()
+        layout = setting.plan()
+        check_layout(layout, setting.job.model, setting.job.cluster)
+        return layout, perf_counter() - started
+
+    answer: tuple[Layout, float] = planning.of_first_rank(make)
+    return answer
 
 
 def _checkpoints(

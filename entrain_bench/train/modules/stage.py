@@ -270,13 +270,6 @@ class NamedParameter:
         pieces = full.chunk(self.stride * self.tp, self.dim)[self.tp_rank :: self.tp]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, self.dim)
 
-    def assemble(self, shards: Sequence[Tensor]) -> Tensor:
-        """The full tensor, from the shards of all tensor parallel ranks in order."""
-        if self.dim < 0:
-            return shards[0]
-        pieces = [shard.chunk(self.stride, self.dim) for shard in shards]
-        return torch.cat([piece for row in zip(*pieces, strict=True) for piece in row], self.dim)
-
 
 def named_parameters(stage: Stage) -> Iterator[NamedParameter]:
     """The parameters of a stage by key."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,7 +19,7 @@ from entrain_bench.program.validate import check_program
 from entrain_bench.run.experiment import Feed, prepare, shared_job
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.measuring import Clock
-from entrain_bench.train.messages.control import portable
+from entrain_bench.train.messages.control import planning_group
 from entrain_bench.train.runner.families import Family, family_of
 from entrain_bench.train.runner.provider import hub_runtime
 from entrain_bench.train.runner.samples import HubData, Sample
@@ -31,7 +29,7 @@ from entrain_bench.train.running.groups import GroupMaker
 from entrain_bench.train.running.learning import OptimizerSettings, clip_gradients, global_norm
 from entrain_bench.train.settings import refuse_generators
 
-TIMEOUT = timedelta(seconds=1800)
+TIMEOUT_S = 1800.0
 
 
 class Samples(Protocol):
@@ -76,16 +74,17 @@ class ProgramRunner:
             raise UserError(
                 f"cluster={cluster.name}: has {cluster.num_ranks} GPUs, but {dist.get_world_size()} ranks run"
             )
+        self._planning = planning_group(TIMEOUT_S)
         # One rank plans and makes programs; all would find the same.
         setting = None if dist.get_rank() else prepare(config)
-        layout = _of_first_rank(setting.plan if setting else None)
+        layout = self._planning.of_first_rank(lambda: setting and setting.plan())
         check_layout(layout, spec, cluster)
         self._feed = Feed(setting, layout, self.seed) if setting else None
         self.layout, self.device = layout, device or torch.device("cpu")
         self._stages = Stages(family or family_of(model))
         samples.bind(self._stages.family)
-        self.control = dist.new_group(backend="gloo", timeout=TIMEOUT)
-        maker = GroupMaker(self.control, TIMEOUT.total_seconds(), self.device)
+        self.control = self._planning.group
+        maker = GroupMaker(self.control, TIMEOUT_S, self.device)
         settings = OptimizerSettings(framework=self.job.framework)
         self._runtime = hub_runtime(self._stages, spec, layout, settings, self._data_of, maker, self.device)
         self._clock = Clock(self.device)
@@ -125,7 +124,7 @@ class ProgramRunner:
         """
         shapes = self.samples.batch(iteration, self.job.global_batch, self.seed)
         self.job.model.check_shapes(shapes)
-        program = _of_first_rank(partial(_program, self._feed, shapes) if self._feed else None)
+        program = self._planning.of_first_rank(lambda: self._feed and _program(self._feed, shapes))
         seen = self._runtime.run(self._runtime.prepare(program), self._clock)
         total = torch.tensor(sum(loss for _, loss in seen.losses), dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
@@ -136,17 +135,3 @@ def _program(feed: Feed, shapes: SampleShapes) -> Program:
     program, _ = feed.program(shapes)
     check_program(program)
     return program
-
-
-def _of_first_rank(make: Callable[[], Any] | None) -> Any:
-    """Return an object that only rank 0 makes on all ranks, or raise its exception there."""
-    made: list[Any] = [None]
-    if make is not None:
-        try:
-            made = [make()]
-        except Exception as error:
-            made = [portable(error, "rank 0")]
-    dist.broadcast_object_list(made, 0)
-    if isinstance(made[0], Exception):
-        raise made[0]
-    return made[0]
