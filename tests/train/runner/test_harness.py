@@ -24,6 +24,8 @@ from support.train.hub import CLASSES, VOCAB, save_config, tiny_model
 from support.train.ranks import run_ranks
 from support.train.runs import batch, config_from_json, configuration, train_here
 
+# A busy machine decides nothing.
+pytestmark = pytest.mark.timeout(900)
 STEPS = 3
 LAYOUTS = {
     "pp2_dp2": ("strategy=megatron", "layout.tp=1", "layout.pp=2", "layout.dp=2"),
