@@ -65,7 +65,7 @@ class PlanningGroup:
         return values[0]
 
     def of_first_rank(self, make: Callable[[], Any]) -> Any:
-        """Return what rank 0 makes on every rank, or raise its exception there; others do not call ``make``."""
+        """Return rank 0's result on every rank, or raise its exception there; other ranks do not call ``make``."""
         made = None
         if dist.get_rank() == 0:
             try:

@@ -57,8 +57,8 @@ class Chats:
 
     ``messages`` turns a row into a conversation as ``processor.apply_chat_template`` takes it, with images and sounds
     in the contents (default: ``messages_of``). Only tokens of answers are labeled. A row that cannot be read or has no
-    answer is bad: ``on_bad_sample`` skips it (a token without a label keeps its place, so batches stay full), takes the
-    next readable row in its place, or fails. All ranks decide the same; ``counts`` says how often.
+    answer is bad: ``on_bad_sample`` skips it, takes the next readable row in its place, or fails. For a skipped row the
+    batch has a token without a label, so it stays full. All ranks decide the same; ``counts`` says how often.
     """
 
     def __init__(

@@ -24,10 +24,9 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.device import dtype_on
 from entrain_bench.train.runner.families import Family, family_of
-from entrain_bench.train.runner.provider import hub_runtime
 from entrain_bench.train.runner.samples import UNLABELLED, HubData, Item, Sample
 from entrain_bench.train.runner.stages import Stages
-from entrain_bench.train.runner.trained import VALUE, HubStage, with_optimizer
+from entrain_bench.train.runner.trained import VALUE, HubStage, hub_runtime, with_optimizer
 from entrain_bench.train.running.data import MadeUp
 from entrain_bench.train.running.groups import GroupMaker
 from entrain_bench.train.running.runtime import Runtime, optimizer_settings

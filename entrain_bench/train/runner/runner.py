@@ -21,10 +21,9 @@ from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.measuring import Clock
 from entrain_bench.train.messages.control import planning_group
 from entrain_bench.train.runner.families import Family, family_of
-from entrain_bench.train.runner.provider import hub_runtime
 from entrain_bench.train.runner.samples import HubData, Sample
 from entrain_bench.train.runner.stages import Stages
-from entrain_bench.train.runner.trained import HubStage
+from entrain_bench.train.runner.trained import HubStage, hub_runtime
 from entrain_bench.train.running.groups import GroupMaker
 from entrain_bench.train.running.learning import OptimizerSettings, clip_gradients, global_norm
 from entrain_bench.train.settings import refuse_generators

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,15 +20,17 @@ from entrain_bench.base.errors import IncompatibleError, UserError, require
 from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.model import ModelSpec
+from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.messages.rank_plan import Message, RankPlan
 from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.stage import passes_gradients
 from entrain_bench.train.runner.parallel import shard_weights, split_weights
-from entrain_bench.train.runner.samples import ItemBatch, TokenBatch
+from entrain_bench.train.runner.samples import HubData, ItemBatch, TokenBatch
 from entrain_bench.train.runner.stages import Share, Stage, Stages
-from entrain_bench.train.running.groups import Groups
-from entrain_bench.train.running.learning import LearningStage, OptimizerSettings, adam_of, clip_gradients
-from entrain_bench.train.running.states import local_part, read_into
+from entrain_bench.train.running.groups import GroupMaker, Groups, make_groups
+from entrain_bench.train.running.learning import LearningStage, OptimizerSettings, adam_of, clip_gradients, local_part
+from entrain_bench.train.running.runtime import Runtime
+from entrain_bench.train.running.states import read_into
 
 VALUE = ".value"  # end of a parameter's name in a checkpoint
 BUCKET_NUMBERS = 2**25  # numbers that are summed at once
@@ -321,3 +324,23 @@ def with_whole_rows(program: Program, plan: RankPlan, stages: Stages) -> RankPla
         for step in plan.steps
     )
     return replace(plan, steps=steps, arrivals=tuple(map(sized, plan.arrivals)))
+
+
+def hub_runtime(
+    stages: Stages,
+    spec: ModelSpec,
+    layout: Layout,
+    settings: OptimizerSettings,
+    data_of: Callable[[SampleShapes], HubData],
+    maker: GroupMaker,
+    device: torch.device,
+) -> Runtime[HubStage]:
+    """The runtime of this rank, which keeps no other weights of the model, without optimizers; collective.
+
+    ``UserError`` if ``spec`` describes another model, ``IncompatibleError`` for an unsupported layout.
+    """
+    check_model(stages, spec, layout)
+    groups = make_groups(spec, settings.framework, layout, maker, slices=False)
+    made = hub_stages(stages, spec, layout, groups, device)
+    sized = partial(with_whole_rows, stages=stages)
+    return Runtime(made, groups, settings, stages.model.dtype, device, data_of, sized)

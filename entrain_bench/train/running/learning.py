@@ -18,7 +18,6 @@ from torch.nn import Parameter
 from entrain_bench.specs.framework import FrameworkOptions
 from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.split import WeightPass
-from entrain_bench.train.running.states import local_part
 
 # megatron-core's, in ``clip_grad_by_total_norm_fp32``.
 NORM_EPSILON = 1e-6
@@ -132,6 +131,11 @@ class LearningStage(ABC):
     @abstractmethod
     def load(self, path: Path) -> None:
         """Read the stage from a checkpoint; raises if a tensor is missing or damaged."""
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def adam_of(parameters: Iterable[Tensor], settings: OptimizerSettings) -> torch.optim.AdamW:

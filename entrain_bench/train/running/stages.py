@@ -8,11 +8,9 @@ tokens before backward, so gradients are summed, never averaged.
 from __future__ import annotations
 
 import warnings
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -30,62 +28,14 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn import Parameter
 
 from entrain_bench.specs.framework import BF16, FP32
-from entrain_bench.train.modules.ends import input_width
-from entrain_bench.train.modules.packing import Pack, StageGroups, merge_tokens, shares_of
+from entrain_bench.train.modules.packing import Pack, StageGroups
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.modules.stage import SlicedStage, Stage, slice_stages
-from entrain_bench.train.running.learning import LearningStage, OptimizerSettings, adam_of, clip_gradients
-from entrain_bench.train.running.states import Part, load_stage, local_part, stage_state
+from entrain_bench.train.running.learning import OptimizerSettings, adam_of, clip_gradients, local_part
+from entrain_bench.train.running.states import OwnStage, Part
 
 # Attributes that megatron-core sets on parameters; sharded ones are other objects.
 NOTES = ("partition_dim", "partition_stride", "sequence_parallel", "tensor_model_parallel")
-
-
-class OwnStage(LearningStage):
-    """A learning stage of the suite's own layers, of whose parameters a rank has all or a part."""
-
-    __slots__ = ()
-
-    stage: Stage
-
-    @abstractmethod
-    def part_of(self, parameter: Parameter) -> Part | None:
-        """The part of a parameter that this rank's optimizer updates; None if there is none."""
-
-    @abstractmethod
-    def cuts_states(self, parameter: Parameter) -> bool:
-        """Whether replicas hold a part of a parameter's optimizer states each."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the tensors that this rank writes, on the CPU."""
-        return stage_state(self)
-
-    def load(self, path: Path) -> None:
-        """Read the stage from a checkpoint."""
-        load_stage(path, self)
-
-    def empty_pass(self, remade: int, example: Callable[[], Any]) -> Iterator[None]:  # noqa: ARG002
-        """A pass of one token whose label does not count."""
-        stage = self.stage
-        module = stage.module
-        first = next(stage.parameters())
-        if module.is_encoder:
-            pack = Pack((merge_tokens(module),), (1,), remade=remade)
-        else:
-            pack = Pack((1,), (), torch.zeros(1, dtype=torch.int64), torch.tensor([-1]), remade=remade)
-        if stage.held.start:
-            shape = shares_of(pack.lengths, self.groups).hidden.size, module.config.hidden_size
-        elif module.is_encoder:
-            shape = sum(pack.lengths), input_width(module)
-        else:
-            # No projected tokens, but a backward as in other replicas if encoders learn.
-            shape = 0, module.config.hidden_size
-        leaf = torch.zeros(shape, device=first.device, dtype=first.dtype, requires_grad=stage.passes_gradients)
-        output = self.forward(leaf, pack)
-        yield
-        if output.requires_grad:
-            self.backward(get_gradient_edge(output), torch.zeros_like(output), leaf)
-        yield
 
 
 @dataclass(frozen=True, slots=True)
