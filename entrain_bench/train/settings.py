@@ -24,6 +24,7 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")  # by torch's names
 DECAYS = ("constant", "linear", "cosine")
 NON_FINITE = ("stop", "skip")
+TENSORBOARD, WANDB = TRACKERS = ("tensorboard", "wandb")
 # Work queues from host to device, and as many as CUDA has.
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 MOST_CONNECTIONS = "32"
@@ -56,6 +57,7 @@ class TrainSettings:
     on_non_finite: Annotated[str, OneOf(NON_FINITE)] = "stop"
     checkpoint_dir: str | None = None
     checkpoint_every: Count = 10
+    report_to: Annotated[str, OneOf(TRACKERS)] | None = None
 
     def __post_init__(self) -> None:
         least = self.min_learning_rate

@@ -6,11 +6,14 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
 from entrain_bench.answers.tracking.log import SINGLE_RUNS, open_client
-from entrain_bench.commands.live import LIVE_TAG, LiveRun, line_of
+from entrain_bench.base.errors import UserError
+from entrain_bench.commands import live as live_module
+from entrain_bench.commands.live import LIVE_TAG, LiveRun, Reporter, line_of
 from entrain_bench.commands.publish import separately
 from entrain_bench.records.metrics import DEVICE_TYPE
 from entrain_bench.records.records import Results
@@ -49,6 +52,45 @@ def test_values_are_there_during_a_run_and_stay_after_a_failure_only(
     assert (run.info.status, run.data.tags[LIVE_TAG], run.data.params["seed"]) == ("RUNNING", "true", "0")
     live.end(failed=failed)
     assert [run.info.status for run in runs_of(tmp_path)] == (["FAILED"] if failed else [])
+
+
+@pytest.mark.wide
+def test_tensorboard_has_the_values_of_iterations(tmp_path: Path) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    reporter = Reporter("tensorboard", tmp_path, "entrain on chartqa", {"seed": "0"})
+    assert not [*tmp_path.iterdir()]
+    reporter.log(0, VALUES)
+    reporter.log(1, VALUES | {"loss": 2.0})
+    reporter.end(failed=False)
+    (folder,) = (tmp_path / "tensorboard").iterdir()
+    found = events.EventAccumulator(str(folder))
+    found.Reload()
+    assert [(event.step, event.value) for event in found.Scalars("loss")] == [(0, 2.5), (1, 2.0)]
+
+
+def test_wandb_has_the_values_of_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Mock()
+    monkeypatch.setattr(live_module, "find_spec", lambda _: True)
+    monkeypatch.setattr(live_module, "import_module", lambda name: Mock(init=run.init) if name == "wandb" else None)
+    reporter = Reporter("wandb", tmp_path, "entrain on chartqa", {"seed": "0"})
+    reporter.end(failed=True)
+    assert not run.mock_calls
+    reporter.log(3, VALUES)
+    reporter.end(failed=True)
+    project = {"project": "entrain-bench", "name": "entrain on chartqa", "config": {"seed": "0"}, "dir": str(tmp_path)}
+    assert run.mock_calls == [call.init(**project), call.init().log(VALUES, 3), call.init().finish(1)]
+
+
+@pytest.mark.parametrize(
+    ("tracker", "message"),
+    [("comet", "^harness.report_to=comet: unknown"), ("wandb", "^harness.report_to=wandb: is not installed. Run pip")],
+)
+def test_a_tracker_that_is_not_there_is_refused(
+    tracker: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_module, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match=message):
+        Reporter(tracker, tmp_path, "", {})
 
 
 def test_runs_on_a_cpu_are_not_in_one_table() -> None:
