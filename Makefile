@@ -16,7 +16,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Containers set it; then every process compiles the suite, torch and megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quick figures appendix report measured preprocessing fidelity gpu-check claims calibration verify reference test test-slow test-site mutants fuzz tamper bench ui docs docs-serve lint clean
+.PHONY: help setup quick figures appendix report measured fidelity gpu-check claims calibration verify reference test test-slow test-site mutants fuzz tamper bench ui docs docs-serve lint clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -55,9 +55,6 @@ report: setup ## Write results/report.html and report.md: which strategy to use,
 
 measured: setup ## Train on 4 ranks of this machine; draw results/figures/measured_gantt.{pdf,png,csv}
 	$(BENCH) figures measured_gantt
-
-preprocessing: setup ## Train with three kinds of input preprocessing; draw results/figures/preprocessing.{pdf,png,csv}
-	$(PYTHON) -m entrain_bench.lab preprocessing
 
 fidelity: setup ## Train and predict 63 programs on this machine (about an hour); draw results/figures/fidelity.{pdf,png,csv}
 	$(PYTHON) -m entrain_bench.lab fidelity

@@ -3,7 +3,6 @@
 import hashlib
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,7 @@ from entrain_bench.base.errors import UserError, either, require, similar
 from entrain_bench.specs.parse import Allowed, OneOf, between
 from entrain_bench.specs.shapes import Items, SampleShapes, shapes_of
 from entrain_bench.specs.tokens import MAX_TOKENS, TokenRules
-from entrain_bench.specs.workload import ListedShapes, Moved, Samples, stable_rng
+from entrain_bench.specs.workload import ListedShapes, stable_rng
 
 from .columns import ALL, MAX_PIXELS, Take, TraceColumns, read_columns
 from .marginals import parse_marginal
@@ -163,17 +162,6 @@ class TraceWorkload:
                 f"workload.path={self.path}: no row is left that fits the model's {rules.context_tokens} tokens"
             )
         return fitted
-
-    def samples(self, rules: TokenRules, vocab_size: int, moved: Moved) -> Samples:
-        """The samples of a scanned trace, read from its data; ``UserError`` if that is missing or has changed."""
-        # Images, sounds and Parquet take a second to import.
-        from .dataset.samples import samples_of
-
-        if self.text is not None:
-            raise UserError("workload.text: must be null with harness.data=files, which reads the samples' own texts")
-        own_shapes = partial(self._shapes, rules=rules)
-        truncates = self.on_overlong == OnOverlong.TRUNCATE
-        return samples_of(self._file(), rules, vocab_size, moved, own_shapes, truncates)
 
     def _columns(self) -> TraceColumns:
         frame = None if self.frame_size is None else (float(self.frame_size[0]), float(self.frame_size[1]))

@@ -45,10 +45,11 @@ def main(request: Request[ProfileSettings]) -> int:
     ranks = ranks_of(settings, device)
     path = Path(settings.output) if settings.output else default_path(model, device, dtype_of(settings, device))
     session = ProfileRecorder.begin(model, settings, path, device)
+    total = len(session.packs()) + len(ranks)
     say(f"profiling {model.name} on {device}, to be written to {path}")
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("profile", total=len(session.packs()) + len(ranks))
+        task = progress.add_task("profile", total=total)
 
         def advance(what: str) -> None:
             progress.update(task, advance=1, description=what)

@@ -18,6 +18,7 @@ from entrain_bench.base.errors import TRACEBACK_VARIABLE, UserError, explain
 from entrain_bench.commands.watch import say
 from entrain_bench.records import tables
 from entrain_bench.records.code import metrics_version
+from entrain_bench.records.metrics import DEVICE_TYPE
 from entrain_bench.records.records import PlannedSweep, Record, Results
 
 # A server's answer may be a page.
@@ -46,10 +47,24 @@ def publish(
     # Only now: memory holds those of the tables, or these.
     records = [record for key in planned if (record := results.read(key))]
     lost = sweep.lost(results)
-    print_table(records, lost, columns)
+    tables_of = separately(records)
+    for index, group in enumerate(tables_of):
+        print_table(group, lost if index + 1 == len(tables_of) else (), columns)
+    if len(tables_of) > 1:
+        say("ranks computed on a CPU, which checks training: iteration times do not rank strategies")
     if mlflow:
         log_to_mlflow(results, records, name, mlflow_uri, lost=lost)
     return records
+
+
+def separately(records: Sequence[Record]) -> list[list[Record]]:
+    """The records of each table: of each strategy for its own if ranks trained on a CPU, whose times rank nothing."""
+    if not any(record.execution.get(DEVICE_TYPE) == "cpu" for record in records):
+        return [[*records]]
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(str(record.config["strategy"]), []).append(record)
+    return [*groups.values()]
 
 
 def say_outdated(records: Sequence[Record]) -> None:

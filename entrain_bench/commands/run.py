@@ -5,10 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress
-
 from entrain_bench.base.errors import UnwritableError, UserError, unknown_choice
+from entrain_bench.commands.live import watched
 from entrain_bench.commands.watch import Watch, say
 from entrain_bench.config.compose import IGNORED, Composer, Sweep
 from entrain_bench.config.grammar import RUN_KEYS, NoKeys, Request, Verb
@@ -56,10 +54,8 @@ def main(request: Request[NoKeys]) -> int:
         say(f"finished earlier: {results.record_path(cell.key)}")
     else:
         results.prepare()
-        console = Console(stderr=True)
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            task = progress.add_task(f"{config.strategy['name']} iterations", total=config.iterations)
-            record = run_one(cell, results, lambda done: progress.update(task, completed=done))
+        with watched(config, results) as progress:
+            record = run_one(cell, results, progress)
     if not results.trace_path(cell.key).exists():
         try:
             results.write_trace(cell.key)

@@ -53,6 +53,9 @@ class Sweep:
     address: str | None  # of Ray's cluster; None for this machine
 
 
+EMULATE = "emulate"
+
+
 class Composer:
     """Composes runs with the choices of a folder ``config_dir``, if any; results are stored until a YAML changes."""
 
@@ -99,13 +102,8 @@ class Composer:
             usual = values[group].items()
             values[group] = {name: plain.pop(f"{group}.{name}", value) for name, value in usual}
         config = RunConfig.from_values(_resolved(values | plain))
-        if config.harness["_target_"] != "entrain_bench.simulate.Simulator" and is_reference(
-            name := config.model["name"]
-        ):
-            raise UserError(
-                f"model={name}: can only be simulated. Use harness=simulate, a model of experiments/model, or the "
-                "training script that `entrain-bench recommend` writes"
-            )
+        if config.harness["label"] == EMULATE and is_reference(name := config.model["name"]):
+            raise UserError(f"model={name}: cannot be emulated. Use harness=simulate, train, or another model")
         return config
 
     def sweep(self, overrides: Sequence[str]) -> Sweep:

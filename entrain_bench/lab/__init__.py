@@ -1,1 +1,1 @@
-"""Measurements of the suite itself: speed, fidelity, calibration, checks on GPUs, preprocessing."""
+"""Measurements of the suite itself: speed, fidelity, calibration, checks on GPUs."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from entrain_bench.base.errors import ExecutionError, UserError, unknown_choice
 
-PROGRAMS = ("bench", "fidelity", "gpu-check", "preprocessing")
+PROGRAMS = ("bench", "fidelity", "gpu-check")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -243,6 +243,10 @@ def check_results(
         raise ValueError(f"{TIME}={metrics.get(TIME)!r} must be above 0")
 
 
+# Of ranks that trained, in ``RunResult.execution``: cpu or cuda.
+DEVICE_TYPE = "device_type"
+
+
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """The result of a run.

@@ -3,7 +3,7 @@
 import os
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -25,7 +25,7 @@ from entrain_bench.records.cells import Cell
 from entrain_bench.records.metrics import metrics_in
 from entrain_bench.records.records import Record, Results, new_record, record_of
 from entrain_bench.records.sealed import CachedLayouts
-from entrain_bench.run.experiment import run_experiment
+from entrain_bench.run.experiment import Watcher, run_experiment, unwatched
 from entrain_bench.run.parallel import Died, RayCluster, run_parallel
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def compose_cells(overrides: Sequence[str], config_dir: str | None = None, multi
     return composed
 
 
-def run_one(cell: Cell, results: Results, progress: Callable[[int], None] = lambda _: None) -> Record:
+def run_one(cell: Cell, results: Results, progress: Watcher = unwatched) -> Record:
     """Run a cell here, telling ``progress`` of each finished iteration; bad input raises and leaves nothing behind."""
     added = metrics_in(cell.config_dir)
     plans = CachedLayouts(results.root)

@@ -1,7 +1,7 @@
 """The experiment, start to end: workload, plan, assign, schedule, execute, measure."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -56,6 +56,17 @@ OWN = {
 }
 
 
+class Watcher(Protocol):
+    """Is told of finished iterations, and where they are measured on the way, of their values."""
+
+    def __call__(self, done: int, values: Mapping[str, float] | None = None, /) -> None:
+        """Take the number of finished iterations, and the last one's values by name."""
+
+
+def unwatched(done: int, values: Mapping[str, float] | None = None, /) -> None:
+    """Watch nothing."""
+
+
 class Executor(Protocol):
     """Runs programs and reports timelines."""
 
@@ -71,8 +82,8 @@ class Trainer(Protocol):
 
     trains: ClassVar[Literal[True]]
 
-    def train(self, config: RunConfig, progress: Callable[[int], None]) -> RunResult:
-        """Run all iterations; ``progress`` is called with the number of finished ones."""
+    def train(self, config: RunConfig, progress: Watcher) -> RunResult:
+        """Run all iterations, telling ``progress`` of each."""
         ...
 
 
@@ -253,7 +264,7 @@ def warm_up(strategy: Strategy, layout: Layout, profile: Profile) -> None:
 
 def run_experiment(
     config: RunConfig,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Watcher = unwatched,
     source: ShapeSource | None = None,
     plans: CachedLayouts | None = None,
     keep_timeline: bool = True,

@@ -1,6 +1,7 @@
 """Inputs of a sampler from a configuration, and the microbatches of a rank from an assignment."""
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -8,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 
 from entrain_bench.balancing.interface import Assigner
 from entrain_bench.balancing.planning import place_chain
-from entrain_bench.base.arrays import IntArray
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError, UserError, require, unknown_choice
 from entrain_bench.config.compose import compose
 from entrain_bench.program.assignment import ModuleAssignment, check_assignment
 from entrain_bench.program.layout import Layout, check_layout, layout_to_json
 from entrain_bench.run.experiment import RunContext, prepare
+from entrain_bench.sampler.padding import LONGEST, NONE, PADDINGS, Dealt, deal_padded, seconds_of
 from entrain_bench.specs.job import Degrees, Job
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import ListedShapes
@@ -26,10 +29,6 @@ FIXED = "fixed"
 EQUAL = "equal"
 ASSIGNED = "assigned"
 COUNTS = (FIXED, EQUAL, ASSIGNED)
-
-
-# Microbatches of a global batch: of every rank, the positions of each microbatch's samples, in order.
-type Dealt = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 def deal(labels: ModuleAssignment, num_ranks: int, counts: str = ASSIGNED, num_microbatches: int = 0) -> Dealt:
@@ -72,6 +71,11 @@ def split(microbatches: Sequence[tuple[int, ...]], count: int) -> list[tuple[int
     return rows
 
 
+# Balances total time of ranks that meet once an iteration: nothing else matters without pipelines.
+BEST = "lpt"
+# A gain of less over arrival order is none.
+LEAST_GAIN = 1.01
+
 # Words for layouts that need not be given.
 DATA_PARALLEL = "data_parallel"
 PLANNED = "planned"
@@ -90,15 +94,51 @@ class BatchPlan:
     counts: str
     num_microbatches: int
     name: str
+    padding: str = NONE
+    pads_best: bool = False
 
-    def deal(self, assigner: Assigner, samples: np.ndarray) -> Dealt:
+    def deal(self, assigner: Assigner, batch: SampleShapes) -> Dealt:
         """Return microbatches of all ranks as positions among samples; ``UserError`` for an invalid assignment."""
         job = self.setting.job
-        batch = self.shapes.take(samples)
+        if self.pads_best:
+            return deal_padded(*self.each_s(batch), self.layout.modules[job.model.llm_index].dp, self.num_microbatches)
         assignment = assigner.assign(batch, self.layout, self.setting.profile.under(self.layout))
         check_assignment(assignment, job.model, self.layout, batch)
         llm = job.model.llm_index
         return deal(assignment.modules[llm], self.layout.modules[llm].dp, self.counts, self.num_microbatches)
+
+    def each_s(self, batch: SampleShapes) -> tuple[FloatArray, FloatArray]:
+        """Estimated forward seconds of each sample alone, in encoders and LLM ``[samples]``."""
+        placed = self.layout.modules[self.setting.job.model.llm_index]
+        return self.setting.profile.estimates.samples(batch, placed.tp, placed.cp, placed.expert_groups)
+
+    def ranks_s(self, dealt: Dealt, batch: SampleShapes) -> FloatArray:
+        """Estimated forward seconds of each rank ``[ranks]``."""
+        each = self.each_s(batch)
+        return np.array([seconds_of(rows, *each, self.padding) for rows in dealt])
+
+    def gain(self, batches: Sequence[SampleShapes]) -> float:
+        """Estimated speedup over arrival order, where ranks wait for the slowest once an iteration."""
+        ranks = self.layout.modules[self.setting.job.model.llm_index].dp
+        # Microbatch after microbatch, as accelerate deals them out.
+        order = np.arange(len(batches[0])).reshape(self.num_microbatches, ranks, -1)
+        arrival: Any = order.swapaxes(0, 1).tolist()
+        before_s = after_s = 0.0
+        for batch in batches:
+            before_s += self.ranks_s(arrival, batch).max()
+            after_s += self.ranks_s(self.deal(self.setting.strategy.assigner, batch), batch).max()
+        return before_s / after_s
+
+    def warn(self, batches: Sequence[SampleShapes]) -> None:
+        """Warn if a data-parallel loop gains nothing by the strategy, judged by some batches."""
+        if self.layout.is_one_stage and not self.pads_best and (gain := self.gain(batches)) < LEAST_GAIN:
+            name = self.setting.strategy.name
+            best = "" if name == BEST and self.padding == NONE else ". strategy=None chooses the best for such a loop"
+            warnings.warn(
+                f"strategy={name}: its estimated speedup over arrival order is {gain:.2f}x in this data-parallel loop "
+                f"with padding={self.padding}{best}",
+                stacklevel=4,
+            )
 
 
 def plan_batches(
@@ -108,6 +148,9 @@ def plan_batches(
     world_size: int,
     overrides: Sequence[str],
     config_dir: str | None,
+    *,
+    strategy: str | None,
+    padding: str,
     **chosen: Any,
 ) -> BatchPlan:
     """Lay out the model as configured; arguments and errors are those of ``BalancedBatchSampler``."""
@@ -118,6 +161,12 @@ def plan_batches(
         raise unknown_choice("layout", layout, (DATA_PARALLEL, PLANNED))
     if counts not in COUNTS:
         raise unknown_choice("counts", counts, COUNTS)
+    if padding not in PADDINGS:
+        raise unknown_choice("padding", padding, PADDINGS)
+    pads_best = strategy is None and padding == LONGEST
+    fits = not pads_best or (counts == FIXED and layout == DATA_PARALLEL)
+    require(fits, "counts, layout", f"{counts}, {layout}", f"{FIXED}, {DATA_PARALLEL} with padding and no strategy")
+    chosen["strategy"] = strategy or BEST
     usual = {"layout.dp": world_size}
     if layout == DATA_PARALLEL:
         usual |= {"layout.tp": 1, "layout.cp": 1, "layout.pp": 1}
@@ -139,13 +188,14 @@ def plan_batches(
     _check_widths(setting, layout, listed.shapes.take(np.arange(min(job.global_batch, len(listed.shapes)))))
     dp = layout.modules[job.model.llm_index].dp
     require(dp == world_size, "world_size", world_size, f"{dp}, the number of LLM replicas of the layout")
-    name = sha256(f"{content}\n{layout_to_json(layout)}\n{counts}".encode()).hexdigest()
+    decides = f"{content}\n{layout_to_json(layout)}\n{counts}" + (f"\n{padding}" if pads_best else "")
+    name = sha256(decides.encode()).hexdigest()
     rows = np.arange(len(listed.shapes)) if listed.rows is None else listed.rows
     if np.any(rows < 0):
         raise UserError(
             f"shapes={shapes}: lists a part of the data set, whose rows are not known. Scan all of it (max_rows=null)"
         )
-    return BatchPlan(setting, layout, listed.shapes, rows, counts, job.global_batch // whole, name)
+    return BatchPlan(setting, layout, listed.shapes, rows, counts, job.global_batch // whole, name, padding, pads_best)
 
 
 def one_stage(job: Job, world_size: int) -> Layout:
@@ -192,3 +242,15 @@ def _setting(
     config = compose(*trace, *overrides, config_dir=config_dir)
     kept = {key: value for key, value in config.content().items() if key not in ("workload", "harness", "iterations")}
     return prepare(config, source), json.dumps(kept, sort_keys=True, default=list)
+
+
+def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return rank and number of ranks, as given or from ``torch.distributed``."""
+    if rank is None or world_size is None:
+        if not (dist.is_available() and dist.is_initialized()):
+            missing = "rank" if rank is None else "world_size"
+            raise UserError(f"{missing}=None: must be given, because torch.distributed is not initialized")
+        rank = dist.get_rank() if rank is None else rank
+        world_size = dist.get_world_size() if world_size is None else world_size
+    require(0 <= rank < world_size, "rank", rank, f"0..{world_size - 1}, one of world_size")
+    return rank, world_size

@@ -1,29 +1,27 @@
 """A PyTorch batch sampler whose batches are microbatches of a strategy's assignment, also in Hugging Face's loops."""
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader, Sampler
 
-from entrain_bench.balancing.interface import Observer
 from entrain_bench.base.arrays import FloatArray, IntArray
-from entrain_bench.base.errors import UserError, require
+from entrain_bench.base.errors import require
 from entrain_bench.base.remembered import remembered
 from entrain_bench.config.given import checked_plan
 from entrain_bench.program.layout import Layout
-from entrain_bench.sampler.learning import Timings, executed, values_of, with_values
-from entrain_bench.sampler.planning import FIXED, BatchPlan, Dealt, fingerprint, plan_batches
+from entrain_bench.sampler.padding import NONE, Dealt
+from entrain_bench.sampler.planning import FIXED, BatchPlan, fingerprint, place_of, plan_batches
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.specs.workload import stable_rng
 
-# Iterations whose microbatches are kept: those that loaders run ahead, and those that are observed.
+# Iterations whose microbatches are kept: those that loaders run ahead.
 KEPT = 64
+# Iterations by which a strategy's gain is judged.
+JUDGED = 8
 
 
 class BalancedBatchSampler(Sampler[list[int]]):
@@ -46,7 +44,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self,
         shapes: SampleShapes | str | Path,
         *,
-        strategy: str,
+        strategy: str | None = None,
         model: str,
         cluster: str,
         global_batch: int,
@@ -57,7 +55,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
         shuffle: bool = True,
         layout: Layout | str = "data_parallel",
         counts: str = FIXED,
-        learning_lag: int = 2,
+        padding: str = NONE,
         overrides: Sequence[str] = (),
         config_dir: str | None = None,
     ) -> None:
@@ -65,7 +63,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
 
         Args:
             shapes: sizes of samples by dataset index: ``entrain_bench.shapes_of``, or the path of a shape trace.
-            strategy: name of the strategy whose assigner is used; with ``layout="planned"`` also its planner.
+            strategy: name of the strategy whose assigner is used; with ``layout="planned"`` also its planner. None: the
+                best for a data-parallel loop with this padding. A warning says if a strategy gains nothing there.
             model: name of the model, whose costs assigners balance.
             cluster: name of the cluster, whose costs assigners balance.
             global_batch: samples of an iteration, a multiple of ``world_size`` x ``microbatch_size``.
@@ -76,15 +75,14 @@ class BalancedBatchSampler(Sampler[list[int]]):
             shuffle: whether each epoch has its own random order; if not, samples keep their order.
             layout: a ``Layout``, ``data_parallel``: each rank holds the whole model, or ``planned``.
             counts: number of microbatches of an iteration: ``fixed``, ``equal`` on all ranks, or as ``assigned``.
-            learning_lag: iterations after which an observation (``observe``) changes assignments.
+            padding: ``longest`` if your collator pads a microbatch to its longest sample, ``none`` if it packs.
             overrides: further configuration, ``key=value`` as on the command line.
             config_dir: your folder with further choices.
 
         Raises:
             UserError: naming the argument, the configuration or the data that is wrong.
         """
-        self.rank, self.world_size = _place(rank, world_size)
-        require(learning_lag >= 1, "learning_lag", learning_lag, "at least 1")
+        self.rank, self.world_size = place_of(rank, world_size)
         self._plan: BatchPlan = plan_batches(
             shapes,
             layout,
@@ -93,6 +91,7 @@ class BalancedBatchSampler(Sampler[list[int]]):
             overrides,
             config_dir,
             strategy=strategy,
+            padding=padding,
             model=model,
             cluster=cluster,
             global_batch=global_batch,
@@ -112,21 +111,18 @@ class BalancedBatchSampler(Sampler[list[int]]):
             "shuffle": bool(shuffle),
             "global_batch": global_batch,
         }
-        self._lag = learning_lag
-        # The assigner of every iteration, counted over epochs: from each number on.
-        self._lessons = [(0, self._plan.setting.strategy.assigner)]
-        self._dealt: dict[int, Dealt] = {}
-        self._furthest = -1
+        self._dealt: dict[tuple[int, int], Dealt] = {}
         self._batches: tuple[int, IntArray] | None = None
         self._move(0, 0, 0)
         self._resumed = False
+        self._plan.warn([self._plan.shapes.take(rows) for rows in self._samples(0)[:JUDGED]])
 
     @classmethod
     def from_plan(cls, shapes: SampleShapes | str | Path, plan: str | Path, **options: Any) -> Self:
         """Return a sampler with the job, strategy and layout of a plan that ``entrain-bench recommend`` wrote.
 
-        Options are the constructor's ``rank``, ``world_size``, ``shuffle``, ``counts``, ``learning_lag`` and
-        ``config_dir``. ``UserError`` if the file, an argument or the data is invalid.
+        Options are the constructor's ``rank``, ``world_size``, ``shuffle``, ``counts``, ``padding`` and ``config_dir``.
+        ``UserError`` if the file, an argument or the data is invalid.
         """
         known = checked_plan(plan)
         job = known.job
@@ -194,52 +190,12 @@ class BalancedBatchSampler(Sampler[list[int]]):
         return [rows[samples[list(row)]].tolist() for row in dealt[self.rank if rank is None else rank]]
 
     def believed_s(self, iteration: int, epoch: int | None = None) -> FloatArray:
-        """Return the estimated forward seconds of each rank's samples in an iteration, without packing ``[ranks]``.
+        """Return the estimated forward seconds of each rank's microbatches in an iteration, as padded ``[ranks]``.
 
         Maximum over mean is the load imbalance of a training loop whose ranks hold the whole model.
         """
         epoch = self._epoch if epoch is None else epoch
-        ranks = self._deal(epoch, iteration)
-        placed = self.layout.modules[self._plan.setting.job.model.llm_index]
-        batch = self._plan.shapes.take(self._samples(epoch)[iteration])
-        encoder_s, llm_s = self._plan.setting.profile.estimates.samples(
-            batch, placed.tp, placed.cp, placed.expert_groups
-        )
-        each_s = encoder_s + llm_s
-        return np.array([sum(float(each_s[list(row)].sum()) for row in rows) for rows in ranks])
-
-    @property
-    def learns(self) -> bool:
-        """Whether the strategy's assigner learns from observed times."""
-        return isinstance(self._plan.setting.strategy.assigner, Observer)
-
-    def observe(self, iteration: int, seconds: Timings) -> None:
-        """Give the assigner measured times of an iteration; an assigner that does not learn ignores them.
-
-        Call it on every rank with equal times and iterations. Assignments change ``learning_lag`` iterations later.
-
-        Args:
-            iteration: number from 0 in the current epoch.
-            seconds: for every module by name, seconds of forward and backward ``[ranks, microbatches, 2]``.
-
-        Raises:
-            UserError: if times do not fit the microbatches, or a loader already prefetched a changing iteration.
-        """
-        assigner = self._lessons[-1][1]
-        if not isinstance(assigner, Observer):
-            return
-        first = self._count(self._epoch, iteration) + self._lag
-        ahead = self._furthest - first + 1
-        if ahead > 0:
-            raise UserError(
-                f"learning_lag={self._lag}: must be at least {self._lag + ahead}, because the loader already took "
-                f"{ahead} of the iterations that observing iteration {iteration} would change"
-            )
-        require(first > self._lessons[-1][0], "observe: iteration", iteration, "later than the last observed one")
-        setting = self._plan.setting
-        batch = self._plan.shapes.take(self._samples(self._epoch)[iteration])
-        timeline = executed(setting.job.model, batch, self.layout, self._deal(self._epoch, iteration), seconds)
-        self._lessons.append((first, assigner.observe(timeline, setting.profile.under(self.layout))))
+        return self._plan.ranks_s(self._deal(epoch, iteration), self._plan.shapes.take(self._samples(epoch)[iteration]))
 
     def state_dict(self, iteration: int | None = None) -> dict[str, Any]:
         """Return the sampler's position as plain values; equal on all ranks after the same iterations.
@@ -252,47 +208,30 @@ class BalancedBatchSampler(Sampler[list[int]]):
         epoch = self._epoch + at // self.num_iterations
         at %= self.num_iterations
         position = {"epoch": epoch, "iteration": at, "microbatch": self._place if iteration is None else 0}
-        known = self._lessons[self._lesson(self._count(epoch, at)) :] if self.learns else []
-        lessons = [[first, values_of(assigner)] for first, assigner in known]
-        return {**position, **self._stream, "plan": self._plan.name, "lessons": lessons}
+        return {**position, **self._stream, "plan": self._plan.name}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next ``iter()`` resume at a state.
 
-        ``UserError`` for other samples, seed, order, global batch or learner, or another plan within an iteration.
+        ``UserError`` for other samples, seed, order or global batch, or another plan within an iteration.
         """
         for name, value in self._stream.items():
             require(state.get(name) == value, f"state: {name}", state.get(name), f"{value}, as in this sampler")
         place = state["microbatch"]
         same = place == 0 or state["plan"] == self._plan.name
         require(same, "state: microbatch", place, "0 (the start of an iteration), because the plan differs")
-        assigner = self._plan.setting.strategy.assigner
-        known = state["lessons"] if self.learns else []
-        lessons = [(first, with_values(assigner, values, "assigner")) for first, values in known]
-        self._lessons = lessons or [(0, assigner)]
-        self._dealt = {}
-        self._furthest = -1
         self._move(state["epoch"], state["iteration"], place)
         self._resumed = True
 
     def _deal(self, epoch: int, iteration: int) -> Dealt:
         """Return the microbatches of all ranks in an iteration, cached."""
         require(0 <= iteration < self.num_iterations, "iteration", iteration, f"0..{self.num_iterations - 1}")
-        number = self._count(epoch, iteration)
-        self._furthest = max(self._furthest, number)
 
         def deal() -> Dealt:
-            return self._plan.deal(self._lessons[self._lesson(number)][1], self._samples(epoch)[iteration])
+            batch = self._plan.shapes.take(self._samples(epoch)[iteration])
+            return self._plan.deal(self._plan.setting.strategy.assigner, batch)
 
-        return remembered(self._dealt, number, deal, KEPT)
-
-    def _count(self, epoch: int, iteration: int) -> int:
-        """Return an iteration's number over all epochs."""
-        return epoch * self.num_iterations + iteration
-
-    def _lesson(self, number: int) -> int:
-        """Return which lesson holds in an iteration, counted over epochs."""
-        return max(0, bisect_right(self._lessons, number, key=itemgetter(0)) - 1)
+        return remembered(self._dealt, (epoch, iteration), deal, KEPT)
 
     def _samples(self, epoch: int) -> IntArray:
         """Return the samples of every global batch of an epoch ``[iterations, global_batch]``."""
@@ -304,18 +243,6 @@ class BalancedBatchSampler(Sampler[list[int]]):
             whole = order[: self.num_iterations * self.global_batch]
             self._batches = epoch, whole.reshape(self.num_iterations, self.global_batch)
         return self._batches[1]
-
-
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and number of ranks, as given or from ``torch.distributed``."""
-    if rank is None or world_size is None:
-        if not (dist.is_available() and dist.is_initialized()):
-            missing = "rank" if rank is None else "world_size"
-            raise UserError(f"{missing}=None: must be given, because torch.distributed is not initialized")
-        rank = dist.get_rank() if rank is None else rank
-        world_size = dist.get_world_size() if world_size is None else world_size
-    require(0 <= rank < world_size, "rank", rank, f"0..{world_size - 1}, one of world_size")
-    return rank, world_size
 
 
 def own_loader(loader: DataLoader[Any], device: torch.device, accumulation_steps: int) -> DataLoader[Any]:

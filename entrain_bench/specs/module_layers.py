@@ -11,7 +11,7 @@ from entrain_bench.specs.parse import Count, OneOf, Rate, at_least, between
 from entrain_bench.specs.unet import UNetConfig
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "squared_relu")
-# How a checkpoint names a module's tensors (``entrain_bench/train/weights.py``).
+# Published architectures, with which tests compare stages.
 CHECKPOINTS = ("llama", "qwen3_moe", "qwen25vl_vision", "siglip", "whisper_encoder")
 
 
@@ -123,7 +123,7 @@ class ModuleConfig:
     norm_epsilon: Rate = 1e-5  # torch.nn.LayerNorm's
     activation: Annotated[str, OneOf(("", *ACTIVATIONS))] = ""  # default: SiLU in gated blocks, otherwise GELU
     learned_positions: Annotated[int, at_least(0)] = 0  # tokens of an item, at most; 0: rotary or fixed sinusoids
-    checkpoint: Annotated[str, OneOf(("", *CHECKPOINTS))] = ""  # how published weights name the module's tensors
+    checkpoint: Annotated[str, OneOf(("", *CHECKPOINTS))] = ""  # the published architecture
 
 
 # How the loss is computed: by Megatron-LM's operators on the vocabulary's shards (its default), by one kernel of

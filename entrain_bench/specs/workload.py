@@ -1,12 +1,11 @@
-"""Workloads: their interface, streams of listed samples, and contents of samples, which only training reads."""
+"""Workloads: their interface, and streams of listed samples."""
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from entrain_bench.base.arrays import IntArray
 from entrain_bench.base.errors import require
@@ -99,39 +98,3 @@ class ListedShapes:
         """Draw samples independently and uniformly."""
         require(num_samples >= 1, "num_samples", num_samples, "at least 1")
         return self.shapes.take(rng.integers(len(self.shapes), size=num_samples))
-
-
-SOUND_HZ = 16_000  # Whisper's and its successors' (arXiv:2212.04356, section 2.2)
-
-type Pixels = NDArray[np.uint8]
-type Sound = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """Where data has moved: its path, the folder of its media, the tokenizer; None: the same as in the workload."""
-
-    path: str | None = None
-    root: str | None = None
-    tokenizer: str | None = None
-
-
-class Samples(Protocol):
-    """Reads samples one by one in any order; frozen, of plain values; ``UserError`` names an unreadable sample."""
-
-    def picture(self, shapes: SampleShapes, item: int) -> Pixels:
-        """An image, or the frames of a video's group, as large as item's patches ``[frames, height, width, 3]``."""
-
-    def sound(self, shapes: SampleShapes, item: int) -> Sound:
-        """A segment of a sound: one channel at ``SOUND_HZ``, from -1 to 1 ``[samples]``."""
-
-    def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
-        """Token ids of a sample's text ``[text tokens]``, int64."""
-
-
-@runtime_checkable
-class Readable(Protocol):
-    """A workload whose samples can be read."""
-
-    def samples(self, rules: TokenRules, vocab_size: int, moved: Moved) -> Samples:
-        """The samples; ``UserError`` if data is missing or changed, or only shapes are known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
 import pickle
@@ -35,6 +36,7 @@ from entrain_bench.base.errors import ExecutionError
 from entrain_bench.base.files import temporary_folder, write_atomically
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.metrics import RunResult
+from entrain_bench.run.experiment import Watcher, unwatched
 from entrain_bench.run.parallel import end_with_parent, uninterrupted
 from entrain_bench.train.device import device_of
 from entrain_bench.train.messages.control import named_wait, portable, process_group
@@ -44,6 +46,7 @@ LOCALHOST = "127.0.0.1"
 # Seconds that ranks wait for one another in ``on_ranks``.
 TIMEOUT_S = 120.0
 POLL_S = 0.2
+PROGRESS = "progress"
 PERIOD_S = 0.02
 # Seconds after a failure in which the death of another rank, which may be its cause, is noticed.
 NOTICE_S = 0.5
@@ -52,12 +55,12 @@ END_S = 10
 # Signals that end this process; SIGINT raises KeyboardInterrupt.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # Job of a rank; its argument reports a finished step.
-type RankJob = Callable[[Callable[[int], None]], Any]
+type RankJob = Callable[[Watcher], Any]
 # A crash prints a stack of every thread, and the names of all extension modules.
 OUTPUT_CHARS = 20_000
 
 
-def start_ranks(config: RunConfig, settings: TrainSettings, progress: Callable[[int], None]) -> RunResult:
+def start_ranks(config: RunConfig, settings: TrainSettings, progress: Watcher) -> RunResult:
     """Train on ranks of this machine; raises as ``run_on_ranks``."""
     job = partial(train_rank, config=config, timeout_s=settings.timeout_s)
     device = device_of(settings).type
@@ -79,7 +82,7 @@ def run_on_ranks(
     num_ranks: int,
     device: str,
     timeout_s: float,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Watcher = unwatched,
 ) -> list[Any]:
     """Do a job on ranks of this machine and return the results by rank; the first failure, or a signal, ends all.
 
@@ -112,7 +115,7 @@ def run_on_ranks(
 def _start(job: RankJob, num_ranks: int, device: str, port: int, work: Path) -> PContext:
     # A server that asked for GPUs cannot fork a process that uses them.
     method = "forkserver" if device == "cpu" else "spawn"
-    forkserver.set_forkserver_preload(["entrain_bench.train.running.loop"])
+    forkserver.set_forkserver_preload(["entrain_bench.train.loop"])
     # All of it: a server has the environment of its own start.
     shared = {
         **os.environ,
@@ -151,12 +154,17 @@ def _silent() -> Iterator[None]:
         os.close(kept)
 
 
-def _watch(processes: PContext, work: Path, progress: Callable[[int], None]) -> RunProcsResult | None:
+def _watch(processes: PContext, work: Path, progress: Watcher) -> RunProcsResult | None:
     """Return the results of all ranks, or the death of one; None if a rank left a failure."""
+    told = 0
     while True:
         result = processes.wait(POLL_S, PERIOD_S)
-        if (work / "progress").exists():
-            progress((work / "progress").stat().st_size)
+        if (work / PROGRESS).exists():
+            # The last line may be half written.
+            *whole, _ = (work / PROGRESS).read_text().split("\n")
+            for line in whole[told:]:
+                progress(*json.loads(line))
+            told = len(whole)
         if result is not None:
             return result
         if any(work.glob("failure*")):
@@ -201,7 +209,7 @@ def _call(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     device: str,
-    _: Callable[[int], None],
+    _: Watcher,
 ) -> Any:
     rank = int(os.environ["RANK"])
     with process_group(torch.device(device, rank) if device == "cuda" else torch.device("cpu"), TIMEOUT_S) as group:
@@ -209,16 +217,16 @@ def _call(
 
 
 def run_rank(work: Path, rank: int, job: RankJob) -> Any:
-    """Do a job as a process of ``launch`` and return its result; rank 0 leaves a byte in ``progress`` for every step.
+    """Do a job as a process of ``launch`` and return its result; rank 0 leaves a line in a file for every step.
 
     A rank that fails waits to be ended, so the launcher sees a death before those that lost the connection to it.
     """
     end_with_parent()
 
-    def report(_: int) -> None:
+    def report(done: int, values: Mapping[str, float] | None = None, /) -> None:
         if rank == 0:
-            with (work / "progress").open("ab") as file:
-                file.write(b".")
+            with (work / PROGRESS).open("a") as file:
+                file.write(json.dumps([done, values]) + "\n")
 
     try:
         # A process that was forked has the number of threads of its server.
@@ -232,16 +240,16 @@ def run_rank(work: Path, rank: int, job: RankJob) -> Any:
             signal.pause()
 
 
-def train_rank(report: Callable[[int], None], config: RunConfig, timeout_s: float) -> RunResult | None:
+def train_rank(report: Watcher, config: RunConfig, timeout_s: float) -> RunResult | None:
     """Train; rank 0 returns the result, the others None."""
     # A failing import is a failure of the rank, too.
-    from entrain_bench.train.running.loop import train
+    from entrain_bench.train.loop import train
 
     with named_wait("harness.timeout_s", timeout_s):
         return train(config, report)
 
 
-def run_torchrun_rank(config: RunConfig, settings: TrainSettings, progress: Callable[[int], None]) -> RunResult:
+def run_torchrun_rank(config: RunConfig, settings: TrainSettings, progress: Watcher) -> RunResult:
     """Train as one of torchrun's ranks; only rank 0 returns, the others end, having nothing to record."""
     try:
         # Recorded, the first failure is the one that torchrun names.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
@@ -24,7 +24,7 @@ from entrain_bench.records.metrics import measure
 from entrain_bench.records.time_shares import EXPERT_SHARES, TIME_SHARES
 from entrain_bench.specs.cluster import ClusterSpec
 from entrain_bench.train.device import dtype_name
-from entrain_bench.train.messages.rank_plan import lane_of_rank, places_of
+from entrain_bench.train.messages.rank_plan import lane_of_rank
 
 # The fastest round trip counts, because a loaded host may delay some.
 ROUND_TRIPS = 4
@@ -34,6 +34,7 @@ Mark = Any
 OF_THE_CLUSTER = ("mfu", "lower_bound_s", "gap_to_lower_bound", "cluster_bound_s", *TIME_SHARES, *EXPERT_SHARES)
 
 
+LIVE = ("loss", "grad_norm", "iteration_time_s", "tokens_per_s", "peak_memory_bytes", "input_stall_s")
 # Samples that an error names at most.
 MOST_NAMED = 8
 SKIP = "To skip such updates and continue, set harness.on_non_finite=skip"
@@ -166,20 +167,9 @@ def why_not_of_the_cluster(device: torch.device, dtype: torch.dtype, cluster: Cl
     return ""
 
 
-def total_loss(program: Program, losses: Sequence[Sequence[tuple[int, float]]]) -> float:
-    """Return the mean loss per predicted token, from action and loss of every chunk of each rank."""
-    llm = next(index for index, module in enumerate(program.model.modules) if not module.is_encoder)
-    placed = program.layout.modules[llm]
-    counted = list[float]()
-    for rank, of_rank in enumerate(losses):
-        position = {place.replica: place.position for place in places_of(program.layout, rank) if place.module == llm}
-        for action, loss in of_rank:
-            replica = int(program.replica[action])
-            tp, _ = placed.degrees[placed.degree_of_copy[replica]]
-            # Tensor-parallel ranks hold copies, context-parallel ranks parts.
-            if position[replica] % tp == 0:
-                counted.append(loss)
-    return float(sum(counted))
+def total_loss(losses: Sequence[Sequence[tuple[int, float]]]) -> float:
+    """Return the mean loss per predicted token, from action and loss of every chunk that each rank counts."""
+    return float(sum(loss for of_rank in losses for _, loss in of_rank))
 
 
 def merge_timeline(program: Program, rows: Sequence[FloatArray], peak_bytes: Sequence[float]) -> Timeline:
@@ -219,13 +209,21 @@ def metrics_of(
     timeline = merge_timeline(program, rows, [seen.peak_bytes for seen in everyone])
     row = {name: value for name, value in measure(timeline, truth, host_time).items() if name not in left_out}
     row |= {
-        "loss": total_loss(program, [seen.losses for seen in everyone]),
+        "loss": total_loss([seen.losses for seen in everyone]),
         "grad_norm": grad_norm,
         "skipped_updates": float(not isfinite(grad_norm)),
         "input_stall_s": max(stalls_s),
         "input_stall_mean_s": float(np.mean(stalls_s)),
     }
     return row, timeline
+
+
+def live_values(row: Mapping[str, float], everyone: Sequence[Seen]) -> dict[str, float]:
+    """Return the values shown during training; balance is the maximum over the mean of the ranks' busy times."""
+    busy_s = np.array([float((seen.rows[:, 2] - seen.rows[:, 1]).sum()) for seen in everyone])
+    mean_s = float(busy_s.mean())
+    known = {name: row[name] for name in LIVE if name in row}
+    return known | ({"balance": float(busy_s.max()) / mean_s} if mean_s else {})
 
 
 def mean_metrics(history: list[dict[str, float]]) -> dict[str, float]:

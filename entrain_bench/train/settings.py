@@ -11,6 +11,7 @@ from math import cos, pi
 from typing import Annotated
 
 from entrain_bench.base.errors import IncompatibleError, UserError, require
+from entrain_bench.config.hub.files import is_reference
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import Layout
 from entrain_bench.specs.framework import FrameworkOptions
@@ -23,9 +24,7 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")  # by torch's names
 DECAYS = ("constant", "linear", "cosine")
 NON_FINITE = ("stop", "skip")
-PREPROCESSING = ("inline", "thread", "processes")
-# Content of samples: numbers made up of the seed, or the workload's files.
-MADE_UP, FILES = DATA = ("made_up", "files")
+TENSORBOARD, WANDB = TRACKERS = ("tensorboard", "wandb")
 # Work queues from host to device, and as many as CUDA has.
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 MOST_CONNECTIONS = "32"
@@ -42,10 +41,6 @@ class TrainSettings:
     num_ranks: Count = 4
     device: Annotated[str, OneOf(DEVICES)] = "auto"
     dtype: Annotated[str, OneOf(DTYPES)] = "auto"
-    data: Annotated[str, OneOf(DATA)] = MADE_UP
-    data_path: str | None = None
-    data_root: str | None = None
-    data_tokenizer: str | None = None
     learning_rate: NotNegative = 1e-3
     min_learning_rate: float = 0.0
     warmup_iterations: Annotated[int, at_least(0)] = 0
@@ -62,16 +57,9 @@ class TrainSettings:
     on_non_finite: Annotated[str, OneOf(NON_FINITE)] = "stop"
     checkpoint_dir: str | None = None
     checkpoint_every: Count = 10
-    preprocessing: Annotated[str, OneOf(PREPROCESSING)] = "thread"
-    preprocessing_processes: Count | None = None
+    report_to: Annotated[str, OneOf(TRACKERS)] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("data_path", "data_root", "data_tokenizer"):
-            valid = getattr(self, name) is None or self.data == FILES
-            require(valid, f"harness.{name}", getattr(self, name), f"null with harness.data={self.data}")
-        processes = self.preprocessing_processes
-        fits = processes is None or self.preprocessing == "processes"
-        require(fits, "harness.preprocessing_processes", processes, "null unless harness.preprocessing=processes")
         least = self.min_learning_rate
         peak = self.learning_rate
         warmup = self.warmup_iterations
@@ -81,12 +69,20 @@ class TrainSettings:
         require(fits, "harness.decay_iterations", self.decay_iterations, allowed)
         fits = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(fits, "harness.betas", [*self.betas], "two numbers from 0 to below 1")
+        where = "null, or give model=hf:... or harness.weights, whose format it is"
+        fits = self.save_weights is None or self.is_published
+        require(fits, "harness.save_weights", self.save_weights, where)
         refuse_generators(self.truth.model, "harness=train")
         cluster = self.truth.cluster
         if cluster.num_ranks != self.num_ranks:
             raise UserError(
                 f"harness.num_ranks={self.num_ranks}: must be {cluster.num_ranks}, the ranks of cluster={cluster.name}"
             )
+
+    @property
+    def is_published(self) -> bool:
+        """Whether stages are those of a Hugging Face model, not the suite's own."""
+        return self.weights is not None or is_reference(self.truth.model.name)
 
     def rate_at(self, iteration: int, num_iterations: int) -> float:
         """The learning rate of an iteration from 0: linear warm-up, then decay (cosine: arXiv:1608.03983, eq. 5)."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.records.metrics import RunResult
+from entrain_bench.run.experiment import Watcher
 from entrain_bench.train.settings import CONNECTIONS, MOST_CONNECTIONS, ON_LOOPBACK, TrainSettings
 
 
@@ -19,7 +19,7 @@ class DistributedTrainer(TrainSettings):
 
     trains: ClassVar[Literal[True]] = True
 
-    def train(self, config: RunConfig, progress: Callable[[int], None]) -> RunResult:
+    def train(self, config: RunConfig, progress: Watcher) -> RunResult:
         """Train on ranks started here, or as one of torchrun's: only rank 0 returns. Raises as ``run_on_ranks``."""
         # Imported where needed: torch takes seconds, and checking settings does without.
         from entrain_bench.train.launching import run_torchrun_rank, start_ranks

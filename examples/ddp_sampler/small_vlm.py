@@ -69,10 +69,11 @@ class Block(nn.Module):
 
 
 class SmallVlm(nn.Module):
-    """An image encoder, its projector, and a causal LLM over image and text tokens, without padding."""
+    """An image encoder, its projector, and a causal LLM over image and text tokens, packed or padded to the longest."""
 
-    def __init__(self) -> None:
+    def __init__(self, padded: bool = False) -> None:
         super().__init__()
+        self.padded = padded
         self.patches = nn.Linear(PATCH_VALUES, IMAGE_WIDTH)
         self.encoder = nn.ModuleList([Block(IMAGE_WIDTH, causal=False) for _ in range(NUM_BLOCKS)])
         self.projector = nn.Linear(MERGED_PATCHES * IMAGE_WIDTH, TEXT_WIDTH)
@@ -85,12 +86,17 @@ class SmallVlm(nn.Module):
         images = [image for sample in samples for image in sample.images]
         seen = iter(self._encode(images))
         rows = [torch.cat([*(next(seen) for _ in s.images), self.words(s.text)]) for s in samples]
+        longest = max(len(row) for row in rows)
+        if self.padded:
+            # On the right, where a causal LLM's tokens do not see it.
+            rows = [functional.pad(row, (0, 0, 0, longest - len(row))) for row in rows]
         hidden, lengths = torch.cat(rows), [len(row) for row in rows]
         for block in self.llm:
             hidden = block(hidden, lengths)
         losses = []
         for sample, row in zip(samples, torch.split(hidden, lengths), strict=True):
-            predicted = self.head(row[-len(sample.text) : -1])
+            end = len(sample.text) + sum(len(image) // MERGED_PATCHES for image in sample.images)
+            predicted = self.head(row[end - len(sample.text) : end - 1])
             losses.append(functional.cross_entropy(predicted, sample.text[1:]))
         # DDP waits for the gradient of every weight, also where a microbatch has no image.
         unused = sum(

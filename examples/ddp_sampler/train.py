@@ -1,7 +1,7 @@
 """A DDP loop with gradient accumulation over a strategy's microbatches, and what it gains on arrival order.
 
 torchrun --nproc-per-node 2 examples/ddp_sampler/train.py
-torchrun --nproc-per-node 2 examples/ddp_sampler/train.py --strategies entrain dflop --iterations 20
+torchrun --nproc-per-node 2 examples/ddp_sampler/train.py --strategies best lpt --padding longest
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader
 
 import entrain_bench as eb
 
-BASELINE = "megatron"
+# Arrival order, and the sampler's own choice.
+BASELINE, BEST = "megatron", "best"
 FOLDER = str(Path(__file__).parent)
 
 
@@ -62,7 +63,8 @@ def sampler_of(strategy: str, shapes: eb.SampleShapes, options: argparse.Namespa
     """This rank's microbatches."""
     return eb.BalancedBatchSampler(
         shapes,
-        strategy=strategy,
+        strategy=None if strategy == BEST else strategy,
+        padding=options.padding,
         model="small_vlm",
         cluster="hostx2",
         global_batch=options.global_batch,
@@ -81,7 +83,7 @@ def iterations_s(strategy: str, shapes: eb.SampleShapes, options: argparse.Names
     """
     sampler = sampler_of(strategy, shapes, options)
     torch.manual_seed(0)
-    model = DistributedDataParallel(SmallVlm())
+    model = DistributedDataParallel(SmallVlm(options.padding == "longest"))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     batches = iter(DataLoader(RandomContent(shapes), batch_sampler=sampler, collate_fn=list))
     share = dist.get_world_size() / options.global_batch
@@ -114,6 +116,7 @@ def main() -> None:
     """Measure every strategy on the same iterations, in turn, and print ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategies", nargs="+", default=["disttrain", "entrain", "dflop"])
+    parser.add_argument("--padding", default="none", choices=["none", "longest"])
     parser.add_argument("--trace", default="mathvision.parquet")
     parser.add_argument("--max-image-tokens", type=int, default=1024)
     parser.add_argument("--global-batch", type=int, default=16)

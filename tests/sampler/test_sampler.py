@@ -267,7 +267,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"global_batch": 80}, "global_batch=80: must be at most 70, the number of samples"),
     ({"microbatch_size": 0}, "microbatch_size=0: must be at least 1"),
     ({"seed": -1}, r"seed=-1: must be in 0..2\^32-1"),
-    ({"learning_lag": 0}, "learning_lag=0: must be at least 1"),
     ({"strategy": "entrian"}, r"entrian"),
     ({"counts": "even"}, "counts=even: unknown.*assigned, equal, fixed"),
     ({"layout": "pipelined"}, "layout=pipelined: unknown.*data_parallel, planned"),

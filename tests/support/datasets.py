@@ -33,18 +33,6 @@ def image_bytes(width: int, height: int, kind: str = "JPEG", orientation: int = 
     return _encoded(Image.new("RGB", (width, height), (90, 90, 90)), kind, orientation)
 
 
-@cache
-def picture_bytes(width: int, height: int, seed: int = 0, kind: str = "PNG", orientation: int = 0) -> bytes:
-    """An image of a size and of colours that are another seed's nowhere."""
-    return _encoded(picture(width, height, seed), kind, orientation)
-
-
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    """The same, not encoded."""
-    coarse = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-
-
 def png_of(width: int, height: int, pixels: bytes = b"", bits: int = 8, colors: int = 2) -> bytes:
     """A PNG of a size and of compressed pixels, which need not fit it."""
     header = struct.pack(">IIBBBBB", width, height, bits, colors, 0, 0, 0)
@@ -64,13 +52,6 @@ def _encoded(image: Image.Image, kind: str, orientation: int) -> bytes:
         exif[0x0112] = orientation
     image.save(buffer, kind, exif=exif)
     return buffer.getvalue()
-
-
-def sound_bytes(seconds: float, hz: float = 440.0, rate: int = 16000) -> bytes:
-    """A tone of a length, half as loud on the second of two channels."""
-    times = np.arange(round(seconds * rate)) / rate
-    tone = np.round(20000 * np.sin(2 * np.pi * hz * times))
-    return _wave(np.stack([tone, tone / 2], axis=1), rate)
 
 
 def wav_bytes(seconds: float, rate: int = 16000) -> bytes:
@@ -128,12 +109,6 @@ def write_tar(path: Path, members: Sequence[tuple[str, bytes]], mode: str = "w")
 def write_jsonl(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     """A record a line."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-def scan_here(source: Any, output: Path, tokenizer: str | None = "bytes") -> Path:
-    """Scan a data set to a trace in this process, which is sooner done than starting others."""
-    scan_report(source, output, tokenizer)
-    return output
 
 
 def run_here(_: object, tasks: Iterable[ShardTask], *__: object) -> Iterator[tuple[ShardTask, ScanReport | str]]:

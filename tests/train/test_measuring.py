@@ -20,10 +20,8 @@ from entrain_bench.train.measuring import (
     merge_timeline,
     name_non_finite,
     on_one_clock,
-    total_loss,
     why_not_of_the_cluster,
 )
-from entrain_bench.train.messages.rank_plan import places_of
 from support.builders import random_samples, tiny_cluster
 from support.train.four_ranks import LAYOUTS, programs
 from support.train.ranks import run_ranks
@@ -53,25 +51,6 @@ def test_peaks_of_another_precision_or_of_no_cpu_are_no_measure(device: str, dty
     cluster = tiny_cluster()
     cluster = replace(cluster, device=replace(cluster.device, peak_dtype="bfloat16"))
     assert why_not_of_the_cluster(torch.device(device), dtype, cluster) == reason
-
-
-@pytest.mark.parametrize(
-    ("layout", "total"),
-    [
-        ("wider_llm", 3.0),  # ranks 2 and 3 hold copies of 3
-        ("context_parallel", 3.0 + 4.0),  # and parts
-        ("fan_out", 3.0 + 4.0),  # and replicas
-    ],
-)
-def test_losses_of_copies_count_once(layout: str, total: float) -> None:
-    program = program_on(layout)
-
-    def of(rank: int, loss: float) -> list[tuple[int, float]]:
-        """A loss of a chunk that the rank has a part of."""
-        replica = next(place.replica for place in places_of(program.layout, rank) if place.module == 1)
-        return [(int(np.flatnonzero((program.module == 1) & (program.replica == replica))[0]), loss)]
-
-    assert total_loss(program, [[], [], of(2, 3.0), of(3, 4.0)]) == total
 
 
 def test_a_loss_that_is_not_finite_is_named() -> None:

@@ -75,11 +75,8 @@ class RawSample:
         return len(self.images) + len(self.audio) + len(self.video)
 
 
-def sample_of(row: Row | list[Any], chosen: Chosen, folder: str, content: bool = False) -> RawSample:
-    """Return the sample of a row; ``content``: also where the row states sizes.
-
-    ``BadSampleError`` for wrong types, and for names of files that leave the folder.
-    """
+def sample_of(row: Row | list[Any], chosen: Chosen, folder: str) -> RawSample:
+    """Return the sample of a row; ``BadSampleError`` for wrong types, and for names of files that leave the folder."""
     if isinstance(row, list):
         row = {"json": row}
     if inner := {name: _inner(row, name.split(".")) for name in chosen.names if "." in name}:
@@ -91,10 +88,10 @@ def sample_of(row: Row | list[Any], chosen: Chosen, folder: str, content: bool =
         reading.field(name, row[name], roles.get(name))
     sample = reading.sample
     for kind, found in reading.media.items():
-        if kind != "images" and len(found) == 1 and sample.seconds is not None and not content:
+        if kind != "images" and len(found) == 1 and sample.seconds is not None:
             getattr(sample, kind).append(Known(*(_stated_size(row) or (0, 0)), sample.seconds))
         else:
-            getattr(sample, kind).extend(medium_of(value, name, folder, content) for name, value in found)
+            getattr(sample, kind).extend(medium_of(value, name, folder) for name, value in found)
     return sample
 
 
@@ -253,7 +250,7 @@ def _parsed(value: Any) -> Any:
     return value
 
 
-def medium_of(value: Any, name: str, folder: str, content: bool) -> Medium:
+def medium_of(value: Any, name: str, folder: str) -> Medium:
     """Return the medium of a value: content, also in base64, a file's name, or stated sizes.
 
     ``BadSampleError`` for other values.
@@ -273,12 +270,12 @@ def medium_of(value: Any, name: str, folder: str, content: bool) -> Medium:
     if isinstance(value, dict):
         place = next((key for key in _PLACES if value.get(key) is not None), None)
         size = _stated_size(value)
-        if size and not (place and (content or place == "bytes")):
+        if size and place != "bytes":
             return Known(*size)
         if is_number(rate := value.get("sampling_rate")) and rate and isinstance(wave := value.get("array"), list):
             return Known(seconds=len(wave) / rate)
         if place:
-            return medium_of(value[place], name, folder, content)
+            return medium_of(value[place], name, folder)
     raise BadSampleError(Reason.RECORD, f"{name}: {type(value).__name__} is no content, file name or size")
 
 

@@ -5,11 +5,10 @@ import hashlib
 import logging
 import os
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from . import members, readers
 from .conventions import Chosen, table_of
 from .fields import RawSample, Row, sample_of
 from .readers import COMPRESSED, Index, Rows
-from .source import BadSampleError, Limits, Reason, Shard, one_line
+from .source import BadSampleError, Limits, Shard, one_line
 
 # Rows of a shard; a row group is never cut.
 _SHARD_ROWS = 4096
@@ -36,8 +35,6 @@ class Format:
     endings: Sequence[str]
     rows: Callable[[Shard, Chosen, Limits], Rows]
     index: Callable[[Shard], Index | None] = lambda _: None
-    # Whether a file is cut into shards.
-    cut: bool = True
     # Names of files that are read with them.
     also: Sequence[str] = ()
 
@@ -52,7 +49,7 @@ _TAR = [".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"]
 FORMATS = (
     Format("parquet", [".parquet"], readers.parquet_rows, readers.parquet_index),
     Format("arrow", [".arrow"], readers.arrow_rows),
-    Format("webdataset", _TAR, members.tar_rows, members.tar_index, cut=False),
+    Format("webdataset", _TAR, members.tar_rows),
     Format("json", _packed(".json", ".jsonl", ".ndjson"), readers.json_rows, readers.json_index),
     Format("table", _packed(".csv", ".tsv"), readers.table_rows),
     Format("kaldi", [members.KALDI[0]], members.kaldi_rows, also=members.KALDI),
@@ -95,11 +92,11 @@ class Source(Chosen, ABC):
     def rows(self, shard: Shard, limits: Limits) -> Rows:
         """Read the rows of a shard; after an exception, earlier rows are kept."""
 
-    def sample(self, row: Row | list[Any] | BadSampleError, folder: str, content: bool = False) -> RawSample:
-        """Return the sample of a row, with ``content`` also where it states sizes; ``BadSampleError`` for a bad row."""
+    def sample(self, row: Row | list[Any] | BadSampleError, folder: str) -> RawSample:
+        """Return the sample of a row; ``BadSampleError`` for a bad row."""
         if isinstance(row, BadSampleError):
             raise row
-        return sample_of(row, self, folder, content)
+        return sample_of(row, self, folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +147,7 @@ class FileSource(Source):
         shards = list[Shard]()
         for file in self.files():
             kind = _format_of(Path(file.place))
-            index = kind.index(file) if kind and kind.cut else None
+            index = kind.index(file) if kind else None
             if index is None:
                 shards.append(file)
                 continue
@@ -163,19 +160,6 @@ class FileSource(Source):
         """Read the rows of a shard."""
         kind = _format_of(Path(shard.place))
         return kind.rows(shard, self, limits) if kind else iter(())
-
-    def record(self, file: Shard, number: int, limits: Limits) -> RawSample:
-        """Read one sample with its media's content; ``BadSampleError`` if there is none."""
-        kind = _format_of(Path(file.place))
-        index = kind.index(file) if kind else None
-        start = bisect_right(index[1], number) if index else 0
-        row = None
-        if index is None or start < len(index[1]):
-            part = _part(file, index, start - 1, start) if index else file
-            row = next(islice(self.rows(part, limits), number - part.first, None), None)
-        if row is None:
-            raise BadSampleError(Reason.FILE, f"{file.label} has no sample {number}")
-        return self.sample(row, self.folder(file), content=True)
 
 
 def _part(file: Shard, index: Index, start: int, stop: int) -> Shard:

@@ -1,28 +1,22 @@
-"""Images, sounds and videos by Pillow, libsndfile (soundfile) and FFmpeg (PyAV): sizes by headers, and content.
+"""Sizes of images, sounds and videos by their headers: Pillow, libsndfile (soundfile) and FFmpeg (PyAV).
 
 Each library is held to a list of formats, because some formats run programs or open other files.
 """
 
 import io
 import logging
-import math
 import os
 import re
 import tarfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from fractions import Fraction
-from itertools import chain, pairwise
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from entrain_bench.base.errors import UserError
-from entrain_bench.specs.tokens import TileRules
-from entrain_bench.specs.workload import SOUND_HZ, Pixels, Sound
 
 from ..budget import BUDGET
 from ..tokens import MAX_ASPECT_RATIO
@@ -47,13 +41,6 @@ _CONTAINERS = {
 }
 # Bytes that may be read to find the streams of a video.
 _VIDEO_OPTIONS = {"probesize": str(2**20), "analyzeduration": "0"}
-# Data often round the length that they state for a sound.
-STATED_WITHIN_S = 0.1
-# Bytes of a pixel while an image is decoded, turned and made RGB; and of a frame of a sound while it is resampled.
-_PIXEL_BYTES = 12
-_FRAME_BYTES = 24
-# SigLIP's mean color, around images that are not square.
-_SIGLIP_MEAN = [0.5, 0.5, 0.5]
 # They comment on headers, file by file.
 warnings.filterwarnings("ignore", module="PIL")
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
@@ -196,115 +183,3 @@ def library(name: str) -> Any:
         return __import__(name)
     except ImportError as error:
         raise UserError(f"{name}: not installed. Run pip install -e '.[data]'") from error
-
-
-def decoded_image(medium: Medium, limits: Limits) -> Image.Image:
-    """Decode an image to RGB, as shown; ``BadSampleError`` if damaged, too large or unlike its header."""
-    content = content_of(medium)
-    known = header("images", content, limits)
-    stated = f"{known.width}x{known.height} pixels"
-    BUDGET.ask(_PIXEL_BYTES * known.width * known.height, stated, over_budget)
-    with failing_as(Reason.DECODE), opened_image(content, limits) as image:
-        image.load()
-        shown = ImageOps.exif_transpose(image).convert("RGB")
-    if shown.size != (known.width, known.height):
-        wide, high = shown.size
-        raise BadSampleError(Reason.CHANGED, f"its header says {stated}, it has {wide}x{high}")
-    return shown
-
-
-def resized(image: Image.Image, height: int, width: int) -> Pixels:
-    """Scale an image by bicubic interpolation ``[height, width, 3]``, as the processors of published models do."""
-    return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
-
-
-def image_tiles(image: Image.Image, alone: bool, rules: TileRules) -> list[Pixels]:
-    """Cut an RGB image into tiles ``[pixels, pixels, 3]``, in the order of the published processors.
-
-    LLaVA-OneVision (arXiv:2408.03326, section 3): the only image of a sample (``alone``) gives a thumbnail, then the
-    tiles of its grid, padded with black; one of several images is padded to a square. InternVL (arXiv:2404.16821,
-    section 3.2): the image is stretched to its grid, and several tiles are followed by a thumbnail.
-    """
-    transformers = library("transformers")
-    side = rules.pixels
-    options = {"size": {"height": side, "width": side}, "do_rescale": False, "do_normalize": False}
-    if rules.dynamic_tiles is not None:
-        cut = transformers.GotOcr2ImageProcessorPil(
-            min_patches=1, max_patches=rules.dynamic_tiles, crop_to_patches=True, **options
-        )
-        values = cut([image], return_tensors="np")["pixel_values"]
-    else:
-        sides = range(side, side * rules.max_grid + 1, side)
-        grids = [[height, width] for height in sides for width in sides]
-        cut = transformers.LlavaOnevisionImageProcessorPil(
-            image_grid_pinpoints=grids, image_mean=_SIGLIP_MEAN, **options
-        )
-        images = [image] if alone else [[image, image]]
-        values = cut(images, return_tensors="np")["pixel_values"][0 if alone else 1]
-    return list(np.rint(values).astype(np.uint8).transpose(0, 2, 3, 1))
-
-
-def decoded_sound(medium: Medium, limits: Limits, start_s: float, stop_s: float) -> Sound:
-    """Decode a part of a sound: the mean of its channels at ``SOUND_HZ`` ``[samples]``, shorter at the sound's end.
-
-    It is empty if the sound ends up to ``STATED_WITHIN_S`` before the part starts. Raises ``BadSampleError`` for a
-    sound that cannot be decoded, ``UserError`` if soundfile is not installed.
-    """
-    with failing_as(Reason.DECODE), opened_sound(content_of(medium), limits) as sound:
-        rate = int(sound.samplerate)
-        first = round(start_s * rate)
-        last = round(stop_s * rate)
-        if 0 < sound.frames <= first <= sound.frames + STATED_WITHIN_S * rate:
-            return np.zeros(0, np.float32)
-        needed = (_FRAME_BYTES + 4 * sound.channels) * (last - first)
-        BUDGET.ask(needed, f"{stop_s - start_s:g} s at {rate} Hz", over_budget)
-        sound.seek(min(first, sound.frames))
-        wave: Sound = sound.read(last - first, dtype="float32", always_2d=True).mean(axis=1)
-        if not len(wave):
-            raise BadSampleError(Reason.DECODE, f"ends before {start_s:g} s")
-        if rate == SOUND_HZ:
-            return wave
-        # Slow to import.
-        from scipy.signal import resample_poly
-
-        return np.asarray(resample_poly(wave, *Fraction(SOUND_HZ, rate).as_integer_ratio()), np.float32)
-
-
-def content_of(medium: Medium) -> Content:
-    """Return a medium's content; ``BadSampleError`` if there is none."""
-    if isinstance(medium, Known):
-        raise BadSampleError(Reason.RECORD, "it states sizes and has no content")
-    return medium
-
-
-def decoded_frames(medium: Medium, limits: Limits, count: int, most: int, size: tuple[int, int]) -> Pixels:
-    """Decode the first ``most`` of ``count`` frames of a video, scaled to height and width ``[most, *size, 3]``.
-
-    They are shown in the middle of ``count`` equal parts of its length. ``BadSampleError`` if damaged or too large.
-    """
-    content = content_of(medium)
-    height, width = size
-    BUDGET.ask(6 * most * height * width, f"{most} frames of {width}x{height}", over_budget)
-    seconds = header("video", content, limits).seconds
-    times = ((np.arange(most) + 0.5) * seconds / count).tolist()
-    with failing_as(Reason.DECODE):
-        found = [resized(frame.to_image(), height, width) for frame in _frames(content, limits, times)]
-    if len(found) < most:
-        raise BadSampleError(Reason.DECODE, f"it ends before frame {len(found)}")
-    return np.stack(found)
-
-
-def _frames(content: Content, limits: Limits, times: Sequence[float]) -> Iterator[Any]:
-    """Yield the frames that a video shows at rising times, in seconds from its first frame on."""
-    start: float | None = None
-    place = 0
-    with opened_video(content, limits) as video:
-        for frame, following in pairwise(chain(video.decode(video=0), [None])):
-            check_frame(frame.width, frame.height)
-            start = frame.time or 0.0 if start is None else start
-            end = math.inf if following is None else (following.time or 0.0) - start
-            while place < len(times) and times[place] < end:
-                yield frame
-                place += 1
-            if place == len(times):
-                return

@@ -3,7 +3,6 @@
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import groupby
 from pathlib import Path
@@ -24,51 +23,37 @@ KALDI = ("wav.scp", "text", "utt2dur", "segments")
 
 
 class Member(NamedTuple):
-    """A file of a sample: name, bytes (-1: no plain file), how to read it; place and start in an archive or folder."""
+    """A file of a sample: name, bytes (-1: no plain file), how to read it, and its place if that is known."""
 
     name: str
     size: int
     read: Callable[[], bytes]
     place: Section | Path | None = None
-    start: int = 0
-
-
-@lru_cache(maxsize=1024)
-def tar_index(file: Shard) -> Index:
-    """Return where samples start, in bytes, up to any damage; ``BadSampleError`` for a compressed file."""
-    if not file.place.endswith(".tar"):
-        raise BadSampleError(Reason.FILE, f"{file.label} is compressed; samples can be read from plain .tar files")
-    starts = list[int]()
-    with suppress(BadSampleError, tarfile.TarError, EOFError):
-        starts.extend(next(members).start for members in _grouped(_members(file, 0)))
-    return np.array([*starts, 0], np.int64), np.arange(len(starts) + 1)
 
 
 def tar_rows(shard: Shard, chosen: Chosen, limits: Limits) -> Rows:
     """Read a WebDataset's samples: members that follow one another, of one name up to its first dot, as its package."""
-    return _rows_of(_members(shard, shard.part[0] if shard.part else 0), chosen, limits)
+    return _rows_of(_members(shard), chosen, limits)
 
 
-def _members(file: Shard, start: int) -> Iterator[Member]:
-    """Yield members of a tar file from an offset on; ``BadSampleError`` at a damage."""
+def _members(file: Shard) -> Iterator[Member]:
+    """Yield members of a tar file; ``BadSampleError`` at a damage."""
     is_plain = file.place.endswith(".tar")
-    with Path(file.place).open("rb") as opened:
-        opened.seek(start)
-        with tarfile.open(fileobj=opened, mode="r:" if is_plain else "r:*") as archive:
-            while info := archive.next():
-                # tarfile would keep all members.
-                archive.members.clear()  # type: ignore[attr-defined]
-                if info.isdir():
-                    continue
-                size = info.size if info.isreg() and not info.issparse() else -1
-                place = Section(Path(file.place), info.offset_data, size) if is_plain else None
-                yield Member(info.name, size, partial(_content, archive, info), place, info.offset)
-            # tarfile takes a header that it does not understand for the archive's end.
-            rest = archive.fileobj
-            assert rest is not None
-            rest.seek(archive.offset)
-            if rest.read(tarfile.BLOCKSIZE).strip(b"\0"):
-                raise BadSampleError(Reason.FILE, f"damaged at byte {archive.offset}")
+    with tarfile.open(file.place, "r:" if is_plain else "r:*") as archive:
+        while info := archive.next():
+            # tarfile would keep all members.
+            archive.members.clear()  # type: ignore[attr-defined]
+            if info.isdir():
+                continue
+            size = info.size if info.isreg() and not info.issparse() else -1
+            place = Section(Path(file.place), info.offset_data, size) if is_plain else None
+            yield Member(info.name, size, partial(_content, archive, info), place)
+        # tarfile takes a header that it does not understand for the archive's end.
+        rest = archive.fileobj
+        assert rest is not None
+        rest.seek(archive.offset)
+        if rest.read(tarfile.BLOCKSIZE).strip(b"\0"):
+            raise BadSampleError(Reason.FILE, f"damaged at byte {archive.offset}")
 
 
 def _content(archive: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
@@ -106,7 +91,7 @@ def _row_of(members: Iterable[Member], chosen: Chosen, limits: Limits) -> Row:
     media: dict[str, list[Medium]] = {}
     suffixes = set[str]()
     num_bytes = 0
-    for name, size, read, place, _ in members:
+    for name, size, read, place in members:
         if leaves_root(name):
             raise BadSampleError(Reason.OUTSIDE, name)
         if size < 0:

@@ -13,8 +13,6 @@ from ..columns import MAX_PIXELS, MAX_SECONDS
 class Reason(StrEnum):
     """Why a sample is left out."""
 
-    CHANGED = "it has changed since the scan"
-    DECODE = "it cannot be decoded"
     DUPLICATE = "two members of one name"
     EMPTY = "neither text nor media"
     FILE = "the file cannot be read on"

@@ -60,11 +60,6 @@ def token_ids(sample: RawSample, tokenizer: str) -> IntArray:
     return np.array([token for piece in encoded for token in piece.ids], np.int64)
 
 
-def vocabulary_of(tokenizer: str) -> int:
-    """Return one more than the largest id of a tokenizer."""
-    return 256 if tokenizer == BYTES else 1 + max(_tokenizer(tokenizer).get_vocab().values())
-
-
 @lru_cache(maxsize=1)
 def _tokenizer(name: str) -> Any:
     """Return a tokenizer with the chat template next to its file, if any; ``UserError`` for a file of another kind."""

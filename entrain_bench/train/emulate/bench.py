@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from time import thread_time
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +57,7 @@ def measure_rank(emulator: Emulator, program: Program, rank: int) -> tuple[Float
     whole = tuple(replace(placed, sharding=ZERO1, nodes=1, offload=False) for placed in program.layout.modules)
     program = replace(program, layout=replace(program.layout, modules=whole))
     num_ranks = emulator.truth.cluster.num_ranks
-    settings = TrainSettings(emulator.truth, 0.0, num_ranks, dtype=emulator.dtype, preprocessing="inline")
+    settings = TrainSettings(emulator.truth, 0.0, num_ranks, dtype=emulator.dtype)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -78,7 +79,7 @@ def _fitting(what: str) -> Iterator[None]:
         raise OutOfMemoryError(f"memory: the device ran out of memory in {what} (harness=emulate)") from error
 
 
-def _time_passes(emulator: Emulator, runtime: Runtime, program: Program) -> FloatArray:
+def _time_passes(emulator: Emulator, runtime: Runtime[Any], program: Program) -> FloatArray:
     work = runtime.prepare(program, order_of_actions(program))
     inputs = list(work.inputs)
     # Gradients are summed and weights gathered by ranks that are not there.
@@ -96,7 +97,7 @@ def _time_passes(emulator: Emulator, runtime: Runtime, program: Program) -> Floa
     return clock.seconds().reshape(-1, len(passes))[emulator.num_warm_ups :]
 
 
-def _time_optimizers(emulator: Emulator, runtime: Runtime) -> dict[tuple[int, int], float]:
+def _time_optimizers(emulator: Emulator, runtime: Runtime[Any]) -> dict[tuple[int, int], float]:
     clock = _started_clock(runtime.device)
     for _ in range(emulator.num_warm_ups + emulator.num_repetitions):
         for trained in runtime.stages.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -63,6 +63,19 @@ class PlanningGroup:
         with named_wait("harness.planning_timeout_s", self.timeout_s):
             dist.broadcast_object_list(values, 0, group=self.group)
         return values[0]
+
+    def of_first_rank(self, make: Callable[[], Any]) -> Any:
+        """Return rank 0's result on every rank, or raise its exception there; other ranks do not call ``make``."""
+        made = None
+        if dist.get_rank() == 0:
+            try:
+                made = make()
+            except Exception as error:
+                made = portable(error, "rank 0")
+        made = self.broadcast(made)
+        if isinstance(made, Exception):
+            raise made
+        return made
 
 
 def planning_group(timeout_s: float) -> PlanningGroup:

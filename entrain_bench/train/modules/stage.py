@@ -129,9 +129,7 @@ class Stage(torch.nn.Module):
     @property
     def passes_gradients(self) -> bool:
         """Whether anything before the stage wants the gradient of its input."""
-        if self._is_first:
-            return not self.module.is_encoder and self.module.layers[0].backward_share > 0
-        return any(layer.backward_share > 0 for layer in self.module.layers[: self.held.start])
+        return passes_gradients(self.module, self.held)
 
     def tied_embedding(self) -> Parameter | None:
         """The vocabulary's weight that first and last stage share (each holds a copy), or None."""
@@ -194,6 +192,13 @@ class Stage(torch.nn.Module):
             return Rotation.by(grid_rotary_angles(rows, columns, self.module), hidden.dtype)
         positions = positions_of(pack.lengths, share) if pack.positions is None else share.pad(pack.positions.T).T
         return Rotation.by(rotary_angles(to_device(positions, device), self.module), hidden.dtype)
+
+
+def passes_gradients(module: ModuleSpec, held: range) -> bool:
+    """Whether anything before a stage of some layers wants the gradient of its input."""
+    if held.start == 0:
+        return not module.is_encoder and module.layers[0].backward_share > 0
+    return any(layer.backward_share > 0 for layer in module.layers[: held.start])
 
 
 def _run_block(block: Block, hidden: Tensor, mask: Mask) -> Tensor:
@@ -264,13 +269,6 @@ class NamedParameter:
             return full
         pieces = full.chunk(self.stride * self.tp, self.dim)[self.tp_rank :: self.tp]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, self.dim)
-
-    def assemble(self, shards: Sequence[Tensor]) -> Tensor:
-        """The full tensor, from the shards of all tensor parallel ranks in order."""
-        if self.dim < 0:
-            return shards[0]
-        pieces = [shard.chunk(self.stride, self.dim) for shard in shards]
-        return torch.cat([piece for row in zip(*pieces, strict=True) for piece in row], self.dim)
 
 
 def named_parameters(stage: Stage) -> Iterator[NamedParameter]:

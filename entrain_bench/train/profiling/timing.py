@@ -25,7 +25,8 @@ from entrain_bench.train.measuring import Clock
 from entrain_bench.train.modules.ends import input_width
 from entrain_bench.train.modules.packing import Pack, StageGroups, merge_tokens, shares_of
 from entrain_bench.train.modules.stage import build_stage
-from entrain_bench.train.running.stages import OptimizerSettings, TrainedStage, train_stage
+from entrain_bench.train.running.learning import OptimizerSettings
+from entrain_bench.train.running.stages import TrainedStage, train_stage
 
 # Calls before the first that counts, unless they take longer than a share of a point's time.
 WARM_UPS = 3

@@ -19,6 +19,7 @@ from entrain_bench.train.runner.samples import UNLABELLED, Sample, Sizes, shapes
 SKIP, SUBSTITUTE, FAIL = ON_BAD_SAMPLE = ("skip", "substitute", "fail")
 KEPT = 256  # processed samples that a rank remembers
 ROLE = "assistant"
+NOTHING = -1  # identity of a sample in the place of one that is skipped
 
 type Message = Mapping[str, Any]
 
@@ -56,8 +57,8 @@ class Chats:
 
     ``messages`` turns a row into a conversation as ``processor.apply_chat_template`` takes it, with images and sounds
     in the contents (default: ``messages_of``). Only tokens of answers are labeled. A row that cannot be read or has no
-    answer is bad: ``on_bad_sample`` skips it, takes the next readable row in its place, or fails. All ranks decide the
-    same; ``counts`` says how often.
+    answer is bad: ``on_bad_sample`` skips it, takes the next readable row in its place, or fails. For a skipped row the
+    batch has a token without a label, so it stays full. All ranks decide the same; ``counts`` says how often.
     """
 
     def __init__(
@@ -92,27 +93,22 @@ class Chats:
             for epoch, low, high in blocks
             for name in stable_rng("rows", seed, epoch).permutation(len(self.rows))[low:high]
         ]
-        good: dict[int, Sizes] = {}
         sizes = self._sizes(names)
+        tried = 0
         while bad := {name: size for name, size in zip(names, sizes, strict=True) if isinstance(size, str)}:
+            name, cause = next(iter(bad.items()))
             if self.on_bad_sample == FAIL:
-                name, cause = next(iter(bad.items()))
                 raise ExecutionError(
                     f"row {name}: {cause}. To continue without it, use on_bad_sample={SKIP} or {SUBSTITUTE}"
                 )
-            self.counts[self.on_bad_sample] += len(bad)
-            good |= {name: size for name, size in zip(names, sizes, strict=True) if not isinstance(size, str)}
-            if self.on_bad_sample == SKIP:
-                names = [name for name in names if name not in bad]
-            else:
-                names = [(name + 1) % len(self.rows) if name in bad else name for name in names]
-                self.counts["tried"] += 1
-            if not names or self.counts["tried"] > len(self.rows):
-                raise ExecutionError(f"iteration {iteration}: no row can be read ({next(iter(bad.values()))})")
-            missing = [name for name in names if name not in good]
-            good |= dict(zip(missing, self._sizes(missing), strict=True))  # type: ignore[arg-type]
-            sizes = [good[name] for name in names]
-        self.counts.pop("tried", None)
+            tried += 1
+            if len(bad) == len(names) and (self.on_bad_sample == SKIP or tried > len(self.rows)):
+                raise ExecutionError(f"iteration {iteration}: no row can be read ({cause})")
+            self.counts[self.on_bad_sample] += sum(isinstance(size, str) for size in sizes)
+            instead = {name: NOTHING if self.on_bad_sample == SKIP else (name + 1) % len(self.rows) for name in bad}
+            found = dict(zip(instead.values(), self._sizes([*instead.values()]), strict=True))
+            sizes = [found[instead[name]] if name in bad else size for name, size in zip(names, sizes, strict=True)]
+            names = [instead.get(name, name) for name in names]
         known = [size for size in sizes if not isinstance(size, str)]
         self._labelled = {name: size.num_labelled for name, size in zip(names, known, strict=True)}
         modalities = dict.fromkeys([self.family.modality, *(item[0] for size in known for item in size.items)])
@@ -130,6 +126,8 @@ class Chats:
 
     def sample(self, identity: int) -> Sample:
         """A processed row; raises the error of reading it."""
+        if identity == NOTHING:
+            return Sample(torch.zeros(1, dtype=torch.int64), torch.full((1,), UNLABELLED), ())
         if identity not in self._kept:
             self._kept[identity] = self._processed(self.rows[identity])
             if len(self._kept) > KEPT:
@@ -150,7 +148,7 @@ class Chats:
         # Decoders and processors raise errors of any kind for a bad row.
         except Exception as error:
             return f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return sizes if sizes.num_labelled else "no answer has a token"
+        return sizes if sizes.num_labelled or name == NOTHING else "no answer has a token"
 
     def _processed(self, row: Any) -> Sample:
         messages = [*self.messages(row)]

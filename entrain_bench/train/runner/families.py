@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isqrt, prod
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +13,8 @@ from transformers.masking_utils import create_bidirectional_mask
 
 from entrain_bench.base.errors import unknown_choice
 from entrain_bench.train.runner.samples import Item, Sample, TokenBatch, joined_inputs
+
+type Numbers = Callable[[Sequence[int]], Tensor]
 
 
 class Family:
@@ -69,6 +72,29 @@ class Family:
             return {"attention_mask": batch.mask}
         positions, _ = self.model.model.get_rope_index(batch.ids, **known, **grids)
         return {"attention_mask": batch.mask, "position_ids": positions}
+
+    def placeholder(self, modality: str) -> int:
+        """The token in whose places projected tokens of a modality come."""
+        name = self.placeholders[1 if modality == "video" else 0]
+        return int(getattr(self.config, name))
+
+    def made_up(self, wanted: Item, grid: Sequence[int], numbers: Numbers) -> Item:
+        """An item of the sizes of another with made-up ``numbers``, on a ``grid`` of patches.
+
+        ``ValueError`` if there is none.
+        """
+        side = self.part("model.visual").spatial_merge_size
+        squares = wanted.encoder_tokens // side**2
+        if not grid or grid[0] * grid[1] != wanted.encoder_tokens:
+            rows = max(count for count in range(1, isqrt(max(squares, 1)) + 1) if squares % count == 0)
+            grid = rows * side, squares // rows * side
+        patches = self.part("model.visual").patch_embed.proj
+        width = patches.in_channels * prod(patches.kernel_size)
+        inputs = {
+            "pixel_values": numbers((grid[0] * grid[1], width)),
+            "image_grid_thw": torch.tensor([[1, *grid]]),
+        }
+        return _of_sizes(Item(wanted.modality, inputs, grid[0] * grid[1], squares), wanted)
 
     def items(self, encoded: Mapping[str, Tensor]) -> Iterator[Item]:
         """The items of one processed sample, in the order of their tokens: here a patch is a row of pixels."""
@@ -135,6 +161,13 @@ class TiledFamily(Family):
         """The mask; tokens are numbered one after another."""
         return {"attention_mask": batch.mask}
 
+    @property
+    def tile_tokens(self) -> int:
+        """LLM tokens of a tile."""
+        vision = self.config.vision_config
+        side, patch = (size if isinstance(size, int) else size[0] for size in (vision.image_size, vision.patch_size))
+        return int((side // patch * self.config.downsample_ratio) ** 2)
+
     def rows_of(self, encoded: Mapping[str, Tensor], runs: Sequence[int]) -> list[int]:
         """Rows of the encoder's inputs that each run of placeholders has: here all tiles of an image."""
         tiles = len(encoded[self.inputs[0]])
@@ -148,6 +181,16 @@ class TiledFamily(Family):
             self.part(self.encoder[0]).embeddings, "cls_token"
         )
         return inputs[self.inputs[0]].shape[:-3].numel() * ((side // patch) ** 2 + has_class)
+
+    def made_up(self, wanted: Item, grid: Sequence[int], numbers: Numbers) -> Item:  # noqa: ARG002
+        """An item of whole tiles."""
+        side = self.config.vision_config.image_size
+        size = (3, side, side) if isinstance(side, int) else (3, *side)
+        blank = torch.empty(1, *size, device="meta")
+        each = self.encoder_tokens({"pixel_values": blank})
+        tiles = max(1, wanted.encoder_tokens // each)
+        inputs = {"pixel_values": numbers((tiles, *size))}
+        return _of_sizes(Item(wanted.modality, inputs, tiles * each, tiles * self.tile_tokens), wanted)
 
     def items(self, encoded: Mapping[str, Tensor]) -> Iterator[Item]:
         """The items of one processed sample."""
@@ -169,6 +212,12 @@ class LlavaOnevision(TiledFamily):
     after = ("model.vision_tower.post_layernorm", "model.multi_modal_projector", "model.image_newline")
     inputs = ("pixel_values", "image_sizes")
 
+    def made_up(self, *_: object) -> Item:
+        """Refuse: many sizes of a picture have the same number of tokens."""
+        raise ValueError(
+            "pictures of LLaVA-OneVision are not made up. Use the script that entrain-bench recommend writes"
+        )
+
     def rows_of(self, encoded: Mapping[str, Tensor], runs: Sequence[int]) -> list[int]:
         """One image, whose tiles are one row."""
         if len(encoded["pixel_values"]) != len(runs) or len(runs) > 1:
@@ -181,6 +230,11 @@ class Gemma3(TiledFamily):
 
     blocks = "model.vision_tower.encoder.layers"
     after = ("model.vision_tower.post_layernorm", "model.multi_modal_projector")
+
+    @property
+    def tile_tokens(self) -> int:
+        """LLM tokens of the square."""
+        return int(self.config.mm_tokens_per_image)
 
     def rows_of(self, encoded: Mapping[str, Tensor], runs: Sequence[int]) -> list[int]:  # noqa: ARG002
         """One square for each run."""
@@ -216,6 +270,18 @@ class Qwen2Audio(TiledFamily):
         """The same number for every sound."""
         return int(self.config.audio_config.max_source_positions)
 
+    def made_up(self, wanted: Item, grid: Sequence[int], numbers: Numbers) -> Item:  # noqa: ARG002
+        """A sound, of which the frames of its tokens are heard."""
+        config = self.config.audio_config
+        frames = 2 * config.max_source_positions
+        heard = min(4 * wanted.llm_tokens - 1, frames)
+        tokens = ((heard - 1) // 2 + 1 - 2) // 2 + 1
+        inputs = {
+            "input_features": numbers((1, config.num_mel_bins, frames)),
+            "feature_attention_mask": (torch.arange(frames) < heard).long()[None],
+        }
+        return _of_sizes(Item(wanted.modality, inputs, self.encoder_tokens(inputs), tokens), wanted)
+
     def features(self, items: Sequence[Item], device: torch.device) -> Tensor:
         """Projected tokens of sounds, without those of the padding."""
         inputs = joined_inputs(items, device)
@@ -227,6 +293,15 @@ class Qwen2Audio(TiledFamily):
         states = tower(inputs["input_features"], attention_mask=mask).last_hidden_state
         projected: Tensor = self.part("model.multi_modal_projector")(states)
         return projected[torch.arange(projected.shape[1], device=device) < counts[:, None]]
+
+
+def _of_sizes(item: Item, wanted: Item) -> Item:
+    if (item.encoder_tokens, item.llm_tokens) != (wanted.encoder_tokens, wanted.llm_tokens):
+        raise ValueError(
+            f"an item of {wanted.encoder_tokens} encoder and {wanted.llm_tokens} LLM tokens does not exist: the next "
+            f"has {item.encoder_tokens} and {item.llm_tokens}. Use workload=trace with a trace of this model"
+        )
+    return item
 
 
 def _rows(column: Tensor | Sequence[Tensor]) -> Tensor:

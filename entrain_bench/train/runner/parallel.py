@@ -41,15 +41,14 @@ def shard_weights(
 ) -> list[FSDPModule]:
     """Leave this rank its part of blocks and words; each pass gathers them, or the first one of an iteration."""
     mesh = DeviceMesh.from_group(group, device)
-    units: list[list[nn.Module]] = [[block] for block in stage.held_blocks()]
+    units: list[nn.Module] = [*stage.held_blocks()]
     if not stage.is_encoder:
         words, head = family.model.get_input_embeddings(), family.model.get_output_embeddings()
-        # A shared weight needs one unit.
-        units += [[words, head]] if words.weight is head.weight else [[words], [head]]
+        # A weight of two modules stays whole: neither is the root of the other.
+        units += [] if words.weight is head.weight else [words, head]
     parts: list[FSDPModule] = []
-    for unit in units:
-        fully_shard(unit, mesh=mesh, reshard_after_forward=regathers)
-        part = unit[0]
+    for part in units:
+        fully_shard(part, mesh=mesh, reshard_after_forward=regathers)
         assert isinstance(part, FSDPModule)
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)

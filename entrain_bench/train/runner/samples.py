@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from entrain_bench.base.arrays import IntArray
+from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes, shapes_from_lists
+from entrain_bench.train.running.data import Inputs
 
 UNLABELLED = -100  # label of tokens without a loss, as in torch's cross-entropy and transformers
 
@@ -70,17 +73,57 @@ class TokenBatch:
     items: tuple[Item, ...]
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], multiple: int, device: torch.device) -> TokenBatch:
-        """Pad to a ``multiple`` of tokens."""
-        longest = -(-max(len(sample.ids) for sample in samples) // multiple) * multiple
+    def of(cls, samples: Sequence[Sample]) -> TokenBatch:
+        """Pad to the longest."""
+        longest = max(len(sample.ids) for sample in samples)
 
         def padded(rows: Sequence[Tensor], value: int) -> Tensor:
-            return torch.stack([functional.pad(row, (0, longest - len(row)), value=value) for row in rows]).to(device)
+            return torch.stack([functional.pad(row, (0, longest - len(row)), value=value) for row in rows])
 
         ids = padded([sample.ids for sample in samples], 0)
         mask = padded([torch.ones_like(sample.ids) for sample in samples], 0)
         labels = padded([sample.labels for sample in samples], UNLABELLED)
         return cls(ids, mask, labels, tuple(item for sample in samples for item in sample.items))
+
+    def on(self, device: torch.device, multiple: int = 1) -> TokenBatch:
+        """The batch on a device, padded to a ``multiple`` of tokens."""
+        more = -self.ids.shape[1] % multiple
+        fills = (self.ids, 0), (self.mask, 0), (self.labels, UNLABELLED)
+        ids, mask, labels = (functional.pad(tensor, (0, more), value=value).to(device) for tensor, value in fills)
+        return TokenBatch(ids, mask, labels, self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemBatch:
+    """Items of an encoder's chunk."""
+
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HubData:
+    """Data of one iteration's samples; ``content`` reads a sample by its position among the shapes."""
+
+    shapes: SampleShapes
+    content: Callable[[SampleShapes, int], Sample]
+    num_loss_tokens: int
+
+    def inputs(
+        self,
+        module: ModuleSpec,
+        stage: int,  # noqa: ARG002
+        members: IntArray,
+        remade: int = 0,  # noqa: ARG002
+        splits_backward: bool = False,  # noqa: ARG002
+    ) -> Inputs:
+        """Return a chunk of items (encoder) or samples (LLM); whole stages recompute, and no backward is split."""
+        shapes = self.shapes
+        if not module.is_encoder:
+            return Inputs(TokenBatch.of([self.content(shapes, sample) for sample in members.tolist()]))
+        samples = shapes.item_sample[members].tolist()
+        numbers = (members - shapes.item_offsets[samples]).tolist()
+        found = (self.content(shapes, s).items[number] for s, number in zip(samples, numbers, strict=True))
+        return Inputs(ItemBatch(tuple(found)))
 
 
 def joined_inputs(items: Sequence[Item], device: torch.device) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from entrain_bench.base.errors import UserError
 from entrain_bench.train.runner.families import Family
-from entrain_bench.train.runner.samples import UNLABELLED, Item, TokenBatch
+from entrain_bench.train.runner.samples import UNLABELLED, Item, ItemBatch, TokenBatch
 
 SHARED = "entrain_bench_shared"  # name of the attention of ranks that share sequences
 
@@ -184,6 +184,7 @@ class Stage(nn.Module):
     """
 
     recomputes = False
+    passes_gradients = True
 
     def __init__(self, stages: Stages, layers: range, *, is_encoder: bool) -> None:
         super().__init__()
@@ -207,11 +208,21 @@ class Stage(nn.Module):
     def _carried(self, block: int) -> list[int]:
         return self._stages.carried(block, is_encoder=self.is_encoder)
 
-    def forward(self, hidden: Tensor | None, batch: TokenBatch | Sequence[Item], share: Share | None = None) -> Tensor:
+    @property
+    def device(self) -> torch.device:
+        """Where the stage computes."""
+        return self._stages.model.device  # type: ignore[no-any-return]
+
+    def blank(self, rows: int) -> Tensor:
+        """Projected tokens without content, as an LLM's first stage takes them."""
+        width = self._stages.family.config.get_text_config().hidden_size * (1 + self._stages.family.depth)
+        return torch.zeros(rows, width, dtype=self._stages.model.dtype, device=self.device)
+
+    def forward(self, hidden: Tensor | None, batch: TokenBatch | ItemBatch, share: Share | None = None) -> Tensor:
         """Run the stage."""
         if isinstance(batch, TokenBatch):
-            return self._run_text(hidden, batch, share)
-        return self._run_encoder(hidden, batch)
+            return self._run_text(hidden, batch.on(self.device, share.count if share else 1), share)
+        return self._run_encoder(hidden, batch.items)
 
     def _run_encoder(self, hidden: Tensor | None, items: Sequence[Item]) -> Tensor:
         run = _Run(self.start, self.stop, self.is_last, recomputes=self.recomputes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,35 +10,32 @@ from functools import partial
 from itertools import groupby
 from math import isqrt, sqrt
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import IncompatibleError, UserError
-from entrain_bench.run.parallel import end_with_parent
-from entrain_bench.specs.model import ModelSpec, ModuleSpec
+from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench.specs.tokens import TokenRules
-from entrain_bench.specs.workload import SOUND_HZ, Moved, Readable, Samples, Workload
 from entrain_bench.train.device import to_device
-from entrain_bench.train.features import FRAMES_OF_TOKEN, HOP, KERNEL, PatchRules, write_patches, write_windows
-from entrain_bench.train.messages.control import portable
 from entrain_bench.train.modules.ends import input_width
 from entrain_bench.train.modules.packing import Pack, Picture, in_stage_order, multimodal_positions
-from entrain_bench.train.settings import FILES, MADE_UP, TrainSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Inputs of a forward, on the CPU; an encoder's first stage has ``features [tokens, width]``."""
+    """Inputs of a forward, on the CPU: ``pack`` as the provider of the stages takes it.
 
-    pack: Pack
+    Of the suite's own, an encoder's first stage has ``features [tokens, width]``. If ``splits_backward``, the gradients
+    of weights have a pass of their own.
+    """
+
+    pack: Any
     features: Tensor | None = None
+    splits_backward: bool = False
 
     def pin_memory(self) -> Inputs:
         """Return the inputs with features in pinned memory, which a GPU copies directly."""
@@ -50,12 +46,25 @@ class Inputs:
         return None if self.features is None else to_device(self.features, device)
 
 
+class Data(Protocol):
+    """Data of one iteration's samples."""
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Predicted tokens of the whole batch."""
+
+    def inputs(
+        self, module: ModuleSpec, stage: int, members: IntArray, remade: int = 0, splits_backward: bool = False
+    ) -> Inputs:
+        """Return a stage's inputs for a chunk of items (encoder) or samples (LLM); it recomputes ``remade`` blocks."""
+
+
 @dataclass(frozen=True, slots=True)
 class SampleData:
     """Data of one iteration's samples."""
 
     shapes: SampleShapes
-    content: Content
+    content: MadeUp
 
     @property
     def num_loss_tokens(self) -> int:
@@ -71,11 +80,12 @@ class SampleData:
             pack = replace(pack, positions=self.positions(module, members))
         pack = replace(pack, remade=remade, splits_backward=splits_backward)
         if not module.is_encoder or stage:
-            return Inputs(pack)
+            return Inputs(pack, splits_backward=splits_backward)
         size = int(self.shapes.item_encoder_tokens[members].sum()), input_width(module)
         features = torch.empty(size, dtype=torch.float32)
         self.content.features(module, self.shapes, members, features.numpy())
-        return Inputs(pack, in_stage_order(module, self.encoder_pack(members), features))
+        ordered = in_stage_order(module, self.encoder_pack(members), features)
+        return Inputs(pack, ordered, splits_backward)
 
     def encoder_pack(self, items: IntArray) -> Pack:
         """Lengths and grids of the given items."""
@@ -157,82 +167,15 @@ class MadeUp:
         out -= 0.5
         out *= sqrt(12)
 
+    def numbers(self, sample: int, item: int, size: Sequence[int]) -> Tensor:
+        """Numbers of mean 0 and variance 1 for an item of a sample, by its identity."""
+        made = _noise(self.seed, sample, item).random(dtype=np.float32, size=tuple(size))
+        return torch.from_numpy((made - np.float32(0.5)) * np.float32(sqrt(12)))
+
     def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
         """Uniform tokens."""
         noise = _noise(self.seed, int(shapes.sample_ids[sample]), 0)
         return noise.integers(self.vocab_size, size=int(shapes.text_tokens[sample]))
-
-
-@dataclass(frozen=True, slots=True)
-class FromFiles:
-    """Content of the samples themselves, preprocessed as by the processors of published models."""
-
-    samples: Samples
-    rules: TokenRules
-
-    def features(self, module: ModuleSpec, shapes: SampleShapes, items: IntArray, out: Features) -> None:
-        """Write the input of an encoder for some items ``[sum of encoder tokens, input width]``, in natural order.
-
-        ``UserError`` names a sample that cannot be read or differs from its shape.
-        """
-        is_sound = "audio" in module.config.modalities
-        patches = None if is_sound else patch_rules(module, out.shape[1], self.rules)
-        ends = np.cumsum(shapes.item_encoder_tokens[items])
-        for item, rows in zip(items.tolist(), np.split(out, ends[:-1]), strict=True):
-            if patches is None:
-                write_windows(self.samples.sound(shapes, item), rows)
-            else:
-                pixels = self.samples.picture(shapes, item)
-                if len(pixels) not in (1, patches.frames):
-                    raise IncompatibleError(
-                        f"model.modules.{module.name}: a patch spans {patches.frames} frames, but a video item has "
-                        f"{len(pixels)}. Check model.tokens.temporal_patch_frames"
-                    )
-                write_patches(pixels, patches, rows)
-
-    def tokens(self, shapes: SampleShapes, sample: int) -> IntArray:
-        """Token ids of the text of a sample ``[text tokens]``, int64; raises as ``features``."""
-        return self.samples.tokens(shapes, sample)
-
-
-# Features and tokens of samples; they do not depend on batch, chunk, rank or process.
-type Content = FromFiles | MadeUp
-
-
-def patch_rules(module: ModuleSpec, width: int, rules: TokenRules) -> PatchRules:
-    """How an encoder takes pixels; ``IncompatibleError`` for an input that is not one of whole patches."""
-    where = f"model.modules.{module.name}"
-    return PatchRules.of(width, rules.patch_pixels, rules.merge_patches, module.config.checkpoint, where)
-
-
-def content_of(settings: TrainSettings, workload: Workload, model: ModelSpec, seed: int) -> Content:
-    """Return the content of a run's samples; ``UserError`` for shapes alone and unsupported inputs."""
-    vocab_size = model.llm.config.vocab_size
-    if settings.data == MADE_UP:
-        return MadeUp(seed, vocab_size)
-    if not isinstance(workload, Readable):
-        raise UserError(
-            f"harness.data={FILES}: workload={workload.name} has shapes only. Use workload=trace with a trace that "
-            "entrain-bench trace made"
-        )
-    for module in model.encoders:
-        check_input(module, model.tokens)
-    moved = Moved(settings.data_path, settings.data_root, settings.data_tokenizer)
-    return FromFiles(workload.samples(model.tokens, vocab_size, moved), model.tokens)
-
-
-def check_input(module: ModuleSpec, rules: TokenRules) -> None:
-    """Raise ``IncompatibleError`` for an encoder whose input is not made here."""
-    first = module.layers[0].gemms[0]
-    if "audio" not in module.config.modalities:
-        patch_rules(module, round(first.k * first.rows_per_token), rules)
-        return
-    frames, rest = divmod(SOUND_HZ, HOP * rules.audio_frames_per_s)
-    if first.k % KERNEL or first.rows_per_token != FRAMES_OF_TOKEN or rest or frames != FRAMES_OF_TOKEN:
-        raise IncompatibleError(
-            f"model.modules.{module.name}: harness.data={FILES} needs {FRAMES_OF_TOKEN} log-mel frames per token, a "
-            f"first kernel of {KERNEL}, and model.tokens.audio_frames_per_s={SOUND_HZ // HOP // FRAMES_OF_TOKEN}"
-        )
 
 
 def _noise(seed: int, sample: int, stream: int) -> np.random.Generator:
@@ -241,16 +184,8 @@ def _noise(seed: int, sample: int, stream: int) -> np.random.Generator:
 
 # Inputs of forwards that wait for their rank, of which the features of 5,000 tokens of 1,176 numbers take 24 MB.
 LOAD_AHEAD = 4
-# Worker processes of a rank, if there are as many free cores.
-WORKERS_PER_RANK = 2
-
-# Arguments of ``SampleData.inputs`` for one chunk.
+# Arguments of ``Data.inputs`` for one chunk.
 type Request = tuple[Any, ...]
-
-
-def load_inline(data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
-    """Yield the inputs of chunks in order, made when they are taken."""
-    return (data.inputs(*request) for request in requests)
 
 
 class ThreadLoader:
@@ -266,14 +201,14 @@ class ThreadLoader:
         self._begun = deque[Future[Inputs]]()
         self._turn = Lock()
 
-    def load(self, data: SampleData, requests: Sequence[Request]) -> Iterator[Inputs]:
-        """Yield the inputs of chunks in order; they are made as soon as earlier calls leave room."""
+    def load(self, data: Data, requests: Sequence[Request]) -> Iterator[Inputs]:
+        """Yield the inputs of chunks in order; those of earlier calls must be taken first, and leave room."""
         with self._turn:
             self._asked += [partial(self._make, data, request) for request in requests]
             self._begin()
         return (self._take() for _ in requests)
 
-    def _make(self, data: SampleData, request: Request) -> Inputs:
+    def _make(self, data: Data, request: Request) -> Inputs:
         inputs = data.inputs(*request)
         return inputs.pin_memory() if self._pins else inputs
 
@@ -287,72 +222,3 @@ class ThreadLoader:
     def _begin(self) -> None:
         while self._asked and len(self._begun) < self._ahead:
             self._begun.append(self._thread.submit(self._asked.popleft()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunks(Dataset[Inputs | Exception]):
-    """Inputs of chunks, made where they are asked for."""
-
-    data: SampleData
-    requests: Sequence[Request]
-
-    def __len__(self) -> int:
-        return len(self.requests)
-
-    def __getitem__(self, index: int) -> Inputs | Exception:
-        try:
-            return self.data.inputs(*self.requests[index])
-        except Exception as error:
-            return portable(error, "a worker")
-
-
-def load_by_workers(
-    device: torch.device, num_workers: int, data: SampleData, requests: Sequence[Request]
-) -> Iterator[Inputs]:
-    """Yield the inputs of chunks in order, which workers of torch's ``DataLoader`` begin now; pinned for a GPU.
-
-    Raises the exception of a worker.
-    """
-    loader = DataLoader(
-        _Chunks(data, requests),
-        batch_size=None,
-        num_workers=num_workers,
-        prefetch_factor=max(1, LOAD_AHEAD // num_workers),
-        pin_memory=device.type == "cuda",
-        worker_init_fn=_end_worker_with_rank,
-        # Workers hold only the data that their rank has loaded, and compute on no device.
-        multiprocessing_context="fork",
-    )
-    return map(_made, iter(loader))
-
-
-def _made(made: Inputs | Exception) -> Inputs:
-    if isinstance(made, Exception):
-        raise made
-    return made
-
-
-def _end_worker_with_rank(_: int) -> None:
-    end_with_parent()
-
-
-# Makes inputs of chunks, in order; those of earlier calls must be taken first.
-type Loader = Callable[[SampleData, Sequence[Request]], Iterator[Inputs]]
-
-
-def make_loader(settings: TrainSettings, device: torch.device) -> Loader:
-    """Return the loader that ``harness.preprocessing`` names."""
-    if settings.preprocessing == "inline":
-        return load_inline
-    if settings.preprocessing == "thread":
-        return ThreadLoader(device).load
-    return partial(load_by_workers, device, num_workers(settings))
-
-
-def num_workers(settings: TrainSettings) -> int:
-    """Return the worker processes of a rank of this machine: as given, or as many as cores are free, one at least."""
-    if settings.preprocessing_processes is not None:
-        return settings.preprocessing_processes
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", settings.num_ranks))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores // ranks - 1, WORKERS_PER_RANK))

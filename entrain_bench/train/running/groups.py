@@ -63,8 +63,13 @@ class GroupMaker:
         return group
 
 
-def make_groups(model: ModelSpec, framework: FrameworkOptions, layout: Layout, maker: GroupMaker) -> Groups:
-    """Create all groups of a layout, and return this rank's; collective."""
+def make_groups(
+    model: ModelSpec, framework: FrameworkOptions, layout: Layout, maker: GroupMaker, *, slices: bool = True
+) -> Groups:
+    """Create all groups of a layout, and return this rank's; collective.
+
+    Where stages take no ``slices`` of weights, a group of a wider TP divides tokens instead.
+    """
     stages = dict[tuple[int, int], StageGroups]()
     widths = defaultdict[tuple[int, int], dict[int, StageGroups]](dict)
     tied = dict[int, dist.ProcessGroup]()
@@ -84,9 +89,11 @@ def make_groups(model: ModelSpec, framework: FrameworkOptions, layout: Layout, m
                 split = framework.of(spec).sequence_parallel
                 stages[index, stage] = StageGroups(tp, cp, dp_cp, split, framework.cp_split, experts=experts)
             for degree, (width, copies) in enumerate(zip(placed.widths, copy_ranks(placed), strict=False)):
-                rows = copies[:, stage].reshape(-1, width[0])
+                wide = width[0] if slices else placed.tp
+                rows = copies[:, stage].reshape(-1, wide)
                 tp = maker.find(rows)
-                cp = maker.find(rows.reshape(-1, width[1], width[0]).swapaxes(1, 2).reshape(-1, width[1]))
+                deep = width[0] * width[1] // wide
+                cp = maker.find(rows.reshape(-1, deep, wide).swapaxes(1, 2).reshape(-1, deep))
                 if tp and cp:
                     groups = replace(stages[index, stage], tp=tp, cp=cp, weights_tp=placed.tp)
                     widths[index, stage][degree] = groups

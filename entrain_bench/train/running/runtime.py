@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
-from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from entrain_bench.costs.experts import meeting_chunks
 from entrain_bench.costs.memory import Memory
 from entrain_bench.program import Pass, Program
 from entrain_bench.program.layout import Layout
+from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.device import dtype_on
 from entrain_bench.train.measuring import Clock, Seen, see
 from entrain_bench.train.messages.rank_plan import (
@@ -30,19 +31,11 @@ from entrain_bench.train.messages.rank_plan import (
 from entrain_bench.train.messages.transfers import Transfers, cut_rows, gather_rows
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.modules.stage import build_stage
-from entrain_bench.train.running.data import Content, Inputs, Loader, MadeUp, Request, SampleData, make_loader
+from entrain_bench.train.running.data import Data, Inputs, MadeUp, Request, SampleData, ThreadLoader
 from entrain_bench.train.running.groups import GroupMaker, Groups, make_groups
-from entrain_bench.train.running.stages import (
-    OptimizerSettings,
-    ShardedStage,
-    TrainedStage,
-    empty_pass,
-    global_norm,
-    shard_stage,
-    train_stage,
-)
+from entrain_bench.train.running.learning import LearningStage, OptimizerSettings, global_norm
+from entrain_bench.train.running.stages import ShardedStage, TrainedStage, shard_stage, train_stage
 from entrain_bench.train.settings import TrainSettings, check_trained
-from entrain_bench.train.weights import Checkpoint, check_tensors, load_weights
 
 
 @dataclass(slots=True)
@@ -52,6 +45,7 @@ class Graph:
     leaf: Tensor | None
     output: GradientEdge | None
     shape: torch.Size
+    dtype: torch.dtype
     splits: bool
 
 
@@ -61,30 +55,37 @@ class Work:
 
     program: Program
     plan: RankPlan
-    num_loss_tokens: int
+    data: Data
     inputs: Iterator[Inputs]
 
 
 @dataclass(slots=True)
-class Runtime:
-    """Executes programs on this rank; ``stages`` by module and stage."""
+class Runtime[S: LearningStage]:
+    """Executes programs on this rank, with any provider's ``stages`` by module and stage.
 
-    stages: Mapping[tuple[int, int], TrainedStage | ShardedStage]
+    ``data_of`` makes the data of a batch, ``sized`` sets the sizes of messages.
+    """
+
+    stages: Mapping[tuple[int, int], S]
     groups: Groups
     settings: OptimizerSettings
     dtype: torch.dtype
     device: torch.device
-    content: Content
-    loader: Loader
+    data_of: Callable[[SampleShapes], Data]
+    sized: Callable[[Program, RankPlan], RankPlan] = lambda _, plan: plan
+    loader: ThreadLoader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.loader = ThreadLoader(self.device)
 
     def prepare(self, program: Program, order: IntArray | None = None) -> Work:
         """This rank's work for a program, ``order`` as of ``plan_rank``; works run in the order of preparation."""
-        plan = plan_rank(program, dist.get_rank(), self.settings.framework, order)
-        data = SampleData(program.shapes, self.content)
+        plan = self.sized(program, plan_rank(program, dist.get_rank(), self.settings.framework, order))
+        data = self.data_of(program.shapes)
         forwards = (step for step in plan.steps if step.kind is Pass.FORWARD and not step.is_empty)
         requests = [_forward_request(program, step) for step in forwards]
-        inputs = self.loader(data, requests)
-        return Work(program, plan, data.num_loss_tokens, inputs)
+        inputs = self.loader.load(data, requests)
+        return Work(program, plan, data, inputs)
 
     def run(self, work: Work, clock: Clock) -> Seen:
         """Run every action of this rank in the program's order; collective. ``OutOfMemoryError`` names the action."""
@@ -121,7 +122,7 @@ class Runtime:
 class Iteration:
     """State of a rank while it runs its actions."""
 
-    runtime: Runtime
+    runtime: Runtime[Any]
     work: Work
     transfers: Transfers
     graphs: dict[tuple[int, int, int], Graph] = field(default_factory=dict)
@@ -136,7 +137,6 @@ class Iteration:
         for start in step.starts:
             self.transfers.post_receives(start.place)
             trained = self.runtime.stages[start.module, start.stage]
-            assert isinstance(trained, TrainedStage)
             if start.sums:
                 trained.start_sums()
             else:
@@ -166,7 +166,6 @@ class Iteration:
                     trained.step(self.runtime.settings.clip_grad, norm)
             # A frozen stage after frozen stages had no backward.
             elif left := self.weight_passes.pop(_key(step), None):
-                assert isinstance(trained, TrainedStage)
                 trained.backward_weights(left, last=step.ends_gradients, closes=step.closes)
 
     def take_part(self, step: Step) -> None:
@@ -175,7 +174,8 @@ class Iteration:
         chunks = self.work.program.chunks[module]
         key = module, number, int(chunks.microbatch[chunk]), int(chunks.part[chunk])
         if step.kind is Pass.FORWARD or key not in self.empty:
-            self.empty[key] = empty_pass(self._stage(step), _remade_layers(self.work.program, *_key(step)))
+            example = partial(self._example, module, number, chunks.units(chunk)[:1])
+            self.empty[key] = self._stage(step).empty_pass(_remade_layers(self.work.program, *_key(step)), example)
             if step.kind is not Pass.FORWARD:
                 # Forwards without collectives have no steps of their own.
                 next(self.empty[key])
@@ -191,15 +191,21 @@ class Iteration:
             self._norm = global_norm(self.runtime.stages, self.runtime.device, spoilt)
         return self._norm
 
+    def _example(self, module: int, number: int, members: IntArray) -> Any:
+        return self.work.data.inputs(self.work.program.model.modules[module], number, members).pack
+
     def _forward(self, step: Step, leaf: Tensor | None, inputs: Inputs) -> Tensor | None:
-        output = self._stage(step).forward(leaf, inputs.pack, self._degree(step))
+        trained = self._stage(step)
+        output = trained.forward(leaf, inputs.pack, self._degree(step))
         is_loss = self._is_loss(step)
         if is_loss:
-            output = output / self.work.num_loss_tokens
-            self.losses.append((step.action, output.detach()))
+            output = output / self.work.data.num_loss_tokens
+            # Tensor parallel ranks have copies of it, context parallel ranks parts.
+            if trained.at(self._degree(step)).tp.rank() == 0:
+                self.losses.append((step.action, output.detach()))
         learning = leaf if leaf is not None and leaf.requires_grad else None
         edge = get_gradient_edge(output) if output.requires_grad else None
-        self.graphs[_key(step)] = Graph(learning, edge, output.shape, inputs.pack.splits_backward)
+        self.graphs[_key(step)] = Graph(learning, edge, output.shape, output.dtype, inputs.splits_backward)
         return None if is_loss else output.detach()
 
     def _backward(self, step: Step, gradient: Tensor | None) -> Tensor | None:
@@ -207,12 +213,12 @@ class Iteration:
         if graph.output is None or gradient is None:
             return None
         trained = self._stage(step)
+        degree = self._degree(step)
         if graph.splits:
-            computing = trained.computing(self._degree(step))
-            given, self.weight_passes[_key(step)] = computing.backward_inputs(graph.output, gradient, graph.leaf)
+            given, self.weight_passes[_key(step)] = trained.backward_inputs(graph.output, gradient, graph.leaf, degree)
             return given
-        trained.backward(graph.output, gradient, last=step.ends_gradients, closes=step.closes)
-        return None if graph.leaf is None else graph.leaf.grad
+        ends = {"last": step.ends_gradients, "closes": step.closes}
+        return trained.backward(graph.output, gradient, graph.leaf, degree, **ends)
 
     def _gradient(self, step: Step, received: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
         """The gradient that a backward begins with; None if its forward has no graph."""
@@ -220,7 +226,7 @@ class Iteration:
         if graph.output is None:
             return None
         if self._is_loss(step):
-            return torch.ones(graph.shape, device=self.runtime.device)
+            return torch.ones(graph.shape, dtype=graph.dtype, device=self.runtime.device)
         return gather_rows(step, received, partial(self._zeros, graph.shape))
 
     def _start(self, step: Step, received: Mapping[tuple[int, int], Tensor], inputs: Inputs) -> Tensor | None:
@@ -232,20 +238,24 @@ class Iteration:
         wants_gradient = trained.stage.passes_gradients
         if step.place.stage:
             return received[step.receives[0].key].requires_grad_(wants_gradient)
-        assert inputs.pack.token_ids is not None
-        # Tokens that encoders hand over; counted on the CPU, where the ids are.
-        num_rows = int((inputs.pack.token_ids < 0).sum())
+        if self.work.program.model.modules[step.place.module].is_encoder:
+            return None
+        # Tokens that encoders hand over.
+        program = self.work.program
+        members = program.chunks[step.place.module].units(step.chunk)
+        num_rows = int((program.shapes.llm_tokens - program.shapes.text_tokens)[members].sum())
         # If replicas meet in backwards, a chunk of text alone has one where others' want gradients.
         if not num_rows and not (wants_gradient and trained.meets):
             return None
-        shape = num_rows, self.work.program.model.llm.config.hidden_size
-        return gather_rows(step, received, partial(self._zeros, shape)).requires_grad_(wants_gradient)
+        width = step.receives[0].width if step.receives else program.model.llm.config.hidden_size
+        return gather_rows(step, received, partial(self._zeros, (num_rows, width))).requires_grad_(wants_gradient)
 
     def _zeros(self, shape: Sequence[int]) -> Tensor:
         return torch.zeros(shape, dtype=self.runtime.dtype, device=self.runtime.device)
 
-    def _stage(self, step: Step) -> TrainedStage | ShardedStage:
-        return self.runtime.stages[step.place.module, step.place.stage]
+    def _stage(self, step: Step) -> LearningStage:
+        trained: LearningStage = self.runtime.stages[step.place.module, step.place.stage]
+        return trained
 
     def _degree(self, step: Step) -> int:
         """Entry of ``ModuleLayout.degrees`` at which a pass runs."""
@@ -278,6 +288,12 @@ def _key(step: Step) -> tuple[int, int, int]:
     return step.place.module, step.place.stage, step.chunk
 
 
+def optimizer_settings(settings: TrainSettings) -> OptimizerSettings:
+    """Adam's settings of a run."""
+    rest = settings.weight_decay, settings.epsilon, settings.clip_grad, settings.truth.framework
+    return OptimizerSettings(settings.learning_rate, (settings.betas[0], settings.betas[1]), *rest)
+
+
 def build_runtime(
     layout: Layout,
     settings: TrainSettings,
@@ -285,11 +301,10 @@ def build_runtime(
     seed: int,
     control: dist.ProcessGroup,
     maker: GroupMaker | None = None,
-    content: Content | None = None,
-) -> Runtime:
+) -> Runtime[TrainedStage | ShardedStage]:
     """The runtime of this rank; collective over all ranks. Initial weights do not depend on the layout.
 
-    ``IncompatibleError`` for a layout that only the simulator runs, ``UserError`` for weights of another model.
+    ``IncompatibleError`` for a layout that only the simulator runs.
     """
     model = settings.truth.model
     framework = settings.truth.framework
@@ -297,11 +312,7 @@ def build_runtime(
     dtype = dtype_on(device, settings.dtype)
     maker = maker or GroupMaker(control, settings.timeout_s, device)
     groups = make_groups(model, framework, layout, maker)
-    rest = settings.weight_decay, settings.epsilon, settings.clip_grad
-    adam = OptimizerSettings(settings.learning_rate, (settings.betas[0], settings.betas[1]), *rest, framework)
-    checkpoint = Checkpoint.open(Path(settings.weights)) if settings.weights else None
-    if checkpoint:
-        check_tensors(checkpoint, model)
+    adam = optimizer_settings(settings)
     build = partial(build_stage, model, dtype=dtype, seed=seed, device=device)
     stages: dict[tuple[int, int], TrainedStage | ShardedStage] = {}
     for index, number in sorted(groups.stages):
@@ -312,8 +323,6 @@ def build_runtime(
         layers = range(first, first + placed.layers_per_stage[number])
         stage = build(module, layers, holders, recompute=placed.recomputes_layers)
         stage.recompute_whole = placed.recompute_whole
-        if checkpoint:
-            load_weights(checkpoint, model, stage)
         widths = groups.widths[index, number]
         if placed.scatters:
             stages[index, number] = shard_stage(stage, holders, adam, widths, keeps=placed.keeps_weights)
@@ -323,6 +332,5 @@ def build_runtime(
             first_stage = stages.get((index, 0)) if is_last and number else None
             first_copy = first_stage.stage.tied_embedding() if first_stage else None
             stages[index, number] = train_stage(stage, holders, groups.alone, adam, widths, tied, first_copy)
-    content = content or MadeUp(seed, model.llm.config.vocab_size)
-    loader = make_loader(settings, device)
-    return Runtime(stages, groups, adam, dtype, device, content, loader)
+    data_of = partial(SampleData, content=MadeUp(seed, model.llm.config.vocab_size))
+    return Runtime(stages, groups, adam, dtype, device, data_of)

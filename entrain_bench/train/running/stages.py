@@ -1,8 +1,8 @@
 """Learning stages: gradients summed over data and context parallel ranks, then an Adam step.
 
 ``TrainedStage`` has megatron-core's fp32 buckets, optimizer and clipping; ``ShardedStage`` torch's FSDP2. There every
-pass is a collective, and a replica without a chunk runs an empty one (``empty_pass``). Losses are divided by the
-batch's predicted tokens before backward, so gradients are summed, never averaged.
+pass is a collective, and a replica without a chunk runs an empty one. Losses are divided by the batch's predicted
+tokens before backward, so gradients are summed, never averaged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -22,52 +21,26 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import Parameter
 
-from entrain_bench.specs.framework import BF16, FP32, FrameworkOptions
-from entrain_bench.train.modules.ends import input_width
-from entrain_bench.train.modules.packing import Pack, StageGroups, merge_tokens, shares_of
+from entrain_bench.specs.framework import BF16, FP32
+from entrain_bench.train.modules.packing import Pack, StageGroups
 from entrain_bench.train.modules.split import WeightPass
 from entrain_bench.train.modules.stage import SlicedStage, Stage, slice_stages
+from entrain_bench.train.running.learning import OptimizerSettings, adam_of, clip_gradients, local_part
+from entrain_bench.train.running.states import OwnStage, Part
 
 # Attributes that megatron-core sets on parameters; sharded ones are other objects.
 NOTES = ("partition_dim", "partition_stride", "sequence_parallel", "tensor_model_parallel")
-# megatron-core's, in ``clip_grad_by_total_norm_fp32``.
-NORM_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizerSettings:
-    """Adam's settings; ``clip_grad`` is a limit of the norm over all modules, 0 for none."""
-
-    learning_rate: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.0
-    epsilon: float = 1e-8
-    clip_grad: float = 1.0
-    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The part of a parameter that a rank's optimizer updates and knows by ``owner``.
-
-    ``value`` is consecutive numbers, in fp32 if it learns, from ``start`` of this rank's shard.
-    """
-
-    value: torch.Tensor
-    start: int
-    owner: torch.Tensor
-    states: dict[str, torch.Tensor] | None
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedStage:
+class TrainedStage(OwnStage):
     """A stage with its gradient buffers and its optimizer; ``widths`` as in ``Groups``, ``sliced`` by wider TP.
 
     Copies of a tied embedding are on ranks ``tied``, or the ``first_copy`` is on this one.
@@ -88,8 +61,8 @@ class TrainedStage:
         return [*self.buffers.bucket_groups, *self.buffers.expert_parallel_bucket_groups]
 
     def forward(self, leaf: torch.Tensor | None, pack: Pack, degree: int = 0) -> torch.Tensor:
-        """The stage's output for a chunk, in groups of the given entry of ``ModuleLayout.degrees``."""
-        groups = self.widths.get(degree, self.groups)
+        """The stage's output for a chunk."""
+        groups = self.at(degree)
         stage = self.buffers
         if sliced := self.sliced.get(groups.tp.size()):
             self.gather_weights()
@@ -102,15 +75,27 @@ class TrainedStage:
         """Whether replicas go through passes together, because they share experts."""
         return self.groups.experts is not None
 
-    def computing(self, degree: int) -> Stage:
-        """The stage that runs chunks of the given entry of ``ModuleLayout.degrees``."""
-        sliced = self.sliced.get(self.widths.get(degree, self.groups).tp.size())
-        return sliced.stage if sliced else self.stage
-
-    def backward(self, output: GradientEdge, gradient: torch.Tensor, *, last: bool, closes: bool = False) -> None:
-        """Add to the stage's gradients; ``last`` and ``closes`` as ``ends_gradients`` and ``closes`` of ``Step``."""
+    def backward(
+        self,
+        output: GradientEdge,
+        gradient: torch.Tensor,
+        leaf: torch.Tensor | None,
+        degree: int = 0,  # noqa: ARG002
+        *,
+        last: bool = False,
+        closes: bool = False,
+    ) -> torch.Tensor | None:
+        """Add to the stage's gradients; returns that of ``leaf``."""
         with self._sending(last=last, closes=closes):
             torch.autograd.backward([output], [gradient])
+        return None if leaf is None else leaf.grad
+
+    def backward_inputs(
+        self, output: GradientEdge, gradient: torch.Tensor, leaf: torch.Tensor | None, degree: int
+    ) -> tuple[torch.Tensor | None, WeightPass]:
+        """The first pass of a split backward."""
+        sliced = self.sliced.get(self.at(degree).tp.size())
+        return (sliced.stage if sliced else self.stage).backward_inputs(output, gradient, leaf)
 
     def backward_weights(self, left: WeightPass, *, last: bool, closes: bool = False) -> None:
         """Add the deferred gradients of a split backward to the stage's gradients."""
@@ -273,7 +258,7 @@ def train_stage(
 
 
 @dataclass(frozen=True, slots=True)
-class ShardedStage:
+class ShardedStage(OwnStage):
     """A stage under FSDP2 and its optimizer, which steps this rank's parts; ``widths`` as in ``Groups``.
 
     If it ``keeps`` gathered weights, they stay until the end of the iteration.
@@ -286,25 +271,14 @@ class ShardedStage:
     keeps: bool = False
 
     def forward(self, leaf: Tensor | None, pack: Pack, degree: int = 0) -> Tensor:
-        """The stage's output for a chunk, in groups of the given entry of ``ModuleLayout.degrees``."""
-        output: Tensor = self.stage(leaf, pack, self.widths.get(degree, self.groups))
+        """The stage's output for a chunk."""
+        output: Tensor = self.stage(leaf, pack, self.at(degree))
         return output
 
     @property
     def meets(self) -> bool:
         """Whether replicas go through passes together: always."""
         return True
-
-    def computing(self, degree: int) -> Stage:  # noqa: ARG002
-        """The stage that runs chunks of any width."""
-        return self.stage
-
-    def backward(self, output: GradientEdge, gradient: Tensor, *, last: bool, closes: bool = False) -> None:  # noqa: ARG002
-        """Add to the gradients, which every backward scatters."""
-        torch.autograd.backward([output], [gradient])
-
-    def gather_weights(self) -> None:
-        """Do nothing, because every pass gathers its own weights."""
 
     def zero_grad(self) -> None:
         """Forget the last iteration's gradients; gather weights that it keeps, for ranks may have no first forward."""
@@ -338,11 +312,7 @@ class ShardedStage:
 
     def step(self, clip_grad: float, total_norm: float) -> None:
         """Clip by the norm over all modules, and step."""
-        factor = clip_grad / (total_norm + NORM_EPSILON)
-        if clip_grad and factor < 1:
-            for parameter in self.stage.parameters():
-                if parameter.grad is not None:
-                    local_part(parameter.grad).mul_(factor)
+        clip_gradients(self.stage.parameters(), clip_grad, total_norm)
         self.optimizer.step()
 
     def part_of(self, parameter: Parameter) -> Part | None:
@@ -356,30 +326,6 @@ class ShardedStage:
             return None
         place = start * (parameter.numel() // len(parameter))
         return Part(local, place, parameter.data, self.optimizer.state[parameter] if parameter.requires_grad else None)
-
-
-def empty_pass(trained: TrainedStage | ShardedStage, remade: int = 0) -> Iterator[None]:
-    """A forward, then a backward that no sample is in; to be advanced once for each."""
-    stage = trained.stage
-    module = stage.module
-    first = next(stage.parameters())
-    if module.is_encoder:
-        pack = Pack((merge_tokens(module),), (1,), remade=remade)
-    else:
-        pack = Pack((1,), (), torch.zeros(1, dtype=torch.int64), torch.tensor([-1]), remade=remade)
-    if stage.held.start:
-        shape = shares_of(pack.lengths, trained.groups).hidden.size, module.config.hidden_size
-    elif module.is_encoder:
-        shape = sum(pack.lengths), input_width(module)
-    else:
-        # No projected tokens, but a backward as in other replicas if encoders learn.
-        shape = 0, module.config.hidden_size
-    leaf = torch.zeros(shape, device=first.device, dtype=first.dtype, requires_grad=stage.passes_gradients)
-    output = trained.forward(leaf, pack)
-    yield
-    if output.requires_grad:
-        trained.backward(get_gradient_edge(output), torch.zeros_like(output), last=False)
-    yield
 
 
 def shard_stage(
@@ -425,37 +371,5 @@ def shard_stage(
     for name, parameter in stage.named_parameters():
         for note, value in notes[name].items():
             setattr(parameter, note, value)
-    learning = [parameter for parameter in stage.parameters() if parameter.requires_grad]
-    # megatron-core decays matrices only. Adam takes parameters of one mesh at once.
-    kinds = groupby(sorted(learning, key=_adam_group), _adam_group)
-    adam = torch.optim.AdamW(
-        [{"params": [*same_kind], "weight_decay": settings.weight_decay * kind[0]} for kind, same_kind in kinds],
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.epsilon,
-    )
+    adam = adam_of(stage.parameters(), settings)
     return ShardedStage(stage, adam, groups, widths or {}, keeps)
-
-
-def _adam_group(parameter: Parameter) -> tuple[bool, int]:
-    """Whether a parameter is a matrix, and the ranks that it is sharded over."""
-    assert isinstance(parameter, DTensor)
-    return parameter.dim() > 1, parameter.device_mesh.size()
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def global_norm(
-    stages: Mapping[tuple[int, int], TrainedStage | ShardedStage],
-    device: torch.device,
-    other: torch.Tensor | float = 0.0,
-) -> float:
-    """Norm of all modules' gradients, with a square ``other``, which nan makes nan on all ranks; collective."""
-    square = torch.zeros((), dtype=torch.float64, device=device) + other
-    for trained in stages.values():
-        square += trained.gradient_square().to(device)
-    dist.all_reduce(square)
-    return float(square.sqrt())

@@ -176,9 +176,17 @@ def run_stages(stages: Sequence[Stage], first: Tensor | None, pack: Pack, gradie
                 dist.all_reduce(grad, group=groups.tp)
             shards = [torch.empty_like(grad) for _ in range(named.tp)]
             dist.all_gather(shards, grad, group=groups.tp)
-            full = named.assemble(shards)
+            full = assembled(named, shards)
             result[named.key] = result[named.key] + full if named.key in result else full
     return result
+
+
+def assembled(named: NamedParameter, shards: Sequence[Tensor]) -> Tensor:
+    """The full tensor, from the shards of all tensor parallel ranks in order."""
+    if named.dim < 0:
+        return shards[0]
+    pieces = [shard.chunk(named.stride, named.dim) for shard in shards]
+    return torch.cat([piece for row in zip(*pieces, strict=True) for piece in row], named.dim)
 
 
 def relative_errors(actual: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> dict[str, float]:

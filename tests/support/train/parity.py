@@ -25,24 +25,26 @@ from entrain_bench.program.layout import Layout
 from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.specs.shapes import SampleShapes
 from entrain_bench.train.device import prepare_platform
+from entrain_bench.train.loop import WorkFeed, plan
 from entrain_bench.train.measuring import Clock, total_loss
-from entrain_bench.train.messages.control import gather_values, planning_group
+from entrain_bench.train.messages.control import PlanningGroup, gather_values, planning_group
 from entrain_bench.train.modules import split
 from entrain_bench.train.modules import stage as stage_module
 from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.stage import NamedParameter, build_stage, named_parameters
 from entrain_bench.train.running import runtime as runtime_module
-from entrain_bench.train.running.data import SampleData, content_of
-from entrain_bench.train.running.loop import WorkFeed, plan
+from entrain_bench.train.running.data import MadeUp, SampleData
+from entrain_bench.train.running.groups import GroupMaker
 from entrain_bench.train.running.runtime import Runtime, Work, build_runtime
 from entrain_bench.train.running.stages import ShardedStage, TrainedStage
 from entrain_bench_strategies.dip import DipPlanner, colocate
 from support.train.faults import OtherInputs, drop_sample, repeat_weights, reverse_rows, skip_weights
 from support.train.four_ranks import split_backwards
-from support.train.ranks import run_ranks
+from support.train.ranks import TIMEOUT_S, run_ranks
 from support.train.runs import CPU, batch, config_from_json, features_of
 
 NUM_STEPS = 3
+PLANNING_S = 240.0  # a busy machine takes more than a minute to import strategies and plan
 RANKS = 4
 # Gradients and weights in units of their tolerance, losses and norms relative.
 LIMITS = {"gradient": 1.0, "weight": 1.0, "loss": 1e-5, "norm": 1e-4}
@@ -86,7 +88,7 @@ def train_reference(_: int, config: str, path: Path, num_steps: int = NUM_STEPS)
     parameters = {named.key: named.parameter for stage in stages.values() for named in named_parameters(stage)}
     learning = {key: parameter for key, parameter in parameters.items() if parameter.requires_grad}
     adam = torch.optim.AdamW(learning.values(), lr=settings.learning_rate, eps=settings.epsilon, weight_decay=0.0)
-    content = content_of(settings, setting.workload, model, 0)
+    content = MadeUp(0, model.llm.config.vocab_size)
     losses, norms, gradients = [], [], {}
     for iteration in range(num_steps):
         data = SampleData(batch(setting, iteration), content)
@@ -164,24 +166,26 @@ def compare(_: int, cases: list[tuple[str, str]], reference: Path) -> list[dict[
     """
     prepare_platform()
     found: list[dict[str, float] | str] = []
+    # Cases share groups: each has three threads, until the process ends.
+    maker, planning = GroupMaker(dist.group.WORLD, TIMEOUT_S, CPU), planning_group(PLANNING_S)
     for config, change in cases:
         try:
             with changed(change):
                 steps = 1 if change in FAULTS else None
-                found.append(compare_one(config_from_json(config), reference, steps))
+                found.append(compare_one(config_from_json(config), reference, maker, planning, steps))
         except IncompatibleError as error:
             found.append(str(error))
     return found
 
 
-def compare_one(config: RunConfig, reference: Path, most_steps: int | None = None) -> dict[str, float]:
+def compare_one(
+    config: RunConfig, reference: Path, maker: GroupMaker, planning: PlanningGroup, most_steps: int | None = None
+) -> dict[str, float]:
     """Worst relative errors of losses and norms, and worst errors of gradients and weights in units of tolerance."""
     setting = prepare(config)
-    control = dist.group.WORLD
-    planning = planning_group(60.0)
+    control = maker.control
     layout, _ = plan(setting, planning)
-    content = content_of(setting.executor, setting.workload, setting.job.model, 0)
-    runtime = build_runtime(layout, setting.executor, CPU, 0, control, content=content)
+    runtime = build_runtime(layout, setting.executor, CPU, 0, control, maker)
     # A distributed optimizer leaves each rank a shard of the summed gradients only; weights tell of the rest.
     whole = not setting.job.framework.distributed_optimizer or layout.modules[0].scatters
     with np.load(reference) as arrays:
@@ -193,7 +197,7 @@ def compare_one(config: RunConfig, reference: Path, most_steps: int | None = Non
         work, *_ = feed.take(iteration, last=iteration + 1 == num_steps)
         Recorder.kept.clear()
         result = runtime.run(work, Clock(CPU))
-        loss = total_loss(work.program, gather_values(result.losses, control))
+        loss = total_loss(gather_values(result.losses, control))
         worst["loss"] = max(worst["loss"], abs(loss / float(wanted["losses"][iteration]) - 1.0))
         worst["norm"] = max(worst["norm"], abs(result.grad_norm / float(wanted["norms"][iteration]) - 1.0))
         for named, value in Recorder.kept.values() if not iteration and whole else ():

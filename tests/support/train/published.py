@@ -20,9 +20,9 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.modules.packing import Pack, Picture, StageGroups, in_stage_order, multimodal_positions
 from entrain_bench.train.modules.stage import Stage, build_stage, named_parameters
-from entrain_bench.train.weights import Checkpoint, check_tensors, hub_name, load_weights, published_parts
 from support.builders import TOKENS
 from support.train.modules import Grads, module_config, normal, run_stages
+from support.train.names import Checkpoint, check_tensors, hub_name, load_weights, published_parts
 
 LLM = {"num_layers": 3, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "ffn_hidden_size": 96}
 TEXT = {

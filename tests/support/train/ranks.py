@@ -26,7 +26,7 @@ FOLLOWING_S = 0.5
 NAME = "pool-rank"
 # What tests of the training runtime import and what takes longest; imported once instead of on every rank.
 PRELOADED = [
-    "entrain_bench.train.running.loop",
+    "entrain_bench.train.loop",
     "entrain_bench_strategies.entrain",
     "hypothesis.strategies",
     "omegaconf",

@@ -14,11 +14,11 @@ from entrain_bench.config.schema import ASIDE, RunConfig
 from entrain_bench.program import Program
 from entrain_bench.records.metrics import RunResult
 from entrain_bench.run.cells import compose_cells
-from entrain_bench.run.experiment import RunContext, prepare
+from entrain_bench.run.experiment import RunContext, prepare, unwatched
 from entrain_bench.specs.model import ModuleSpec
 from entrain_bench.specs.shapes import SampleShapes
+from entrain_bench.train import loop
 from entrain_bench.train.device import prepare_platform
-from entrain_bench.train.running import loop
 from entrain_bench.train.running.data import SampleData
 from entrain_bench.train.running.runtime import Runtime, build_runtime
 from entrain_bench.train.settings import TrainSettings
@@ -96,7 +96,7 @@ def program_of(setting: RunContext, iteration: int = 0) -> Program:
 def run_here(config: str, control: dist.ProcessGroup | None = None) -> RunResult | None:
     """The outcome of a run on rank 0, None on others; to be called on all ranks, without a launcher."""
     with patch.object(loop, "process_group", lambda *_: nullcontext(control or dist.group.WORLD)):
-        return loop.train(config_from_json(config), lambda _: None)
+        return loop.train(config_from_json(config), unwatched)
 
 
 def train_here(config: str) -> list[dict[str, float]]:

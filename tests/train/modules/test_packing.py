@@ -30,7 +30,7 @@ from entrain_bench.train.modules.packing import (
 from entrain_bench.train.modules.stage import NamedParameter
 from entrain_bench.train.running.data import MadeUp, SampleData
 from support.builders import TOKENS
-from support.train.modules import module_config, normal
+from support.train.modules import assembled, module_config, normal
 
 CPU = torch.device("cpu")
 
@@ -188,7 +188,7 @@ def test_shards_assemble_to_the_full_parameter(dim: int, stride: int, tp: int) -
     assert named[0].full_shape == tuple(full.shape)
     shards = [part.shard(full) for part in named]
     assert all(list(shard.shape) == shape for shard in shards)
-    assert torch.equal(named[0].assemble(shards), full)
+    assert torch.equal(assembled(named[0], shards), full)
 
 
 def test_an_unknown_grid_is_near_square() -> None:

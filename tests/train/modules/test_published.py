@@ -15,7 +15,7 @@ import transformers
 from entrain_bench.run.cells import compose_cells
 from entrain_bench.run.experiment import prepare
 from entrain_bench.train.modules.packing import StageGroups
-from entrain_bench.train.weights import expected_shapes, hub_name
+from support.train.names import expected_shapes, hub_name
 from support.train.published import CASES, PICTURES, module_errors, qwen25vl, spec_of
 
 TOLERANCE = 1e-4

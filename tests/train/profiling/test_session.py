@@ -47,7 +47,7 @@ def composed(*overrides: str) -> tuple[ModelSpec, ProfileSettings]:
 
 
 BAD_OPTIONS = [
-    ("model=tinny", "did you mean tiny?"),
+    ("model=tinny", "did you mean tiny, tiny_av or tiny_moe?"),
     ("token=[1]", "did you mean tokens=[1]?"),
     ("tokens=many", "tokens"),
     ("tokens=[]", "at least one number of tokens"),

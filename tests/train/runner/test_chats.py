@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import datasets
 import pytest
+import torch
+from torch.nn import functional
 
+import entrain_bench as eb
 from entrain_bench.base.errors import ExecutionError
-from entrain_bench.train.runner.chats import Chats, messages_of
+from entrain_bench.train.runner.chats import NOTHING, Chats, messages_of
 from entrain_bench.train.runner.families import family_of
+from entrain_bench.train.runner.runner import ProgramRunner
 from entrain_bench.train.runner.samples import UNLABELLED
-from support.train.hub import conversations, tiny_model, tiny_processor
+from support.train.hub import LEARNING_RATE, conversations, save_config, tiny_model, tiny_processor
 from support.train.ranks import run_ranks
+from support.train.runs import config_from_json, config_to_json
 
 NUM_ROWS, BAD = 12, (5, 6)
 
@@ -67,7 +74,62 @@ def test_all_ranks_treat_a_bad_row_the_same(on_bad_sample: str) -> None:
     if on_bad_sample == "fail":
         assert error.startswith(("row 5: UnidentifiedImageError", "row 6: UnidentifiedImageError"))
         return
-    good = sorted({*range(NUM_ROWS)} - {*BAD})
+    good = {*range(NUM_ROWS)} - {*BAD}
     # Row 7 stands for both: it is the first after them that can be read.
-    assert sorted(names) == (good if on_bad_sample == "skip" else sorted([*good, 7, 7]))
+    assert sorted(names) == sorted([*good, *(2 * [NOTHING if on_bad_sample == "skip" else 7])])
     assert counts == {on_bad_sample: 2 if on_bad_sample == "skip" else 3}
+
+
+STRATEGIES = {
+    "megatron": ("layout.pp=2", "layout.dp=2"),
+    "entrain": ("layout.dp=null",),
+    "braid": ("layout.dp=null",),
+    "dynapipe": ("layout.dp=null",),
+    "fsdp": ("layout.dp=null",),
+}
+STEPS = 3
+
+
+def train(_: int, configs: list[str], on_bad_sample: str) -> tuple[list[list[float]], float]:
+    """Losses of every configuration, and the first one by the model's own forward over rows of the batch."""
+    losses = []
+    for config in configs:
+        model, chats = tiny_model("qwen2_5_vl"), chats_of(on_bad_sample, BAD)
+        runner = ProgramRunner(config_from_json(config), model, chats)
+        optimizer = torch.optim.SGD(runner.parameters(), lr=LEARNING_RATE)
+        own = []
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            own.append(runner.step(step))
+            optimizer.step()
+        assert chats.counts[on_bad_sample] >= len(BAD)
+        losses.append(own)
+    model, chats = tiny_model("qwen2_5_vl"), chats_of(on_bad_sample, BAD)
+    total, count = 0.0, 0
+    for name in chats.batch(0, 8, seed=0).sample_ids.tolist():
+        if name == NOTHING:
+            continue
+        sample = chats.sample(name)
+        inputs = {key: torch.cat([item.inputs[key] for item in sample.items]) for key in sample.items[0].inputs}
+        places = chats.family.is_placeholder(sample.ids)[None].long()
+        with torch.no_grad():
+            logits = model(input_ids=sample.ids[None], mm_token_type_ids=places, **inputs).logits[0, :-1]
+        total += float(functional.cross_entropy(logits, sample.labels[1:], ignore_index=UNLABELLED, reduction="sum"))
+        count += sample.num_labelled
+    return losses, total / count
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("on_bad_sample", ["skip", "substitute"])
+def test_bad_rows_change_no_loss_of_any_strategy(on_bad_sample: str, tmp_path: Path) -> None:
+    save_config("qwen2_5_vl", tmp_path)
+    common = ("cluster=tiny", "workload=synthetic", "global_batch=8", "microbatch_size=2", "layout.ep=1", "tuning=own")
+    configs = [
+        config_to_json(eb.compose(f"model=hf:{tmp_path}", *common, "layout.tp=1", f"strategy={name}", *layout))
+        for name, layout in STRATEGIES.items()
+    ]
+    for losses, wanted in run_ranks(train, 4, configs, on_bad_sample, stay=False):
+        assert losses[0][0] == pytest.approx(wanted, abs=1e-5)
+        assert losses[0][-1] < losses[0][0]
+        for own in losses[1:]:
+            assert own == pytest.approx(losses[0], abs=1e-5)

@@ -14,6 +14,8 @@ from support.train.hub import CONFIGS, plain_loop, run_rank, save_config
 from support.train.ranks import run_ranks
 from support.train.runs import config_to_json
 
+# A busy machine decides nothing.
+pytestmark = pytest.mark.timeout(900)
 RANKS = 4
 TOLERANCE = 1e-4
 # Two stages of the LLM where the strategy has pipelines; the others choose their layouts.

@@ -23,13 +23,13 @@ import torch.distributed as dist
 from entrain_bench.base.errors import ExecutionError, IncompatibleError, OutOfMemoryError
 from entrain_bench.run.experiment import Feed, prepare
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.train import loop
 from entrain_bench.train.device import prepare_platform
+from entrain_bench.train.loop import WorkFeed
 from entrain_bench.train.measuring import OF_THE_CLUSTER, Clock
 from entrain_bench.train.messages.control import PlanningGroup, planning_group
 from entrain_bench.train.modules.stage import Stage
-from entrain_bench.train.running import loop
 from entrain_bench.train.running.data import Inputs, SampleData
-from entrain_bench.train.running.loop import WorkFeed
 from entrain_bench.train.running.runtime import build_runtime
 from support.train.modules import small_model
 from support.train.ranks import PRELOADED, run_ranks
@@ -227,6 +227,7 @@ def test_a_run_says_what_it_ran_with_and_why_it_has_no_mfu() -> None:
     ((said, remarks, metrics),) = run_ranks(_execution, 1, configuration(*ONE_RANK, *small))
     assert said == {
         "device": loop.device_name(CPU),
+        "device_type": "cpu",
         "dtype": "float32",
         "torch": torch.__version__,
         "megatron_core": version("megatron-core"),

@@ -16,7 +16,6 @@ import pytest
 from entrain_bench.base.errors import UserError
 from entrain_bench_workloads.columns import read_columns
 from entrain_bench_workloads.dataset.formats import FileSource
-from entrain_bench_workloads.dataset.source import BadSampleError, Limits
 from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import image_bytes, scan_report, video_bytes, wav_bytes, write_jsonl, write_tar
 from support.specs import rules_of
@@ -338,15 +337,6 @@ def test_a_format_gives_its_texts_and_images(write: Any, folder: Path, tmp_path:
     found = scanned(folder / write(folder), tmp_path)
     assert found["text_chars"] == CHARS
     assert found["image_widths"] == [[width] for width, _ in SIZES]
-
-
-@pytest.mark.parametrize("write", FILES)
-def test_a_sample_of_any_format_is_read_again_by_its_number(write: Any, folder: Path) -> None:
-    source = FileSource(path=str(folder / write(folder)))
-    (file,) = source.files()
-    assert sum(map(len, source.record(file, 1, Limits()).texts)) == CHARS[1]
-    with pytest.raises(BadSampleError, match="has no sample 3"):
-        source.record(file, 3, Limits())
 
 
 # Sounds of 1.5 s and 2.5 s, said to be "hi" and "yes".

@@ -1,42 +1,26 @@
-"""Sizes by headers, and content that is turned, cut and resampled as published, in bounded memory."""
+"""Sizes by headers, as images are shown, in bounded memory."""
 
 import io
 import struct
 from dataclasses import replace
-from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
-from scipy.signal import resample_poly
 
-from entrain_bench.specs.tokens import TileRules
-from entrain_bench.specs.workload import Moved
-from entrain_bench_workloads.dataset import media as media_module
 from entrain_bench_workloads.dataset.fields import Known
-from entrain_bench_workloads.dataset.formats import FileSource
-from entrain_bench_workloads.dataset.media import decoded_frames, decoded_image, decoded_sound, header, image_tiles
+from entrain_bench_workloads.dataset.media import header
 from entrain_bench_workloads.dataset.source import BadSampleError, Limits, Reason
-from entrain_bench_workloads.trace import TraceWorkload
 from support.datasets import (
     image_bytes,
-    picture,
-    picture_bytes,
     png_of,
-    scan_here,
-    sound_bytes,
     video_bytes,
     wav_bytes,
-    write_finevision,
-    write_jsonl,
 )
-from support.specs import rules_of
 
 LIMITS = Limits()
 
@@ -194,7 +178,6 @@ MADE: dict[str, Any] = {
 
 def check_shown(content: bytes, orientation: int) -> None:
     expected = SHOWN[orientation](PIXELS)
-    np.testing.assert_array_equal(np.asarray(decoded_image(content, LIMITS)), expected)
     assert image_size(content, LIMITS) == expected.shape[1::-1]
 
 
@@ -204,135 +187,17 @@ def test_images_are_shown_as_their_header_asks(made: str) -> None:
         check_shown(MADE[made](orientation), orientation)
 
 
-def test_an_image_that_is_not_as_large_as_its_header_says_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media_module, "header", lambda *_: Known(31, 20))
-    with pytest.raises(BadSampleError) as error:
-        decoded_image(saved("PNG"), LIMITS)
-    assert error.value.reason is Reason.CHANGED
-
-
-# Tiles.
-
-TILES = {"llavaov": rules_of("llavaov"), "internvl": rules_of("internvl_dynamic")}
-
-
-def tile_rules(name: str) -> TileRules:
-    found = TILES[name].tiles
-    assert found is not None
-    return found
-
-
-def opened(source: Any, folder: Path, name: str) -> Any:
-    workload = TraceWorkload(path=str(scan_here(source, folder / "t.parquet")))
-    return workload.samples(TILES[name], 1024, Moved()), workload.source(TILES[name]).shapes
-
-
-@pytest.mark.parametrize("name", TILES)
-def test_items_are_the_tiles_of_their_images(name: str, tmp_path: Path) -> None:
-    sizes = [[(500, 333)], [(500, 333), (90, 700)], []]
-    write_finevision(tmp_path / "d.parquet", [([picture_bytes(*size) for size in row], ["text"]) for row in sizes])
-    source = FileSource(path=str(tmp_path / "d.parquet"), text=["texts"], images="images")
-    side = TILES[name].patch_pixels * tile_rules(name).encoder_side
-    samples, shapes = opened(source, tmp_path, name)
-    for sample, row in enumerate(sizes):
-        images = [picture(*size, 0) for size in row]
-        wanted = [tile for image in images for tile in image_tiles(image, len(row) == 1, tile_rules(name))]
-        items = range(*shapes.item_offsets[sample : sample + 2].tolist())
-        for item, tile in zip(items, wanted, strict=True):
-            np.testing.assert_array_equal(samples.picture(shapes, item), tile[None, :side, :side])
-
-
-def test_frames_of_a_video_are_tiles(tmp_path: Path) -> None:
-    (tmp_path / "v.mp4").write_bytes(video_bytes(64, 48, 40, shades=True))
-    write_jsonl(tmp_path / "d.jsonl", [{"text": "a", "video": "v.mp4"}])
-    source = FileSource(path=str(tmp_path / "d.jsonl"), text=["text"], video="video")
-    samples, shapes = opened(source, tmp_path, "llavaov")
-    found = [samples.picture(shapes, item) for item in range(shapes.num_items)]
-    assert {frames.shape for frames in found} == {(1, 378, 378, 3)}
-    np.testing.assert_allclose([frames.mean() for frames in found], [30, 90, 150, 210], atol=4)
-
-
-# Sounds.
-
-
-@pytest.mark.parametrize("rate", [8_000, 44_100])
-def test_sounds_of_usual_rates_are_what_scipy_makes_of_them(rate: int) -> None:
-    content = sound_bytes(2.5, 440.0, rate)
-    frames = np.frombuffer(content[44:], "<i2").reshape(-1, 2)
-    part = (frames[round(0.5 * rate) : 2 * rate] / np.float32(2**15)).astype(np.float32).mean(axis=1)
-    expected = resample_poly(part, *Fraction(16_000, rate).as_integer_ratio())
-    np.testing.assert_array_equal(decoded_sound(content, LIMITS, 0.5, 2.0), expected)
-
-
 @pytest.mark.parametrize("rate", [1, 3_999, 768_001, 400_000_009])
 def test_a_rate_that_no_sound_has_is_refused_wherever_it_is_read(rate: int) -> None:
     content = bytearray(wav_bytes(0.5))
     content[24:28] = struct.pack("<I", rate)
-    for read in (lambda: audio_seconds(bytes(content), LIMITS), lambda: decoded_sound(bytes(content), LIMITS, 0, 30)):
-        with pytest.raises(BadSampleError) as error:
-            read()
-        assert error.value.reason is Reason.LIMIT
-
-
-def test_behind_the_end_of_a_sound_there_is_silence_as_long_as_lengths_are_rounded() -> None:
-    content = wav_bytes(1.0, 8_000)
-    assert [len(decoded_sound(content, LIMITS, start, 2.0)) for start in (1.0, 1.1, 0.9)] == [0, 0, 1600]
-    with pytest.raises(BadSampleError, match=r"ends before 1.11 s$"):
-        decoded_sound(content, LIMITS, 1.11, 2.0)
-
-
-# Videos.
-
-CONTENT = video_bytes(64, 48, 40, shades=True)
-
-
-@pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by one with each frame that is decoded."""
-    seen = list[int]()
-    check = media_module.check_frame
-
-    def noting(width: int, height: int) -> None:
-        seen.append(width)
-        check(width, height)
-
-    monkeypatch.setattr(media_module, "check_frame", noting)
-    return seen
-
-
-def reference(count: int) -> np.ndarray:
-    """All frames: 4 s at 10 frames a second, each shown until the next."""
-    with av.open(io.BytesIO(CONTENT)) as video:
-        frames = [frame.to_image() for frame in video.decode(video=0)]
-    places = [int((number + 0.5) * 4.0 / count * 10) for number in range(count)]
-    return np.stack([np.asarray(frames[place].resize((28, 14), Image.Resampling.BICUBIC)) for place in places])
-
-
-@pytest.mark.parametrize(("count", "most"), [(32, 32), (32, 2), (8, 8), (7, 3)])
-def test_frames_are_those_in_the_middle_of_equal_parts(count: int, most: int) -> None:
-    np.testing.assert_array_equal(decoded_frames(CONTENT, LIMITS, count, most, (14, 28)), reference(count)[:most])
-
-
-def test_a_video_is_decoded_as_far_as_it_is_asked_for(decoded: list[int]) -> None:
-    decoded_frames(CONTENT, LIMITS, 8, 2, (14, 28))
-    # The header, and the frames up to the second that is shown, frame 7.
-    assert len(decoded) == 1 + 8
-
-
-def test_a_video_without_a_frame_says_so() -> None:
-    whole = video_bytes(64, 48, 40, kind="avi")
     with pytest.raises(BadSampleError) as error:
-        decoded_frames(whole[: whole.index(b"movi") + 4], LIMITS, 8, 2, (14, 28))
-    assert error.value.reason is Reason.DECODE
+        audio_seconds(bytes(content), LIMITS)
+    assert error.value.reason is Reason.LIMIT
 
 
-def test_frames_that_a_decoder_cannot_keep_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_that_a_decoder_cannot_keep_are_refused() -> None:
     assert video_header(Known(8192, 4320, 1.0), LIMITS).width == 8192
     with pytest.raises(BadSampleError, match=r"frames of 8192x8192 pixels would take 3.8 GiB") as error:
         video_header(Known(8192, 8192, 1.0), LIMITS)
     assert error.value.reason is Reason.LIMIT
-    # FFmpeg itself refuses frames that are larger than the header said.
-    monkeypatch.setattr(media_module, "FRAME_PIXEL_BYTES", 2**20)
-    monkeypatch.setattr(media_module, "header", lambda *_: Known(8, 8, 4.0))
-    with pytest.raises(BadSampleError, match="cannot be decoded"):
-        decoded_frames(CONTENT, LIMITS, 8, 1, (14, 28))

@@ -10,12 +10,13 @@ from math import isfinite
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from entrain_bench.base.arrays import IntArray
-from entrain_bench.base.errors import ExecutionError, UserError
+from entrain_bench.base.errors import ExecutionError
 from entrain_bench.base.hosttime import HostTime
 from entrain_bench.config.schema import RunConfig
 from entrain_bench.program import Program
@@ -23,13 +24,14 @@ from entrain_bench.program.layout import Layout, check_layout, layout_to_json
 from entrain_bench.program.table import timeline_frame
 from entrain_bench.program.timeline import Timeline
 from entrain_bench.program.validate import check_program
-from entrain_bench.records.metrics import BELIEVED, RunResult
-from entrain_bench.run.experiment import MAX_KEPT_ACTIONS, Feed, RunContext, prepare
+from entrain_bench.records.metrics import BELIEVED, DEVICE_TYPE, RunResult
+from entrain_bench.run.experiment import MAX_KEPT_ACTIONS, Feed, RunContext, Watcher, prepare
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.train.device import device_name, device_of, dtype_name, prepare_platform
 from entrain_bench.train.measuring import (
     OF_THE_CLUSTER,
     Clock,
+    live_values,
     mean_metrics,
     metrics_of,
     name_non_finite,
@@ -39,32 +41,37 @@ from entrain_bench.train.messages.control import (
     PlanningGroup,
     gather_values,
     planning_group,
-    portable,
     process_group,
 )
 from entrain_bench.train.messages.rank_plan import believed_order
-from entrain_bench.train.modules.blocks import kernel_for
+from entrain_bench.train.modules.blocks import AttentionKernel, kernel_for
 from entrain_bench.train.running.checkpoint import Checkpoints
-from entrain_bench.train.running.data import content_of
 from entrain_bench.train.running.runtime import Runtime, Work, build_runtime
 from entrain_bench.train.settings import TrainSettings
-from entrain_bench.train.weights import save_weights
 
 
-def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | None:
+def train(config: RunConfig, progress: Watcher) -> RunResult | None:
     """Run the configuration's iterations on all ranks together; the outcome on rank 0, None on the others."""
     setting = prepare(config)
     settings = setting.executor
     assert isinstance(settings, TrainSettings)
     device = device_of(settings)
-    content = content_of(settings, setting.workload, setting.job.model, config.seed)
     prepare_platform()
     with process_group(device, settings.timeout_s) as control:
         planning = planning_group(settings.planning_timeout_s)
         layout, planning_time_s = plan(setting, planning)
-        runtime = build_runtime(layout, settings, device, config.seed, control, content=content)
+        runtime: Runtime[Any]
+        save_weights: Callable[[Path], None] | None = None
+        if settings.is_published:
+            # Imported where needed: transformers takes seconds.
+            from entrain_bench.train.runner.published import published_runtime, save_published
+
+            runtime, model = published_runtime(layout, settings, device, config.seed, control)
+            save_weights = partial(save_published, stages=runtime.stages, model=model, control=control)
+        else:
+            runtime = build_runtime(layout, settings, device, config.seed, control)
         checkpoints = _checkpoints(settings, config, layout, runtime)
-        execution = ran_with(setting.job.model, device, runtime.dtype, control)
+        execution = ran_with(setting.job.model, device, runtime.dtype, control, published=settings.is_published)
         reason = why_not_of_the_cluster(device, runtime.dtype, setting.job.cluster)
         history, num_elsewhere = checkpoints.resume(runtime.stages, config.iterations) if checkpoints else ([], 0)
         clock = Clock(device)
@@ -74,7 +81,8 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
         for iteration in range(len(history), config.iterations):
             work, host_time, exposed_s = feed.take(iteration, last=iteration + 1 == config.iterations)
             for stage in runtime.stages.values():
-                for group in stage.optimizer.param_groups:
+                optimizer: Any = stage.optimizer
+                for group in optimizer.param_groups:
                     group["lr"] = settings.rate_at(iteration, config.iterations)
             seen = runtime.run(work, clock)
             if settings.on_non_finite == "stop" and not isfinite(seen.grad_norm):
@@ -90,14 +98,13 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
                 if frame is None and timeline.program.num_actions <= MAX_KEPT_ACTIONS:
                     frame = timeline_frame(timeline)
             done = iteration + 1
+            live = live_values(history[-1], everyone) if not control.rank() else None
             if checkpoints and (done % settings.checkpoint_every == 0 or done == config.iterations):
                 checkpoints.save(done, runtime.stages, history, num_elsewhere)
-            progress(done)
+            progress(done, live)
         if settings.save_weights is not None:
-            for stage in runtime.stages.values():
-                stage.gather_weights()
-            stages = ((trained.stage, trained.groups) for trained in runtime.stages.values())
-            save_weights(Path(settings.save_weights), setting.job.model, stages, control)
+            assert save_weights is not None
+            save_weights(Path(settings.save_weights))
         if control.rank():
             return None
     counted = history[num_elsewhere:] or history
@@ -107,24 +114,21 @@ def train(config: RunConfig, progress: Callable[[int], None]) -> RunResult | Non
 
 
 def plan(setting: RunContext, planning: PlanningGroup) -> tuple[Layout, float]:
-    """Rank 0's layout on every rank, and how long planning took there; ``UserError`` on every rank if there is none."""
-    answer: Layout | Exception | None = None
-    started = perf_counter()
-    if dist.get_rank() == 0:
-        try:
-            answer = setting.plan()
-            check_layout(answer, setting.job.model, setting.job.cluster)
-        except UserError as error:
-            answer = portable(error, "rank 0")
-    seconds = perf_counter() - started
-    answer = planning.broadcast(answer)
-    if isinstance(answer, Exception):
-        raise answer
-    assert isinstance(answer, Layout)
-    return answer, seconds
+    """Rank 0's layout on every rank, and how long planning took there; its exception on every rank if there is none."""
+
+    def make() -> tuple[Layout, float]:
+        started = perf_counter()
+        layout = setting.plan()
+        check_layout(layout, setting.job.model, setting.job.cluster)
+        return layout, perf_counter() - started
+
+    answer: tuple[Layout, float] = planning.of_first_rank(make)
+    return answer
 
 
-def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout, runtime: Runtime) -> Checkpoints | None:
+def _checkpoints(
+    settings: TrainSettings, config: RunConfig, layout: Layout, runtime: Runtime[Any]
+) -> Checkpoints | None:
     if settings.checkpoint_dir is None:
         return None
     content = config.content()
@@ -134,21 +138,28 @@ def _checkpoints(settings: TrainSettings, config: RunConfig, layout: Layout, run
         "seed": str(config.seed),
         "global batch": str(config.global_batch),
         "dtype": dtype_name(runtime.dtype),
-        "harness.data": settings.data,
         "set of frozen modules": str(sorted(config.framework.freeze)),
     }
     setup = {"layout": layout_to_json(layout), "strategy": str(content["strategy"])}
     return Checkpoints(Path(settings.checkpoint_dir), identity, setup, runtime.groups.control)
 
 
-def ran_with(model: ModelSpec, device: torch.device, dtype: torch.dtype, control: dist.ProcessGroup) -> dict[str, str]:
+def ran_with(
+    model: ModelSpec, device: torch.device, dtype: torch.dtype, control: dist.ProcessGroup, *, published: bool = False
+) -> dict[str, str]:
     """Device, dtype, kernels and versions, all ranks' joined by "and"; collective."""
+    name = "transformers" if published else "megatron-core"
+    kernels = {
+        module.name: AttentionKernel.SDPA if published else kernel_for(module, dtype, device)
+        for module in model.modules
+    }
     execution = {
         "device": device_name(device),
+        DEVICE_TYPE: device.type,
         "dtype": dtype_name(dtype),
         "torch": torch.__version__,
-        "megatron_core": version("megatron-core"),
-        **{f"attention.{module.name}": str(kernel_for(module, dtype, device)) for module in model.modules},
+        name.replace("-", "_"): version(name),
+        **{f"attention.{module}": str(kernel) for module, kernel in kernels.items()},
     }
     everyone = gather_values(execution, control)
     return {name: " and ".join(dict.fromkeys(said[name] for said in everyone)) for name in execution}

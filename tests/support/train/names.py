@@ -1,4 +1,4 @@
-"""Published weights: safetensors checkpoints with Hugging Face's names, read into stages and written from them.
+"""Published weights of Hugging Face's classes in the suite's own stages, to compare what both compute.
 
 Names are of ``transformers`` (5.23) and the hub; others that ``transformers`` writes become these (``hub_name``).
 """
@@ -6,31 +6,23 @@ Names are of ``transformers`` (5.23) and the hub; others that ``transformers`` w
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor
 
-from entrain_bench.base.errors import ExecutionError, IncompatibleError, UserError
+from entrain_bench.base.errors import IncompatibleError, UserError
 from entrain_bench.specs.model import ModelSpec, ModuleSpec
 from entrain_bench.train.modules.blocks import AttentionKernel
 from entrain_bench.train.modules.experts import ALONE, LOCAL
 from entrain_bench.train.modules.packing import StageGroups
 from entrain_bench.train.modules.stage import NamedParameter, Stage, named_parameters
 
-# Where DCP's writer leaves the files of ranks.
-SHARDED_DIR_NAME = "sharded"
 # Beginnings of names, and the hub's replacements; the first match counts.
 BEGINNINGS = (
     (r"(model\.)?visual\.", "visual."),
@@ -266,42 +258,3 @@ def load_weights(checkpoint: Checkpoint, model: ModelSpec, stage: Stage) -> None
         for name, (view, _) in published_parts(model, stage.module, named, full).items():
             view.copy_(checkpoint.tensor(name).view(view.shape))
         named.parameter.copy_(named.shard(full))
-
-
-def save_weights(
-    folder: Path, model: ModelSpec, stages: Iterable[tuple[Stage, StageGroups]], control: dist.ProcessGroup
-) -> None:
-    """Write this rank's stages, which have whole weights, and those of all others into a folder as one checkpoint.
-
-    Collective. Files of the same names are replaced, others stay. ``ExecutionError`` if it cannot be written.
-    """
-    state = dict[str, Tensor]()
-    for stage, groups in stages:
-        for named in named_parameters(stage):
-            full = _whole_value(named, groups)
-            if full is not None:
-                parts = published_parts(model, stage.module, named, full)
-                state |= {name: view.reshape(shape).contiguous() for name, (view, shape) in parts.items()}
-    try:
-        # Every rank leaves a file there, which the first one puts together.
-        shutil.rmtree(folder / SHARDED_DIR_NAME, ignore_errors=True)
-        dist.barrier(group=control)
-        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True, enable_consolidation=True)
-        save(state, storage_writer=writer, process_group=control)
-        shutil.rmtree(folder / SHARDED_DIR_NAME, ignore_errors=True)
-    except (OSError, CheckpointException) as error:
-        raise ExecutionError(f"harness.save_weights={folder}: cannot be written ({error})") from error
-
-
-def _whole_value(named: NamedParameter, groups: StageGroups) -> Tensor | None:
-    """The whole of a parameter on the CPU of its first rank, None on others; collective over the ranks that hold it."""
-    value = named.parameter.detach()
-    # All data parallel ranks take part if weights are sharded; otherwise the first has them all.
-    value = value.full_tensor() if isinstance(value, DTensor) else value
-    if groups.sharing_of(named.parameter).rank():
-        return None
-    if named.dim >= 0 and named.tp > 1:
-        shards = [torch.empty_like(value) for _ in range(named.tp)]
-        dist.all_gather(shards, value.contiguous(), group=groups.tp)
-        value = named.assemble(shards)
-    return None if groups.tp.rank() else value.cpu()
