@@ -132,7 +132,6 @@ def test_a_changed_file_is_read_again(folder: Path) -> None:
     [
         ("model.modules.llm.depth=3", r"model\.modules\.llm\.depth=3: unknown key"),
         ("model/tokens=llavaov", "model/tokens=llavaov: Could not override"),
-        ("harness=train", "can only be simulated"),
     ],
 )
 def test_what_cannot_be_combined_with_a_given_model(override: str, line: str, folder: Path) -> None:
