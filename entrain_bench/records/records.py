@@ -61,8 +61,8 @@ RARE: Mapping[str, Any] = {
     "adapter": {"rank": 0, "targets": ["all-linear"]},
 }
 DEGREES = ("layout_tp", "layout_cp", "layout_pp", "layout_dp")
-# Only in rows of runs that request it.
-EXPERTS = "layout_ep"
+# Only in rows of runs that request another value than this.
+REQUESTS: Mapping[str, Any] = {"layout_ep": None, "layout_sharding": None, "layout_recompute_rule": "any"}
 RECOMPUTE = "layout_recompute"
 PARTS = ("planner", "assigner", "scheduler")
 PARAMETERS = (*PARTS, "strategy_parameters", "workload_parameters")
@@ -146,9 +146,10 @@ class Record:
     @cached_property
     def row(self) -> Mapping[str, Any]:
         """The run's row of ``table.csv``; empty where the run is older than a setting."""
-        degrees = {name: self.config["layout"][name.removeprefix("layout_")] for name in DEGREES}
-        experts = self.config["layout"].get("ep")
-        recompute = self.config["layout"].get("recompute")
+        layout = self.config["layout"]
+        degrees = {name: layout[name.removeprefix("layout_")] for name in DEGREES}
+        requests = {name: layout.get(name.removeprefix("layout_"), usual) for name, usual in REQUESTS.items()}
+        recompute = layout.get("recompute")
         return {
             **{name: self.labels[name] for name in LABELS},
             "status": self.status,
@@ -157,7 +158,7 @@ class Record:
             **{name: self.metrics[name] for name in EXPERT_SHARES if name in self.metrics},
             **{name: setting_text(self.config.get(name)) for name in SETTINGS if self._shows(name)},
             **degrees,
-            **({} if experts is None else {EXPERTS: experts}),
+            **{name: value for name, value in requests.items() if value != REQUESTS[name]},
             RECOMPUTE: None if recompute is None else "+".join(recompute) or "none",
             "layout": "; ".join(f"{name} {text}" for name, text in sorted(self.layout.items())),
             "sharding": self.sharding or None,
@@ -369,7 +370,7 @@ def sorted_records(records: Iterable[Record]) -> list[Record]:
     """Return records in the order of tables: by labels, then by settings, independent of the code version."""
 
     def place(record: Record) -> list[str]:
-        names = (*LABELS, *SETTINGS, *DEGREES, EXPERTS, RECOMPUTE, *PARAMETERS, "key")
+        names = (*LABELS, *SETTINGS, *DEGREES, *REQUESTS, RECOMPUTE, *PARAMETERS, "key")
         return [str(record.row.get(name)) for name in names]
 
     return sorted(records, key=place)

@@ -11,7 +11,7 @@ from filelock import FileLock
 from entrain_bench.base.files import write_atomically
 from entrain_bench.records.leaves import VARIANT, setting_text, variant_text
 from entrain_bench.records.metrics import TIME
-from entrain_bench.records.records import DEGREES, EXPERTS, METRICS, RARE, SETTINGS, Record, Results
+from entrain_bench.records.records import DEGREES, METRICS, RARE, REQUESTS, SETTINGS, Record, Results
 from entrain_bench.records.time_shares import EXPERT_SHARES
 
 LOCK_TIMEOUT_S = 60.0
@@ -62,10 +62,10 @@ def table_of(records: Sequence[Record]) -> pd.DataFrame:
         place = table.columns.tolist().index(settings[0])
         usual = {name: setting_text(value) for name, value in RARE.items()}
         table = table[[*rest[:place], *settings, *rest[place:]]].fillna(usual)
-        if EXPERTS in table:
-            table.insert(table.columns.tolist().index(DEGREES[-1]) + 1, EXPERTS, table.pop(EXPERTS))
+        for name in reversed([one for one in REQUESTS if one in table]):
+            table.insert(table.columns.tolist().index(DEGREES[-1]) + 1, name, table.pop(name))
     # Whole numbers, also if the planner chooses other rows' values.
-    whole = (*DEGREES, EXPERTS, "microbatch_size", "pad_to_multiple_of")
+    whole = (*DEGREES, "layout_ep", "microbatch_size", "pad_to_multiple_of")
     return table.astype({name: "Int64" for name in whole if name in table})
 
 

@@ -100,14 +100,15 @@ def test_runs_with_the_same_labels_differ_in_the_table() -> None:
     assert table.columns.tolist().index("variant") == table.columns.tolist().index("workload_parameters") + 1
 
 
-def test_a_requested_expert_parallelism_has_a_column_where_any_run_requests_it() -> None:
-    dense = cell().config
-    layout = replace(dense.layout, ep=4)
-    records = [new_record(Cell.of((), each), "ok") for each in (dense, replace(dense, layout=layout))]
+@pytest.mark.parametrize(("name", "value"), [("ep", 4), ("sharding", "zero2"), ("recompute_rule", "together")])
+def test_what_a_run_requests_of_its_layout_has_a_column(name: str, value: object) -> None:
+    usual = cell().config
+    layout = replace(usual.layout, **{name: value})
+    records = [new_record(Cell.of((), each), "ok") for each in (usual, replace(usual, layout=layout))]
     table = read_text(table_csv(records))
-    assert table["layout_ep"].tolist() == ["", "4"]
-    assert table.columns.tolist().index("layout_ep") == table.columns.tolist().index("layout_dp") + 1
-    assert "layout_ep" not in read_text(table_csv(records[:1]))
+    assert sorted(table[f"layout_{name}"]) == ["", str(value)]
+    assert table.columns.tolist().index(f"layout_{name}") == table.columns.tolist().index("layout_dp") + 1
+    assert f"layout_{name}" not in read_text(table_csv(records[:1]))
 
 
 def test_times_of_experts_have_columns_where_any_run_has_experts() -> None:
