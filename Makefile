@@ -48,7 +48,7 @@ figures: setup ## Execute missing runs; draw the main figures in results/figures
 	$(BENCH) figures$(FOLDER)
 
 appendix: setup ## Execute missing runs; draw the figures of single questions: robustness, tuning budget, depths, twins
-	$(BENCH) figures context_length out_of_the_box robustness sensitivity tuning_budget twins$(FOLDER)
+	$(BENCH) figures context_length forward_variability out_of_the_box robustness sensitivity tuning_budget twins$(FOLDER)
 
 report: setup ## Write results/report.html and report.md: which strategy to use, and why (after make figures)
 	$(BENCH) report$(FOLDER)

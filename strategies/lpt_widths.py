@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from entrain_bench.balancing.lpt import aligned_first, deal, longest_first, lpt_with_exchange
+from entrain_bench.balancing.lpt import aligned_first, longest_first, lpt_with_exchange
 from entrain_bench.balancing.profile import Profile
-from entrain_bench.balancing.rank_groups import room_bytes, unit_costs
+from entrain_bench.balancing.rank_groups import room_bytes
 from entrain_bench.balancing.rounds import group_widths
+from entrain_bench.balancing.unit_work import UnitWork
 from entrain_bench.base.arithmetic import decisive
-from entrain_bench.base.arrays import FloatArray, IntArray, offsets_from_counts
+from entrain_bench.base.arrays import FloatArray, IntArray
 from entrain_bench.base.errors import IncompatibleError
-from entrain_bench.program.assignment import Assignment, ModuleAssignment
-from entrain_bench.program.layout import Layout, ModuleLayout
-from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.program.assignment import Assignment
+from entrain_bench.program.layout import Layout
 from entrain_bench.specs.parse import OneOf
 from entrain_bench.specs.shapes import SampleShapes
 
@@ -25,75 +25,6 @@ from .lpt import AGAIN, CROWDED, Line, Load, count_microbatches, divide, may_rec
 # Limits of a sample's time on its group that are compared, as shares of the evenly divided work.
 LIMITS = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.12)
 LastRound = Annotated[str, OneOf(("own", "shared"))]
-
-
-class UnitWork(NamedTuple):
-    """Units of a module on groups of every degree. Units of a pack may share its ranks in narrower groups."""
-
-    module: ModuleSpec
-    placed: ModuleLayout
-    shapes: SampleShapes
-    seconds: FloatArray  # of a unit ``[degrees, units]``
-    bytes_: FloatArray  # of a unit on the narrowest group ``[units]``
-    pack_s: FloatArray  # fixed seconds of a pack ``[degrees]``
-
-    @property
-    def owner(self) -> IntArray:
-        """Sample of each unit ``[units]``."""
-        return self.module.owners(self.shapes, self.module.units(self.shapes))
-
-    @property
-    def ranks(self) -> IntArray:
-        """Ranks of a group ``[degrees]``."""
-        return np.array([tp * cp for tp, cp in self.placed.degrees])
-
-    def on_widths(self, widths: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return seconds of samples in packs of some widths, in ranks ``[widths, samples]``.
-
-        Further: their bytes on the narrowest width ``[samples]``, and the fixed seconds of a pack ``[widths]``.
-        """
-        count = len(self.shapes)
-        owner = self.owner
-        sums = np.stack([np.bincount(owner, unit_s, count) for unit_s in self.seconds])
-        longest = np.zeros_like(sums)
-        for row, unit_s in zip(longest, self.seconds, strict=True):
-            np.maximum.at(row, owner, unit_s)
-        seconds = np.zeros((len(widths), count))
-        pack_s = np.zeros(len(widths))
-        for level, width in enumerate(widths.tolist()):
-            groups = np.maximum(width // self.ranks, 1)[:, None]
-            # The narrowest packs hold many samples, whose units fill all groups.
-            alone = longest if level else 0.0
-            options = np.where(self.ranks[:, None] <= width, np.maximum(sums / groups, alone), np.inf)
-            best = int(decisive(options.sum(axis=1) + self.pack_s).argmin())
-            seconds[level] = options.min(axis=0)
-            pack_s[level] = self.pack_s[best]
-        return seconds, np.bincount(owner, self.bytes_, count) * self.placed.tp / widths[0], pack_s
-
-    def labels(self, pack: IntArray, number: IntArray, first: IntArray, width: IntArray) -> ModuleAssignment:
-        """Return each unit's group, of the degree with which its pack's units end first; its round is its sample's.
-
-        Of samples: their packs, rounds, and the packs' first ranks and widths ``[samples]``.
-        """
-        owner = self.owner
-        pack = pack[owner]
-        first = first[owner]
-        width = width[owner]
-        num_packs = 1 + int(pack.max(initial=-1))
-        ends_s = np.full(num_packs, np.inf)
-        replica = np.zeros(len(owner), np.int64)
-        starts = offsets_from_counts(self.placed.num_groups)
-        for degree, (ranks, unit_s) in enumerate(zip(self.ranks.tolist(), decisive(self.seconds), strict=True)):
-            groups = np.zeros(num_packs, np.int64)
-            groups[pack] = width // ranks
-            place = deal(np.argsort(-unit_s, kind="stable"), pack, unit_s, np.maximum(groups, 1))
-            load_s = np.zeros((num_packs, int(groups.max(initial=1)) or 1))
-            np.add.at(load_s, (pack, place), unit_s)
-            spans_s = np.where(groups > 0, decisive(load_s.max(axis=1) + self.pack_s[degree]), np.inf)
-            faster = (spans_s < ends_s)[pack]
-            ends_s = np.minimum(ends_s, spans_s)
-            replica = np.where(faster, starts[degree] + first // ranks + place, replica)
-        return ModuleAssignment(replica, number[owner])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +46,7 @@ class LongestFirstOnWidths:
         if not all(placed.widths for placed in layout.modules):
             raise IncompatibleError("layout: lpt_widths needs groups of several widths (strategy/planner=hybrid_cp)")
         work = [
-            UnitWork(module, placed, shapes, *unit_costs(module, placed, shapes, profile))
+            UnitWork.of(module, placed, shapes, profile)
             for module, placed in zip(model.modules, layout.modules, strict=True)
         ]
         # Widths in positions, each of the LLM's narrowest group.

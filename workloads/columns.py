@@ -63,6 +63,7 @@ COLUMNS: Mapping[str, TraceColumn] = {
     "n_images": TraceColumn(MAX_TEXT),
     "audio_seconds": TraceColumn(MAX_SECONDS, whole=False),
     "video_seconds": TraceColumn(MAX_SECONDS, whole=False),
+    "dataset_row": TraceColumn(MAX_TEXT),
     "text_words": TraceColumn(),
 }
 
@@ -117,6 +118,8 @@ class TraceColumns:
     frame_heights: FloatArray
     # Characters of Chinese, Japanese and Korean among those of the text.
     cjk: FloatArray | None = None
+    # Places of the rows in the data set, -1 if unknown; None: those in the trace.
+    dataset_rows: IntArray | None = None
 
 
 def read_columns(path: Path, take: Take = ALL, frame_size: tuple[float, float] | None = None) -> TraceColumns:
@@ -152,7 +155,8 @@ def read_columns(path: Path, take: Take = ALL, frame_size: tuple[float, float] |
     images = widths[~is_frame], heights[~is_frame]
     frames = widths[is_frame], heights[is_frame]
     timed = num_sounds, audio, num_videos, video
-    return TraceColumns(names, text, text_name == "text_tokens", num_images, *images, *timed, *frames, cjk)
+    places = trace.numbers("dataset_row", absent=-1.0).astype(np.int64) if "dataset_row" in trace.names else None
+    return TraceColumns(names, text, text_name == "text_tokens", num_images, *images, *timed, *frames, cjk, places)
 
 
 def _read(path: Path, take: Take) -> tuple[list[str], pa.Table]:
@@ -184,7 +188,8 @@ class _Trace:
 
     def __init__(self, path: Path, take: Take) -> None:
         self._path = path
-        names, table = _read(path, take)
+        self.names, table = _read(path, take)
+        names = self.names
         self.num_rows = len(table)
         for name in names:
             if name in COLUMNS and names.count(name) > 1:

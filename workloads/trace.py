@@ -38,13 +38,20 @@ def fitting(source: ListedShapes, context_tokens: int, on_overlong: OnOverlong) 
     if not np.any(longer):
         return source
     if on_overlong is OnOverlong.DROP:
-        rows = np.flatnonzero(~longer)
-        return replace(source, shapes=source.shapes.take(rows), num_dropped=int(longer.sum()), rows=rows)
+        fit = np.flatnonzero(~longer)
+        shapes = source.shapes.take(fit)
+        return replace(source, shapes=shapes, num_dropped=int(longer.sum()), rows=_rows_at(source, fit))
     kept = truncated(source.shapes, context_tokens)
     num_dropped = len(source.shapes) - len(kept)
     left = np.flatnonzero(np.isin(source.shapes.sample_ids, kept.sample_ids)) if num_dropped else None
+    rows = source.rows if left is None else _rows_at(source, left)
     shortened = int(longer.sum()) - num_dropped
-    return replace(source, shapes=kept, num_truncated=shortened, num_dropped=num_dropped, rows=left)
+    return replace(source, shapes=kept, num_truncated=shortened, num_dropped=num_dropped, rows=rows)
+
+
+def _rows_at(source: ListedShapes, left: IntArray) -> IntArray:
+    """Rows of the samples that are left of a source."""
+    return left if source.rows is None else source.rows[left]
 
 
 def truncated(shapes: SampleShapes, context_tokens: int) -> SampleShapes:
@@ -143,7 +150,8 @@ class TraceWorkload:
         usual = frames == (MIN_FRAME_TOKENS, MAX_FRAME_TOKENS) or rules.video is None
         own = f"{MIN_FRAME_TOKENS} and {MAX_FRAME_TOKENS}: the model has its own rules (model.tokens.video)"
         require(usual, "workload.min_video_frame_tokens and max_video_frame_tokens", frames, own)
-        listed = ListedShapes(self.name, self._shapes(self._columns(), rules))
+        columns = self._columns()
+        listed = ListedShapes(self.name, self._shapes(columns, rules), rows=columns.dataset_rows)
         if rules.context_tokens is None:
             return listed
         if self.on_overlong == OnOverlong.ERROR:

@@ -300,7 +300,7 @@ def _result_dict(result: StrategyResult) -> dict[str, Any]:
 
 def _rivals(case: Case) -> dict[str, dict[str, Any] | None]:
     """Return the fastest published strategy of a case, and the fastest that a framework runs today."""
-    frameworks = {one.name: framework_of(one.first.config["strategy"]) for one in case.results}
+    frameworks = {one.name: framework_of(one.first.config) for one in case.results}
     families = {one.name: one.family for one in case.results}
     labels = {name: name for name in families}
     places = places_of(case.comparison, labels, frameworks, families).values()

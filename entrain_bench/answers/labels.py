@@ -24,7 +24,7 @@ FAMILY = "strategy_family"
 OURS = "ours"
 FAMILIES = {
     "published": "Published systems",
-    "out_of_the_box": "Out of the box",
+    "out_of_the_box": "From frameworks",
     "simple": "Simple baselines",
     OURS: "Ours",
     "": "Yours",
@@ -32,7 +32,16 @@ FAMILIES = {
 PUBLISHED = "published"
 # Keys of a strategy's ``switch_on`` for engines that run it unmodified; and the column with the framework's name.
 SWITCH_ON = "switch_on"
-FRAMEWORKS = {"megatron": "Megatron-LM", "sharded": "HF Trainer"}
+# Jobs as Megatron-LM's multimodal code runs them.
+MEGATRON_JOB = ("encoder_sp=false", "encoder_cp=false", "layout.recompute_rule=with_llm")
+# One copy of the model on every rank, with one switch for recomputation; losses are PyTorch's, as in transformers.
+REPLICATED_JOB = (
+    *(f"layout.{name}=1" for name in ("tp", "cp", "pp")),
+    "layout.recompute_rule=together",
+    "cross_entropy=eager",
+)
+# Each with its job.
+FRAMEWORKS = {"megatron": ("Megatron-LM", MEGATRON_JOB), "sharded": ("HF Trainer", REPLICATED_JOB)}
 TODAY = "strategy_today"
 
 # Shorter words are taken for abbreviations.
@@ -68,24 +77,26 @@ def label_columns(config: RunConfig) -> dict[str, Any]:
     if family not in FAMILIES:
         raise unknown_choice("strategy.family", family, [*filter(None, FAMILIES)])
     stated = {f"{group}_label": str(values.get("label", "")) for group, values in groups.items()}
-    return stated | {ORDER: order, FAMILY: family, TODAY: framework_of(config.strategy)}
+    return stated | {ORDER: order, FAMILY: family, TODAY: framework_of(config.content())}
 
 
-def framework_of(strategy: Mapping[str, Any]) -> str:
-    """Return the framework that runs a configured strategy today, as its YAML says; empty if none does as configured.
+def framework_of(config: Mapping[str, Any]) -> str:
+    """Return the framework that runs a configured run's strategy today, as its YAML says; empty if none does.
 
     A framework may need values of options (``switch_on: {megatron: [strategy.planner.placement=first_stage]}``).
     """
-    switches = strategy.get(SWITCH_ON) or {}
+    switches = config["strategy"].get(SWITCH_ON) or {}
     require(isinstance(switches, Mapping), f"strategy.{SWITCH_ON}", switches, "a mapping of lists of overrides")
-    known = (key for key in FRAMEWORKS if key in switches and all(_has(strategy, text) for text in switches[key]))
-    return next((FRAMEWORKS[key] for key in known), "")
+    for key, (framework, job) in FRAMEWORKS.items():
+        if key in switches and all(_has(config, text) for text in (*job, *switches[key])):
+            return framework
+    return ""
 
 
-def _has(strategy: Mapping[str, Any], override: str) -> bool:
-    """Whether a strategy has the value that an override of one of its keys gives."""
-    path, _, text = override.removeprefix("strategy.").partition("=")
-    value: Any = strategy
+def _has(config: Mapping[str, Any], override: str) -> bool:
+    """Whether a configuration has the value that an override gives."""
+    path, _, text = override.partition("=")
+    value: Any = config
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return bool((list(value) if isinstance(value, tuple) else value) == yaml.safe_load(text))
@@ -274,13 +285,13 @@ class ModelError:
     num_times: int
 
     @property
-    def words(self) -> str:
-        """The error as a sentence without its full stop."""
+    def sentence(self) -> str:
+        """The error in words."""
         return (
-            f"model error: median {100 * self.median:.1f}%, {100 * self.close:.0f}% within 10%, "
-            f"over {self.num_times:,} published iteration times, each source left out of the fit"
+            f"Model error: median {100 * self.median:.1f}%, {100 * self.close:.0f}% within 10%, "
+            f"over {self.num_times:,} published iteration times (each publication held out of the fit)."
         )
 
 
-# Computed for docs/calibration.md, which is not made if the words differ.
+# Computed for docs/calibration.md, which is not made if they differ.
 MODEL_ERROR = ModelError(median=0.037, close=0.75, num_times=1118)

@@ -56,9 +56,9 @@ def problems(answer: Answer) -> list[str]:
     return [_one("problem", problem) for problem in answer.to_dict()["problems"]]
 
 
-def headline_sentence(ahead: Mapping[str, Any]) -> str:
-    """Leaders over jobs (``headline.ahead``): overall, of the published systems, and in a framework today."""
-    return _one("headline", ahead)
+def headline_sentences(ahead: Mapping[str, Any]) -> tuple[str, str]:
+    """Leaders over jobs (``headline.ahead``): overall; of the published systems and in a framework today."""
+    return _one("first", ahead), _one("rivals", ahead)
 
 
 def posterior_sentences[Name: Hashable](

@@ -10,12 +10,13 @@ from entrain_bench.balancing.variants import Variant
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.specs.job import Job, divisors
 from entrain_bench.specs.model import ModuleSpec
+from entrain_bench.specs.sharding import HYBRID
 
 
 def expert_degrees(job: Job, placed: ModuleLayout, module: ModuleSpec) -> list[int]:
     """Return the degrees of expert parallelism that a module's experts and ranks can have, rising."""
     experts = module.config.experts
-    if experts is None or placed.scatters or placed.widths or placed.offload:
+    if experts is None or placed.sharding == HYBRID or placed.widths or placed.offload:
         return [1]
     if placed.tp > 1 and not job.framework.sequence_parallel:
         # Megatron-LM does so, too: otherwise ranks of a TP group would send the same tokens.

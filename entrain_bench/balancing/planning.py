@@ -313,11 +313,22 @@ def place_islands(
 def recompute_choices(
     job: Job, groups: Sequence[Sequence[int]] | None = None, chosen_later: bool = False
 ) -> list[tuple[bool, ...]]:
-    """Return the combinations of groups (by default single modules) to recompute, or the one that a job requests."""
+    """Return the combinations of groups (by default single modules) to recompute, or the one that a job requests.
+
+    Those of a free job obey its ``recompute_rule``.
+    """
     groups = [(index,) for index in range(len(job.model.modules))] if groups is None else groups
     asked = job.request.recompute
     if asked is None:
-        return list(product([False] if chosen_later else [False, True], repeat=len(groups)))
+        (llm,) = (index for index, group in enumerate(groups) if job.model.llm_index in group)
+        choices = product([False] if chosen_later else [False, True], repeat=len(groups))
+        match job.request.recompute_rule:
+            case "with_llm":
+                return [again for again in choices if again[llm] or not any(again)]
+            case "together":
+                return [again for again in choices if len({*again}) == 1]
+            case _:
+                return [*choices]
     again = [[job.model.modules[index].name in asked for index in group] for group in groups]
     if any(len({*group}) > 1 for group in again):
         together = "this planner recomputes all modules of a rank, or none"

@@ -47,8 +47,7 @@ def check_sharding(layout: Layout, job: Job, planner: object) -> None:
 def sharded_as(placed: ModuleLayout, kind: str, ranks_of_node: int) -> ModuleLayout:
     """Return a module's layout with another kind of sharding."""
     nodes = max(1, placed.ranks.size // ranks_of_node) if kind == HYBRID else 1
-    # Sharded weights are gathered whole, those of all experts.
-    return replace(placed, sharding=kind, nodes=nodes, ep=placed.ep if kind == ZERO1 else 1)
+    return replace(placed, sharding=kind, nodes=nodes, ep=1 if kind == HYBRID else placed.ep)
 
 
 def sharding_variants(job: Job, planner: object) -> Iterator[Variant]:

@@ -372,7 +372,8 @@ def tuned(
     def fits(job: Job) -> bool:
         return holds or holds_states(profile, job, sets, chosen_later=make_program.chooses_recomputation)
 
-    free = fixed_jobs(profile, trials.batches.drawn[trials.batches.drafts[0]], fits)
+    batch = trials.batches.drawn[trials.batches.drafts[0]]
+    free = fixed_jobs(profile, batch, fits)
     variants = make_program.variants
     first = int(budget * OWN_OPTIONS) if variants else budget
 
@@ -380,11 +381,19 @@ def tuned(
         each_most = max(2, int(budget * DRAFTS) // len(jobs))
         return asked(profile, jobs, sets, each_most, problems, make_program.chooses_microbatches)
 
+    def tuned_once(jobs: Sequence[Job], entered: Sequence[Layout] = ()) -> list[Layout]:
+        recomputed = [one for job in jobs for one in recomputing(job, chosen_later=make_program.chooses_recomputation)]
+        return halved(trials, offers(recomputed, first), first, entered)
+
     entered: list[Layout] = []
     rounds = [[fixed], free] if fixed else [free]
     for jobs in rounds:
-        recomputed = [one for job in jobs for one in recomputing(job, chosen_later=make_program.chooses_recomputation)]
-        entered = halved(trials, offers(recomputed, first), first, entered[:1]) or entered
+        entered = tuned_once(jobs, entered[:1]) or entered
+    has_experts = profile.job.model.llm.config.experts is not None
+    if not entered and has_experts and profile.job.free_microbatch_size:
+        # States of experts leave little memory for activations, and estimates favor large microbatches.
+        free = fixed_jobs(profile.for_job(profile.job.each_microbatch_size()[0]), batch, fits)
+        entered = tuned_once(free)
     if not entered:
         raise why_nothing_fits(trials, sets, problems)
     rest = len(rounds) * (budget - first)
@@ -393,7 +402,12 @@ def tuned(
         return leader
     again = int(rest * (1 - OPTIONS))
     # Planners see only the strategy's own options. If the scheduler chooses recomputation, they plan a job without it.
-    jobs = [make_program.sharded_as(job, leader) for job in free]
+    sharded = make_program.sharded_as(profile.job, leader)
+    if has_experts and sharded is not profile.job:
+        # Shards hold experts at degrees at which whole ones exceed memory.
+        jobs = fixed_jobs(profile.for_job(sharded), batch, fits)
+    else:
+        jobs = [make_program.sharded_as(job, leader) for job in free]
     recomputed = [one for job in jobs for one in recomputing(job, chosen_later=False)]
     if profile.job.request.recompute is None and make_program.recomputes_under(leader):
         recomputed = [job for job in recomputed if not job.request.recompute]

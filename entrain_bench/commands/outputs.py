@@ -29,8 +29,16 @@ from entrain_bench.run.cells import Done
 from entrain_bench.run.parallel import num_processes
 from entrain_bench.run.study import Output, Study, bring_up_to_date
 
-# Figures of one question each, which results.md does not show: 1,300 runs more (``make appendix``).
-APPENDIX = ("context_length", "out_of_the_box", "robustness", "sensitivity", "tuning_budget", "twins")
+# Figures of one question each, which results.md does not show: 1,600 runs more (``make appendix``).
+APPENDIX = (
+    "context_length",
+    "forward_variability",
+    "out_of_the_box",
+    "robustness",
+    "sensitivity",
+    "tuning_budget",
+    "twins",
+)
 # With runs of their own that no figure shares; made when named, and for the reference.
 OF_THEIR_OWN = (*APPENDIX, "tables", "claims", "posterior", "recommendation", "calibration")
 # Made only when named: training on ranks of this machine takes longer and cannot run everywhere; the quick figure is

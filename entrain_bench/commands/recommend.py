@@ -19,7 +19,7 @@ from entrain_bench.run.study import Output, Study
 
 EXIT_NO_RESULT = 2
 # The job of the README, and the line length of its answer, a block of code.
-README_JOB = ("model=qwen25vl_llama3_1b", "workload=opencqa_ocr", "cluster=a40x64")
+README_JOB = ("model=qwen25vl_7b", "workload=chartqa", "cluster=16xh100")
 README_TABLE = "tables/recommendation.md"
 INDENT = "    "
 README_WIDTH = 100

@@ -71,25 +71,26 @@ def _scan_lines(source: Mapping[str, Any], scanned: Any) -> Iterator[str]:
         yield from ("", *(f"- {many:,}: {reason}" for reason, many in reasons), "")
         yield from (f"The first {len(scanned.listed)}:" if bad > len(scanned.listed) else "Which:", "")
         yield from (f"- `{name}`: {what}" for name, what in scanned.listed)
-    yield from _uncounted_lines(scanned.uncounted, scanned.unread)
+    yield from _uncounted_lines(scanned)
 
 
-def _uncounted_lines(uncounted: Any, unread: Mapping[str, int]) -> Iterator[str]:
+def _uncounted_lines(scanned: Any) -> Iterator[str]:
     """Yield found fields that the scan does not count, with their share, and marks that differ from media."""
-    if uncounted.unmatched:
-        share = uncounted.unmatched / uncounted.rows
+    if scanned.unmatched:
+        share = scanned.unmatched / scanned.rows
         yield (
-            f"Warning: in {uncounted.unmatched:,} of {uncounted.rows:,} rows ({share:.1%}) marks such as <image> "
-            f"and media differ (first: {uncounted.example})."
+            f"Warning: in {scanned.unmatched:,} of {scanned.rows:,} rows ({share:.1%}) marks such as <image> "
+            f"and media differ (first: {scanned.example})."
         )
-    text = uncounted.chars + sum(each.amount for each in uncounted.left_fields() if each.kind == "text")
+    text = scanned.chars + sum(each.amount for each in scanned.left_fields() if each.kind == "text")
     lines = list[str]()
-    for each in uncounted.left_fields():
+    for each in scanned.left_fields():
         what = f"{each.amount:,} values of {each.kind}"
         if each.kind == "text":
             what = f"{each.amount:,} characters ({each.amount / text:.1%} of all text)"
-        lines.append(f"- `{each.name}`: {what}, in {each.rows:,} of {uncounted.rows:,} rows")
-    lines += [f"- {many:,} `{ending}` files next to those that were read" for ending, many in sorted(unread.items())]
+        lines.append(f"- `{each.name}`: {what}, in {each.rows:,} of {scanned.rows:,} rows")
+    unread = sorted(scanned.unread.items())
+    lines += [f"- {many:,} `{ending}` files next to those that were read" for ending, many in unread]
     if lines:
         yield from ("", "Not counted:", "", *lines)
 

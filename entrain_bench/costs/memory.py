@@ -100,7 +100,7 @@ class Memory:
 
     def expert_sharing(self, module: ModuleSpec, placed: ModuleLayout) -> int:
         """Ranks that share out the optimizer states of the same experts: those of expert data parallelism."""
-        return module.weight_copies(placed.tp, placed.dp * placed.cp) // placed.ep
+        return max(1, module.weight_copies(placed.tp, placed.dp * placed.cp) // placed.ep)
 
     def stage_state_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Weights, gradients and optimizer states on a rank of each stage ``[stages]``; of frozen layers weights."""
@@ -110,12 +110,15 @@ class Memory:
         frozen = self.stage_parameters(module, placed) - learning
         if placed.sharded:
             held = learning * (FP32_BYTES + FP32_BYTES + MOMENT_BYTES) + frozen * self.element_bytes
-            kept = (learning + frozen) * (self.element_bytes * placed.keeps_weights)
+            kept = learning + frozen
+            if placed.ep > 1:
+                kept = kept - self.expert_parameters(module, placed)[0] * (1.0 - 1.0 / placed.ep)
+            kept = kept * (self.element_bytes * placed.keeps_weights)
             return np.asarray(held / (shards * sharing) + kept / shards)
         each = self.parameter_bytes(sharing, placed.scatters)
         if placed.ep > 1:
             experts, teaching = self.expert_parameters(module, placed)
-            every = self.parameter_bytes(self.expert_sharing(module, placed)) * teaching
+            every = self.parameter_bytes(self.expert_sharing(module, placed), placed.scatters) * teaching
             own = (every + (experts - teaching) * self.element_bytes) / placed.ep
             rest = (learning - teaching) * each + (frozen - (experts - teaching)) * self.element_bytes
             return np.asarray((own + rest) / shards)
@@ -124,12 +127,13 @@ class Memory:
     def optimizer_bytes(self, module: ModuleSpec, placed: ModuleLayout) -> FloatArray:
         """Bytes of fp32 copies of gradients, needed on a rank of each stage during its optimizer step ``[stages]``."""
         casts = self.gradient_bytes < FP32_BYTES and not placed.sharded
-        shared = self.sharing(module, placed) if self.framework.distributed_optimizer or placed.scatters else 1
+        shares = self.framework.distributed_optimizer or placed.scatters
+        shared = self.sharing(module, placed) if shares else 1
         learning = self.learning_parameters(module, placed) / module.weight_shards(placed.tp)
         each = FP32_BYTES * casts * self.reserved
         if placed.ep > 1:
             own = self.expert_parameters(module, placed)[1] / module.weight_shards(placed.tp)
-            copies = self.expert_sharing(module, placed) if self.framework.distributed_optimizer else 1
+            copies = self.expert_sharing(module, placed) if shares else 1
             return np.asarray((learning - own) * (each / shared) + own * (each / (placed.ep * copies)))
         return np.asarray(learning * (each / shared))
 

@@ -2,6 +2,7 @@
 
 With ZeRO-3 (FSDP) every pass gathers, with ``zero3_kept`` the forwards of the first microbatch, with ZeRO-2 none; every
 backward scatters. Hybrid sharding gathers and scatters inside a node, then all-reduces shards of gradients over nodes.
+Ranks gather the experts that they hold from those that hold the same (``layout.ep``), and the rest from all.
 While a layer computes, the next layer's gather and the previous layer's scatter run (torch 2.13,
 ``_fsdp_param_group.py``): it takes the longer of both, and ``overlap_cost`` seconds for each second of communication.
 Nothing hides the first gather and the last scatter of a micro-step through all modules.
@@ -39,6 +40,24 @@ def layer_parameters(module: ModuleSpec, tp: int, *, learning: bool = False, clo
     return parameters
 
 
+def gathered_parameters(
+    module: ModuleSpec, placed: ModuleLayout, *, learning: bool = False
+) -> tuple[FloatArray, FloatArray]:
+    """Parameters (that learn) of each layer that a rank gathers from all ranks, and from those with its experts.
+
+    ``[layers]`` each; without expert parallelism it gathers everything from all.
+    """
+    shards = module.weight_shards(placed.tp)
+    every = layer_parameters(module, placed.tp, learning=learning) / shards
+    if placed.ep == 1:
+        return every, np.zeros(len(every))
+    layers = module.padded(placed.tp).layers
+    experts = np.array(
+        [float(layer.trained_expert_parameters if learning else layer.expert_parameters) for layer in layers]
+    )
+    return every - experts / shards, experts / (shards * placed.ep)
+
+
 def gathered_bytes(
     module: ModuleSpec, placed: ModuleLayout, element_bytes: int, gradient_bytes: int = FP32_BYTES
 ) -> tuple[float, float]:
@@ -46,8 +65,7 @@ def gathered_bytes(
 
     Weights that it keeps are states (``Memory``), not counted here.
     """
-    shards = module.weight_shards(placed.tp)
-    inner = layer_parameters(module, placed.tp) / shards
+    inner = np.add(*gathered_parameters(module, placed))
     kept = 0.0
     if module.config.tied_embeddings:
         kept = float(inner[0])
@@ -55,7 +73,7 @@ def gathered_bytes(
     ahead = min(LAYERS_GATHERED, len(inner))
     pairs = np.convolve(inner, np.ones(ahead), "valid")
     whole = 0.0 if placed.keeps_weights else element_bytes * (kept + float(pairs.max()))
-    gradients = gradient_bytes * float(layer_parameters(module, placed.tp, learning=True).max()) / shards
+    gradients = gradient_bytes * float(np.add(*gathered_parameters(module, placed, learning=True)).max())
     return whole, whole + gradients
 
 
@@ -76,18 +94,25 @@ def layer_traffic(
     copies = module.weight_copies(placed.tp, placed.dp * placed.cp)
     sharing = copies // placed.nodes
     ring = placed.ranks[:, 0, ::shards].reshape(1, -1)
-    tier = cluster.ring_tiers(ring[:, :sharing])[0]
-    weights, learning = (layer_parameters(module, placed.tp, learning=learns) / shards for learns in (False, True))
+    groups = [
+        (sharing, cluster.ring_tiers(ring[:, :sharing])[0]),
+        (sharing // placed.ep, cluster.ring_tiers(ring[:, :: placed.ep])[0]),
+    ]
+    weights, learning = (gathered_parameters(module, placed, learning=learns) for learns in (False, True))
     runs_backward = np.array([layer.backward_share > 0 for layer in module.layers])
 
-    def seconds(num_bytes: FloatArray) -> FloatArray:
-        return np.where(num_bytes > 0, all_gather_s(num_bytes, sharing, tier), 0.0)
+    def seconds(size: int, parts: tuple[FloatArray, FloatArray]) -> FloatArray:
+        every, experts = (
+            np.where(part > 0, all_gather_s(size * part, *group), 0.0)
+            for part, group in zip(parts, groups, strict=True)
+        )
+        return every + experts
 
-    gather_s = seconds(BF16_BYTES * weights) * placed.sharded
-    scatter_s = seconds(gradient_bytes * learning) * placed.scatters
+    gather_s = seconds(BF16_BYTES, weights) * placed.sharded
+    scatter_s = seconds(gradient_bytes, learning) * placed.scatters
     if placed.nodes > 1:
         across = cluster.ring_tiers(ring[:, ::sharing])[0]
-        scatter_s += all_reduce_s(gradient_bytes * learning / sharing, placed.nodes, across) * (learning > 0)
+        scatter_s += all_reduce_s(gradient_bytes * learning[0] / sharing, placed.nodes, across) * (learning[0] > 0)
     again_s = gather_s * (runs_backward & (not placed.keeps_weights))
     if module.config.tied_embeddings:
         again_s[0] = 0.0
@@ -155,21 +180,22 @@ def exposed_s(
 def collective_passes(program: Program) -> IntArray:
     """Return groups of passes that start together, by microbatch and part ``[actions]``; -1: none.
 
-    On all replicas of sharded modules backwards do, and forwards that gather weights; on those that share experts, all.
+    On all replicas of sharded modules backwards do, and forwards that gather weights; of those that share experts, all.
     """
     group = np.full(program.num_actions, -1)
     count = 0
     for index, (placed, chunks) in enumerate(zip(program.layout.modules, program.chunks, strict=True)):
+        meeting = meeting_chunks(placed, chunks)
         together = placed.scatters and placed.copies > 1
-        number = numbered(chunks.microbatch, chunks.part) if together else meeting_chunks(placed, chunks)
-        if number is None or not len(chunks):
-            continue
-        every = np.ones(len(chunks), bool)
-        for actions, alike in (
-            (program.forward_actions(index), gathering(program, index) if placed.scatters else every),
-            (program.backward_actions(index), every),
+        every = numbered(chunks.microbatch, chunks.part) if together else meeting
+        gathers = gathering(program, index) if together else np.ones(len(chunks), bool)
+        for actions, alike, number in (
+            (program.forward_actions(index), gathers, every),
+            (program.forward_actions(index), ~gathers, meeting),
+            (program.backward_actions(index), np.ones(len(chunks), bool), every),
         ):
-            for stage in range(placed.pp):
+            for stage in range(placed.pp if number is not None and len(chunks) else 0):
+                assert number is not None
                 group[actions[alike, stage]] = count + number[alike]
                 count += 1 + int(number[alike].max(initial=-1))
     return group

@@ -246,10 +246,11 @@ class StepCosts:
             own = float(experts.sum()) / placed.ep / max(total, 1.0)
             parts = ((1.0 - own) * parameters, sharing, ring), (own * parameters, same, expert_ring)
             reduce_s = all_gather_s if framework.distributed_optimizer else all_reduce_s
-            sync_s = sum((reduce_s(size * part, ranks, tier) for part, ranks, tier in parts), np.zeros(len(parameters)))
-            gather_s = np.zeros(len(parameters))
-            if framework.distributed_optimizer:
-                for part, ranks, tier in parts:
+            sync_s, gather_s = np.zeros((2, len(parameters)))
+            for part, ranks, tier in parts:
+                if not placed.scatters:
+                    sync_s = sync_s + reduce_s(size * part, ranks, tier)
+                if framework.distributed_optimizer and not placed.sharded:
                     gather_s = gather_s + all_gather_s(BF16_BYTES * part, ranks, tier)
             columns = held_layers, parameters, sync_s, gather_s
             freeze(*columns)

@@ -219,7 +219,8 @@ def described(
         title,
         words and f"Setting: {words}.",
         f"Seeds: {consecutive(seeds)}." if seeds else "",
-        costs and f"Costs: {costs}{f'; {MODEL_ERROR.words}' if 'simulate' in setting.get('harness', ()) else ''}.",
+        costs and f"Costs: {costs}.",
+        MODEL_ERROR.sentence if costs and "simulate" in setting.get("harness", ()) else "",
     )
     content = {
         "command": command,

@@ -33,13 +33,12 @@ def draw(data: pd.DataFrame, drawn: pd.DataFrame | None = None) -> Picture:
     table = tables.summarise(data).merge(jobs, on=tables.JOB)
     overall = tables.time_over_fastest(data)
     jobs = jobs.sort_values("model", key=lambda column: column.map(model_size), kind="stable")
-    heads = [(models[model], traces[trace]) for model, trace in jobs[tables.JOB].values]
+    columns = pd.MultiIndex.from_arrays([jobs["model"].map(models), jobs["workload"].map(traces)])
     relative = table["behind"].where(table["verdict"] != "fastest", 1.0).astype(float)
     # A star takes the place of a digit: cells have room for four letters.
     texts = relative.map("{:.2f}".format).mask(table["num_ok"] < table["num_runs"], relative.map("{:.1f}*".format))
     texts = texts.where(relative.notna(), table["status"].map(WORDS))
     shown = table.assign(relative=relative, text=texts).pivot(index="strategy", columns=tables.JOB)
-    columns = pd.MultiIndex.from_tuples(heads)
     cases, cells = (
         pd.DataFrame(shown[name])[[*jobs[tables.JOB].itertuples(index=False, name=None)]].set_axis(
             columns, axis="columns"

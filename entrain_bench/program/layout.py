@@ -419,11 +419,11 @@ def check_experts(placed: ModuleLayout, module: ModuleSpec) -> None:
     whole = placed.ep % placed.cp == 0 or placed.cp % placed.ep == 0
     require(whole, key, placed.ep, f"a multiple or a divisor of layout.cp={placed.cp}")
     for what, clashes, why in (
-        ("layout.sharding=zero1", placed.scatters, "because sharded weights are gathered with all experts"),
-        ("one width of groups", bool(placed.widths), "because groups of other widths run other passes"),
-        ("no offload", placed.offload, "because ranks offload whole layers"),
+        ("layout.sharding=hybrid", placed.sharding == HYBRID, "because every node holds all weights"),
+        ("groups of several widths", bool(placed.widths), "because groups of other widths run other passes"),
+        ("offload", placed.offload, "because ranks offload whole layers"),
     ):
-        require(not clashes, key, placed.ep, f"1 without {what} of module {module.name}, {why}")
+        require(not clashes, key, placed.ep, f"1 with {what} of module {module.name}, {why}")
 
 
 def _check_widths(placed: ModuleLayout, module: ModuleSpec, cluster: ClusterSpec) -> None:

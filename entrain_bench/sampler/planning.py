@@ -191,6 +191,10 @@ def plan_batches(
     decides = f"{content}\n{layout_to_json(layout)}\n{counts}" + (f"\n{padding}" if pads_best else "")
     name = sha256(decides.encode()).hexdigest()
     rows = np.arange(len(listed.shapes)) if listed.rows is None else listed.rows
+    if np.any(rows < 0):
+        raise UserError(
+            f"shapes={shapes}: lists a part of the data set, whose rows are not known. Scan all of it (max_rows=null)"
+        )
     return BatchPlan(setting, layout, listed.shapes, rows, counts, job.global_batch // whole, name, padding, pads_best)
 
 

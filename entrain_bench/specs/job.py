@@ -16,6 +16,8 @@ from entrain_bench.specs.sharding import SHARDINGS, ZERO1, ZERO2
 MAX_MICROBATCH_SIZE = 16  # largest microbatch that planners consider where its size is theirs to choose
 # Samples of an iteration, or of a profile; more would be refused by the machine's memory, not by a message.
 MAX_SAMPLES = 2**20
+# Modules that a planner may let recompute: any; an encoder only with the LLM, as Megatron-LM's flags say; all or none.
+ANY, WITH_LLM, TOGETHER = "any", "with_llm", "together"
 PLANNING_SHARE = 0.95  # share of the memory budget that plans use up
 Degree = Annotated[int, at_least(1, "null or at least 1")] | None
 
@@ -30,6 +32,7 @@ class LayoutRequest:
     dp: Degree = None
     ep: Degree = None  # of the LLM's experts, over ranks of DP and CP
     recompute: tuple[str, ...] | None = None  # modules whose activations are recomputed; the others keep theirs
+    recompute_rule: Annotated[str, OneOf((ANY, WITH_LLM, TOGETHER))] = ANY  # of modules, if ``recompute`` is free
     sharding: Annotated[str, OneOf(SHARDINGS)] | None = None  # state that ranks with the same weights partition
 
     def __post_init__(self) -> None:

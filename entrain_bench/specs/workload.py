@@ -80,7 +80,7 @@ class ListedShapes:
     shapes: SampleShapes
     num_truncated: int = 0  # samples that were shortened to the model's context
     num_dropped: int = 0  # further samples that were left out
-    rows: IntArray | None = None  # rows of the trace that the samples are, if some were left out
+    rows: IntArray | None = None  # rows of the data set that the samples are, -1: unknown; None: in their order
 
     @property
     def counts(self) -> dict[str, int]:

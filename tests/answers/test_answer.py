@@ -75,10 +75,13 @@ def test_the_decision_names_the_fastest_published_and_the_fastest_in_a_framework
         "best": {"family": "ours"},
         "near": {"family": "published", "switch_on": {"loop": []}},
     }
+    job = {"encoder_sp": False, "encoder_cp": False, "layout": {"recompute_rule": "with_llm"}}
     records = [
         replace(
             one,
-            config={**one.config, "strategy": {**one.config["strategy"], **strategies[str(one.labels["strategy"])]}},
+            config=one.config
+            | job
+            | {"strategy": {**one.config["strategy"], **strategies[str(one.labels["strategy"])]}},
         )
         for one in runs({"base": SLOW, "best": FAST, "near": NEAR})
     ]

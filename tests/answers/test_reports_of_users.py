@@ -14,7 +14,9 @@ from entrain_bench.config.compose import compose
 from entrain_bench.run.experiment import RunContext, prepare
 
 pytestmark = pytest.mark.wide
-SHARDED = ("strategy=fsdp", "layout.tp=1", "layout.dp=8", "layout.sharding=zero3", "microbatch_size=1", "tuning=own")
+# Plain ZeRO-3: every rank gathers all experts.
+PLAIN = ("layout.tp=1", "layout.dp=8", "layout.ep=1", "layout.sharding=zero3")
+SHARDED = ("strategy=fsdp", *PLAIN, "microbatch_size=1", "tuning=own")
 MIXTURE = "model=hf:Qwen/Qwen3-VL-30B-A3B-Instruct"
 DENSE = "model=llavaov_qwen25_32b"
 OMNI = ("model=hf:Qwen/Qwen3-Omni-30B-A3B-Instruct", "workload=librispeech", "global_batch=8", "cluster=8xh100")

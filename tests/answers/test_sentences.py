@@ -12,7 +12,7 @@ from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.console_table import summary
 from entrain_bench.answers.posterior import ChanceSummary, Spread
 from entrain_bench.answers.report import html, markdown, report_json, report_of
-from entrain_bench.answers.sentences import headline_sentence, host_notices, notices, problems, sentences, short_answer
+from entrain_bench.answers.sentences import headline_sentences, host_notices, notices, problems, sentences, short_answer
 from entrain_bench.answers.statistics import Interval
 from entrain_bench.answers.text import escape_markdown, load_template, one_line
 from entrain_bench.records.records import Record
@@ -66,12 +66,16 @@ def test_who_is_ahead_over_jobs() -> None:
     published = {**fastest, "wins": {"DIP": 2, "MDP": 1}, "greatest": 1.3, "mean": 1.1}
     today = {**published, "wins": {"Megatron in Megatron-LM": 3}}
     values = {"num_jobs": 3, "num_tied": 2, "fastest": fastest, "published": published, "today": today}
-    assert headline_sentence(values) == (
-        "The fastest is Braid in 2 of 3 jobs, LPT in 1; in 2 jobs it ties with others. The fastest published system, "
-        "most often DIP, takes 1.10x as long (1.00x to 1.30x). The fastest that a framework runs today, Megatron in "
-        "Megatron-LM, takes 1.10x as long (1.00x to 1.30x)."
+    assert " ".join(headline_sentences(values)) == (
+        "The fastest is Braid in 2 of 3 jobs, LPT in 1; in 2 jobs the lead is a tie. The fastest published "
+        "system of each job, most often DIP, takes 1.10x the time of the fastest (1.00x to 1.30x by job). As "
+        "frameworks run them, without further options, the fastest is Megatron in Megatron-LM, at 1.10x "
+        "(1.00x to 1.30x by job)."
     )
-    assert headline_sentence({"num_jobs": 0, "num_tied": 0, "fastest": None, "published": None, "today": None}) == ""
+    assert headline_sentences({"num_jobs": 0, "num_tied": 0, "fastest": None, "published": None, "today": None}) == (
+        "",
+        "",
+    )
 
 
 def test_chances() -> None:

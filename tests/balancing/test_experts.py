@@ -98,8 +98,9 @@ def test_a_plan_keeps_its_degree() -> None:
     assert "ep4" in layout.describe()["llm"]
 
 
-def test_sharded_weights_have_no_expert_parallelism() -> None:
+def test_sharded_weights_keep_their_expert_parallelism_except_in_hybrids() -> None:
     job = job_of()
     placed = chain(job, 1, 1, 1, 8).modules[0]
-    assert sharded_as(placed, "zero3", 4).ep == 1
-    assert usual_degree(job, replace(placed, sharding="zero3"), MODEL.llm) == 1
+    for kind, ep in (("zero2", 4), ("zero3", 4), ("zero3_kept", 4), ("hybrid", 1)):
+        assert sharded_as(placed, kind, 4).ep == ep
+        assert usual_degree(job, sharded_as(placed, kind, 4), MODEL.llm) == ep

@@ -196,6 +196,19 @@ def by_stage(layout: Layout, budget_bytes: float, count: int = 4) -> tuple[Progr
     return recompute_by_stage(recompute_all(program), profile), Memory(MODEL).peak_bytes(program)
 
 
+@pytest.mark.parametrize(
+    ("rule", "choices"),
+    [
+        ("any", {(False, False), (True, False), (False, True), (True, True)}),
+        ("with_llm", {(False, False), (False, True), (True, True)}),
+        ("together", {(False, False), (True, True)}),
+    ],
+)
+def test_what_recomputes_obeys_the_rule_of_a_framework(rule: str, choices: set[tuple[bool, ...]]) -> None:
+    # Encoder, LLM.
+    assert {*recompute_choices(tiny_job(MODEL, request=LayoutRequest(recompute_rule=rule)))} == choices
+
+
 def test_stages_recompute_no_more_than_memory_demands() -> None:
     layout, memory = chain_layout(MODEL, 2, 2, 4, dp=2), Memory(MODEL)
     plain = program_of(layout)

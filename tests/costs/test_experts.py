@@ -12,6 +12,7 @@ from entrain_bench.costs.links import all_to_all_s, peers_by_tier
 from entrain_bench.costs.loads import compute_loads
 from entrain_bench.costs.memory import Memory
 from entrain_bench.costs.roofline import Roofline
+from entrain_bench.costs.sharding import gathered_bytes, layer_traffic
 from entrain_bench.costs.truth import CostTruth
 from entrain_bench.program.layout import check_experts
 from entrain_bench.specs.layer import Gemm
@@ -108,6 +109,37 @@ def test_states_of_experts_are_shared_out_among_the_ranks_that_hold_them() -> No
         assert memory.stage_state_bytes(LLM, replace(own, ep=ep))[0] == pytest.approx(expected)
 
 
+def test_sharded_experts_by_hand() -> None:
+    # Four ranks, a node, divide eight experts; ranks r and r + 4 hold the same two and gather them from each other.
+    model = ModelSpec.from_config({"name": "m", "modules": {"llm": llm_config(2, experts=EXPERTS)}, "tokens": TOKENS})
+    expert = 3 * 128 * 32
+    rest = MIXED.parameters - 8 * expert
+    own = replace(placed(LLM, RANKS), ep=4, sharding="zero3")
+    traffic = layer_traffic(LLM, own, CLUSTER)
+    # The network has 1e-5 s, and 1e8 bytes/s for each rank: the ring of all eight has the links of a node's four.
+    for size, seconds in ((2, traffic.gather_s), (4, traffic.scatter_s)):
+        assert seconds[1] == pytest.approx(7e-5 + size * DENSE.parameters * 7 / 8 / 4e8, rel=1e-12)
+        assert seconds[2] == pytest.approx(8e-5 + size * (rest * 7 / 8 / 4e8 + 2 * expert / 2 / 1e8), rel=1e-12)
+    pairs = 128_000 + DENSE.parameters, DENSE.parameters + rest + 2 * expert, rest + 2 * expert + 128_128
+    whole = 2 * max(pairs)
+    heaviest = max(DENSE.parameters, rest + 2 * expert, 128_128)
+    assert gathered_bytes(LLM, own, 2) == (whole, whole + 4 * heaviest)
+    memory = Memory(model)
+    experts, others = 8 * expert, LLM.parameters - 8 * expert
+    for kind, expected in {
+        "zero3": 16 * LLM.parameters / 8,
+        "zero3_kept": 16 * LLM.parameters / 8 + 2 * (others + experts / 4),
+        "zero2": others * (2 + 16 / 8) + experts / 4 * (2 + 16 / 2),
+    }.items():
+        assert memory.stage_state_bytes(LLM, replace(own, sharding=kind))[0] == pytest.approx(expected, rel=1e-12)
+    # Gradients are scattered in passes; of ZeRO-2 the step gathers weights, of ZeRO-3 nothing.
+    steps = CostTruth(model, CLUSTER).step_costs
+    assert steps.sync_s(LLM, own)[0] == steps.gather_s(LLM, own)[0] == 0.0
+    kept = replace(own, sharding="zero2")
+    assert (steps.sync_s(LLM, kept)[0], steps.gather_s(LLM, kept)[0] > 0) == (0.0, True)
+    assert steps.optimizer_s(LLM, own)[0] == steps.optimizer_s(LLM, replace(own, sharding="zero1"))[0]
+
+
 def test_states_of_a_published_model_are_those_that_users_see() -> None:
     # Qwen3-VL-30B-A3B: 30.53e9 parameters of the LLM and 0.54e9 of the encoder; users read 62 GB on each of 8 ranks.
     sizes = {"num_layers": 48, "hidden_size": 2048, "num_heads": 32, "num_kv_heads": 4, "head_dim": 128}
@@ -128,8 +160,8 @@ def test_states_of_a_published_model_are_those_that_users_see() -> None:
     [
         (3, {}, r"layout\.ep=3: must be a divisor of the 8 experts"),
         (4, {"ranks": RANKS[:2]}, r"layout\.ep=4: must be a divisor of dp x cp=2"),
-        (2, {"sharding": "zero3"}, r"layout\.ep=2: must be 1 without layout\.sharding=zero1"),
-        (2, {"widths": ((1, 1),)}, r"layout\.ep=2: must be 1 without one width of groups"),
+        (2, {"sharding": "hybrid"}, r"layout\.ep=2: must be 1 with layout\.sharding=hybrid"),
+        (2, {"widths": ((1, 1),)}, r"layout\.ep=2: must be 1 with groups of several widths"),
     ],
 )
 def test_degrees_that_cannot_be(ep: int, changes: dict[str, object], line: str) -> None:

@@ -72,7 +72,7 @@ def test_a_caption_says_setting_seeds_and_cost_source() -> None:
     assert found["command"] == "some command"
     assert found["caption"].startswith(
         "Some times. Setting: cluster a40x64, harness simulate, global_batch 512, microbatch_size 4, layout.tp 2, "
-        "layout.cp 1, layout.pp null, layout.dp 4 or null. Seeds: 0 to 2. Costs: fitted (a40x64); model error: "
+        "layout.cp 1, layout.pp null, layout.dp 4 or null. Seeds: 0 to 2. Costs: fitted (a40x64). Model error: "
     )
     assert found["setting"]["layout.dp"] == [4, None]
     assert (found["seeds"], found["cost_source"]) == ([0, 1, 2], {"a40x64": "fitted"})

@@ -225,6 +225,20 @@ def test_rows_that_are_dropped_are_skipped_and_the_others_keep_their_numbers(tmp
     assert sorted(row for rows in one for row in rows) == [0, 2, 3, 4]
 
 
+def test_a_scanned_trace_gives_rows_of_its_data_set(tmp_path: Path) -> None:
+    import pandas as pd
+
+    path = tmp_path / "mine.parquet"
+    rows = [1, 4, 5, 7, 8]
+    pd.DataFrame({"text_tokens": [5, 10**6, 7, 8, 9], "dataset_row": rows}).to_parquet(path)
+    given: dict[str, Any] = {"data": path, "world_size": 1, "global_batch": 2, "shuffle": False}
+    assert [*sampler("megatron", **given, overrides=("workload.on_overlong=truncate",))] == [[1, 4], [5, 7]]
+    assert [*sampler("megatron", **given, overrides=("workload.on_overlong=drop",))] == [[1, 5], [7, 8]]
+    pd.DataFrame({"text_tokens": [5, 6], "dataset_row": [None, None]}).to_parquet(path)
+    with pytest.raises(UserError, match=r"mine.parquet: lists a part of the data set, .*max_rows=null"):
+        sampler("megatron", **given)
+
+
 def test_a_planned_layout_is_the_same_on_every_rank_and_may_be_handed_in() -> None:
     given = {"layout": "planned", "world_size": 2, "overrides": ("layout.tp=1",)}
     one, two = (sampler(rank=rank, **given) for rank in range(2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -140,6 +141,23 @@ def test_both_agree_on_expert_parallelism() -> None:
     # Inside a replica and over several, with tensor parallelism and without, in one stage and in several.
     assert {(True, True, True), (True, True, False), (True, False, False)} <= {one[:3] for one in seen}
     assert {(True, False), (True, True)} <= {(one[0], one[3]) for one in seen}
+
+
+@pytest.mark.wide
+def test_both_agree_on_expert_parallelism_of_sharded_weights() -> None:
+    rng = np.random.default_rng(2)
+    sharded = [name for name, framework in FRAMEWORKS.items() if framework.distributed_optimizer]
+    seen = Counter[str]()
+    for number in range(300):
+        framework = replace(FRAMEWORKS[sharded[number % len(sharded)]], sequence_parallel=True)
+        case = random_case(rng, (), MIXTURE, sharded=True, experts=True)
+        placed = case.program.layout.module("llm")
+        if placed.ep == 1 or not placed.scatters:
+            continue
+        with suppress(DeadlockError):
+            assert disagreement(case, framework) < AGREE, number
+            seen[f"{placed.sharding} {placed.ep > placed.cp}"] += 1
+    assert seen.keys() == {f"{kind} {spans}" for kind in ("zero2", "zero3", "zero3_kept") for spans in (False, True)}
 
 
 MODEL, CLUSTER = ModelSpec.from_config(GENERATING), tiny_cluster(8, 8)

@@ -113,7 +113,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     "mdp.BalancedVision": {"load": ["tokens"], "pass_tokens": [0]},
     "practice.LengthGrouped": {"rule": ["sorted"]},
     "megatron.MegatronPlanner": {"placement": ["first"], "virtual_stages": [0], "virtual_order": ["w"]},
-    "megatron.RigidPlanner": {"placement": ["auto"], "virtual_stages": [1]},
+    "megatron_rigid.RigidPlanner": {"placement": ["auto"], "virtual_stages": [1]},
     "omnibal.OmniBalAssigner": {"rounds": [0]},
     "orchmllm.PostBalancing": {"cost": ["cubic"], "padded": ["vision"]},
     "practice.TokenBudget": {"rule": ["best_fit"], "counted": ["images"], "max_tokens": [0]},

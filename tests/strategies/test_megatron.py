@@ -20,7 +20,8 @@ from entrain_bench.program.layout import Layout, check_layout, layout_to_json
 from entrain_bench.specs.job import Degrees, Job, LayoutRequest
 from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.shapes import SampleShapes
-from entrain_bench_strategies.megatron import ArrivalOrder, LayerCosts, MegatronPlanner, RigidPlanner, ends_split
+from entrain_bench_strategies.megatron import ArrivalOrder, LayerCosts, MegatronPlanner, ends_split
+from entrain_bench_strategies.megatron_rigid import RigidPlanner
 from support.builders import GIB, PlainPrograms, plan_with, profile_of, samples, tiny_cluster, tiny_job, tiny_model
 from support.disttrain import generating
 

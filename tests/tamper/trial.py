@@ -19,7 +19,7 @@ import numpy as np
 from entrain_bench.answers.console_table import print_table
 from entrain_bench.answers.report import read_answer, report_json
 from entrain_bench.answers.tables import run_table
-from entrain_bench.answers.tracking.log import NOTE_TAG, entries_of
+from entrain_bench.answers.tracking.entries import NOTE_TAG, entries_of
 from entrain_bench.base import files
 from entrain_bench.base.errors import UserError
 from entrain_bench.cli import run_command

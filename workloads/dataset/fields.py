@@ -134,8 +134,12 @@ class _Reading:
             self._add(None, f"{name} after the first", listed[1:])
         elif role in ("text", "one"):
             if name == "system":
-                self.sample.turns.append((name, len(self.sample.texts)))
-            self._add("text", name, self._turns(value))
+                self._speaks(name)
+            # Turns may be JSON in a text.
+            parsed = _parsed(value)
+            turns = parsed if isinstance(parsed, list) else [parsed]
+            are_turns = all(isinstance(each, dict) and "text" in map(self._table.turns.get, each) for each in turns)
+            self._add("text", name, parsed if are_turns else value)
         else:
             self._add(role, name, _parsed(value) if role in KINDS else value)
 
@@ -153,8 +157,11 @@ class _Reading:
         elif isinstance(value, list | tuple) and depth:
             for each in value:
                 self._add(role, name, each, depth - 1)
+        elif isinstance(value, dict) and depth and role == "text":
+            self._turn(name, value, depth - 1)
         elif isinstance(value, dict) and depth:
-            self._turn(role, name, value, depth - 1)
+            for key, each in value.items():
+                self._add(None, name if key in ("bytes", "path") else f"{name}.{key}", each, depth - 1)
         elif role != "text":
             self._leave(name, value)
         elif isinstance(value, bool | int | float):
@@ -162,12 +169,8 @@ class _Reading:
         else:
             raise BadSampleError(Reason.RECORD, f"{name}: {type(value).__name__} is no text or conversation")
 
-    def _turn(self, role: str | None, name: str, turn: Mapping[str, Any], depth: int) -> None:
+    def _turn(self, name: str, turn: Mapping[str, Any], depth: int) -> None:
         """Add a turn, or a part of one whose type may say that it is a medium."""
-        if role != "text":
-            for key, value in turn.items():
-                self._add(None, name if key in ("bytes", "path") else f"{name}.{key}", value, depth)
-            return
         turns = self._table.turns
         kind = self._table.types.get(str(turn.get("type")))
         media = [key for key, value in turn.items() if turns.get(key) in KINDS and value not in (None, "", [])]
@@ -175,16 +178,19 @@ class _Reading:
             media = [key for key in _PLACES if turn.get(key)]
             # Without the medium, the part is a mark of one that another field holds.
             self.sample.marks += self._chosen.compares and not media
-        if role_name := turn.get("role") or turn.get("from"):
-            self.sample.turns.append((str(role_name), len(self.sample.texts)))
+        if role := turn.get("role") or turn.get("from"):
+            self._speaks(str(role))
         for key, value in turn.items():
             own = turns.get(key)
             if own == "text" and key in _SPEAKERS:
-                self.sample.turns.append((key, len(self.sample.texts)))
+                self._speaks(key)
             if key in media:
                 self._medium(kind or own or "", f"{name}.{key}", value)
             elif own not in KINDS and not (own == "none" and _is_name(value)):
                 self._add(own, f"{name}.{key}", value, depth)
+
+    def _speaks(self, role: str) -> None:
+        self.sample.turns.append((role, len(self.sample.texts)))
 
     def _medium(self, kind: str, name: str, value: Any) -> None:
         """Add the media of a value; nulls of a list are none."""
@@ -202,13 +208,6 @@ class _Reading:
         else:
             self.sample.marks += self._chosen.compares
         return ""
-
-    def _turns(self, value: Any) -> Any:
-        """Return turns that are JSON in a text; other values themselves."""
-        parsed = _parsed(value)
-        turns = parsed if isinstance(parsed, list) else [parsed]
-        is_turns = all(isinstance(each, dict) and "text" in map(self._table.turns.get, each) for each in turns)
-        return parsed if is_turns else value
 
     def _leave(self, name: str, value: Any) -> None:
         """Note a value that is not counted, if it holds text or media."""

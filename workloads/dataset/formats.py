@@ -17,10 +17,10 @@ import numpy as np
 from entrain_bench.base.errors import UserError, require
 
 from ..columns import ALL, Take, num_taken
-from . import readers
+from . import members, readers
 from .conventions import Chosen, table_of
 from .fields import RawSample, Row, sample_of
-from .readers import COMPRESSED, KALDI, Index, Rows
+from .readers import COMPRESSED, Index, Rows
 from .source import BadSampleError, Limits, Shard, one_line
 
 # Rows of a shard; a row group is never cut.
@@ -43,15 +43,16 @@ def _packed(*endings: str) -> list[str]:
     return [ending + packed for ending in endings for packed in ("", *COMPRESSED)]
 
 
-FOLDER = Format("media", [f".{ending}" for ending in table_of(None).endings], readers.folder_rows, readers.folder_index)
+FOLDER = Format("media", [f".{ending}" for ending in table_of(None).endings], members.folder_rows, members.folder_index)
+_TAR = [".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"]
 # A folder is read by the first format of which it has files.
 FORMATS = (
     Format("parquet", [".parquet"], readers.parquet_rows, readers.parquet_index),
     Format("arrow", [".arrow"], readers.arrow_rows),
-    Format("webdataset", [".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"], readers.tar_rows),
+    Format("webdataset", _TAR, members.tar_rows),
     Format("json", _packed(".json", ".jsonl", ".ndjson"), readers.json_rows, readers.json_index),
     Format("table", _packed(".csv", ".tsv"), readers.table_rows),
-    Format("kaldi", [KALDI[0]], readers.kaldi_rows, also=KALDI),
+    Format("kaldi", [members.KALDI[0]], members.kaldi_rows, also=members.KALDI),
     FOLDER,
 )
 

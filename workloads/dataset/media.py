@@ -9,7 +9,7 @@ import os
 import re
 import tarfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -68,34 +68,42 @@ def header(kind: str, medium: Medium, limits: Limits) -> Known:
     known = medium
     if not isinstance(medium, Known):
         with failing_as(Reason.HEADER):
-            known = _READERS[kind](medium, limits)
+            known = _read_header(kind, medium, limits)
     assert isinstance(known, Known)
-    width, height, seconds = known.width, known.height, known.seconds
-    what = f"{width}x{height} pixels"
-    if kind == "images" or (kind == "video" and (width or height)):
-        if width < 1 or height < 1:
+    sides = (known.width, known.height)
+    what = f"{known.width}x{known.height} pixels"
+    if kind == "images" or (kind == "video" and any(sides)):
+        if min(sides) < 1:
             raise BadSampleError(Reason.HEADER, what)
-        limits.check("side_pixels", max(width, height), what)
-        limits.check("image_pixels", width * height, what)
-        if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+        limits.check("side_pixels", max(sides), what)
+        limits.check("image_pixels", known.width * known.height, what)
+        if max(sides) > MAX_ASPECT_RATIO * min(sides):
             raise BadSampleError(Reason.THIN, f"{what}, at most {MAX_ASPECT_RATIO:g}")
     if kind == "video":
-        check_frame(width, height)
+        check_frame(*sides)
     if kind != "images":
-        if not seconds > 0:
-            raise BadSampleError(Reason.HEADER, f"{seconds} seconds")
-        limits.check("seconds", seconds, f"{seconds:g} s")
+        if not known.seconds > 0:
+            raise BadSampleError(Reason.HEADER, f"{known.seconds} seconds")
+        limits.check("seconds", known.seconds, f"{known.seconds:g} s")
     return known
 
 
-def _image_header(medium: Content, limits: Limits) -> Known:
-    with opened_image(medium, limits) as image:
-        width, height = image.size
-        # Pillow turns the size of a TIFF by its own tag. The method of a PNG decodes it.
-        is_turned = _ORIENTATION in getattr(image, "tag_v2", ())
-        if not is_turned and Image.Image.getexif(image).get(_ORIENTATION) in _ON_ITS_SIDE:
-            width, height = height, width
-        return Known(width, height)
+def _read_header(kind: str, medium: Content, limits: Limits) -> Known:
+    if kind == "images":
+        with opened_image(medium, limits) as image:
+            # Pillow turns the size of a TIFF by its own tag. The method of a PNG decodes it.
+            is_turned = _ORIENTATION in getattr(image, "tag_v2", ())
+            on_its_side = not is_turned and Image.Image.getexif(image).get(_ORIENTATION) in _ON_ITS_SIDE
+            return Known(*(image.size[::-1] if on_its_side else image.size))
+    if kind == "audio":
+        with opened_sound(medium, limits) as sound:
+            return Known(seconds=sound.frames / sound.samplerate)
+    with opened_video(medium, limits) as video:
+        stream = video.streams.video[0]
+        seconds = (video.duration or 0) / library("av").time_base
+        if stream.duration:
+            seconds = float(stream.duration * stream.time_base)
+        return Known(int(stream.width), int(stream.height), seconds)
 
 
 @contextmanager
@@ -107,11 +115,6 @@ def opened_image(medium: Content, limits: Limits) -> Iterator[Image.Image]:
                 yield image
         except UnidentifiedImageError as error:
             raise BadSampleError(Reason.FORMAT, "no image") from error
-
-
-def _sound_header(medium: Content, limits: Limits) -> Known:
-    with opened_sound(medium, limits) as sound:
-        return Known(seconds=sound.frames / sound.samplerate)
 
 
 @contextmanager
@@ -128,22 +131,6 @@ def opened_sound(medium: Content, limits: Limits) -> Iterator[Any]:
             if not low <= sound.samplerate <= high:
                 raise BadSampleError(Reason.LIMIT, f"{sound.samplerate} Hz, sounds have from {low} to {high} Hz")
             yield sound
-
-
-def _video_header(medium: Content, limits: Limits) -> Known:
-    with opened_video(medium, limits) as video:
-        stream = video.streams.video[0]
-        seconds = (video.duration or 0) / library("av").time_base
-        if stream.duration:
-            seconds = float(stream.duration * stream.time_base)
-        return Known(int(stream.width), int(stream.height), seconds)
-
-
-_READERS: Mapping[str, Callable[[Content, Limits], Known]] = {
-    "images": _image_header,
-    "audio": _sound_header,
-    "video": _video_header,
-}
 
 
 def check_frame(width: int, height: int) -> None:

@@ -1,8 +1,8 @@
 """The result of a scan: counts of samples, left-out samples and uncounted fields, and errors of a random part."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from entrain_bench.base.errors import UserError
 
 from .conventions import KINDS, Chosen
 from .fields import RawSample
+from .source import BadSampleError
 
 # Names of media by kind.
 ITEMS = {"images": "images", "audio": "sounds", "video": "videos"}
@@ -17,27 +18,12 @@ ITEMS = {"images": "images", "audio": "sounds", "video": "videos"}
 MAX_LISTED = 20
 # Share of rows from which a scan fails: marks and media that differ, or names of media that nothing reads.
 MAX_SHARE = 0.01
-# Fields that keep their names; the others are summed by kind.
-_MAX_FIELDS = 256
+_SUMS = ("text", "images", "seconds of audio", "seconds of video")
+# Names that are counted one by one; the others are summed by kind.
+_MAX_NAMES = 256
 
 
-def _add(counts: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Add numbers and mappings of them by name; of lists the first entries stay, of texts the first."""
-    for name, value in more.items():
-        key = name if name in counts or len(counts) < _MAX_FIELDS else f"{name.partition(' ')[0]} others"
-        known = counts.get(key)
-        if isinstance(known, dict):
-            _add(known, value)
-        elif isinstance(known, list):
-            counts[key] = [*known, *value][:MAX_LISTED]
-        elif isinstance(known, str):
-            counts[key] = known or value
-        else:
-            counts[key] = value if known is None else known + value
-
-
-@dataclass(frozen=True, slots=True)
-class LeftField:
+class LeftField(NamedTuple):
     """A field that is not counted: its rows, and characters of its texts or number of its media (``kind``)."""
 
     kind: str
@@ -47,96 +33,35 @@ class LeftField:
 
 
 @dataclass(slots=True)
-class Uncounted:
-    """Counts of rows: all, those with a value in each field, and those whose marks differ from their media."""
-
-    rows: int = 0
-    fields: dict[str, int] = field(default_factory=dict)
-    # Characters of texts that are counted, and media found.
-    chars: int = 0
-    media: int = 0
-    # Rows and amounts by kind and name with a space between them.
-    left: dict[str, dict[str, int]] = field(default_factory=dict)
-    unmatched: int = 0
-    example: str = ""
-
-    def add(self, name: str, row: Any, sample: RawSample) -> None:
-        """Add a row, its name, and its sample."""
-        self.rows += 1
-        if isinstance(row, dict):
-            _add(self.fields, {key: 1 for key, value in row.items() if value not in (None, "", [])})
-        self.chars += sum(map(len, sample.texts))
-        self.media += sample.num_media
-        for (kind, place), amount in sample.left.items():
-            _add(self.left, {f"{kind} {place}": {"rows": 1, "amount": amount}})
-        if sample.marks not in (0, sample.num_media):
-            self.unmatched += 1
-            self.example = self.example or f"{name}: {sample.marks} marks, {sample.num_media} media"
-
-    def left_fields(self) -> list[LeftField]:
-        """Return the fields that are not counted, those of media first, then texts by their characters."""
-        found = [LeftField(*key.split(" ", 1), **counts) for key, counts in self.left.items()]  # type: ignore[arg-type]
-        return sorted(found, key=lambda each: (each.kind == "text", -each.amount, each.name))
-
-    def refuse(self, where: str, chosen: Chosen, found: Mapping[str, int]) -> None:
-        """Raise ``UserError`` for media that nothing reads, for unknown fields, and where marks and media differ.
-
-        ``found`` has the number of media of each kind; ``where`` starts the message.
-        """
-        many = max(1, self.rows)
-        left_fields = self.left_fields()
-        for left in left_fields:
-            wanted = [left.kind] if left.kind in KINDS else [*KINDS] if left.kind == "bytes" else []
-            open_kinds = [each for each in wanted if getattr(chosen, each) is not None]
-            if open_kinds and not any(found[each] for each in wanted) and left.rows > MAX_SHARE * many:
-                what, given = open_kinds[0], getattr(chosen, open_kinds[0])
-                holds = "holds bytes" if left.kind == "bytes" else "names some"
-                raise UserError(
-                    f"source.{what}={given}: finds no {what}, but the field {left.name} {holds} "
-                    f"({left.rows:,} of {many:,} rows). "
-                    f"Set source.{what}={left.name}, or source.{what}=null to leave them out"
-                )
-        # Names that a shell and ``source.text`` take without quotes; the first has most characters.
-        texts = [
-            left.name for left in left_fields if left.kind == "text" and left.name.replace(".", "_").isidentifier()
-        ]
-        text = f"source.text={texts[0]} (the longest text)" if texts else "source.text"
-        fields = f"fields: {', '.join(self.fields) or 'none'}. Set {text}, source.images, source.audio or source.video"
-        missing = [name for name in chosen.names if name.partition(".")[0] not in self.fields]
-        # Without any row, the reason of the first bad file says more.
-        if self.rows and missing:
-            raise UserError(f"{where}: has no field {missing[0]}; {fields}")
-        if self.rows and not (self.chars or self.media):
-            raise UserError(f"{where}: no field has a known name; {fields}")
-        if self.unmatched > MAX_SHARE * many:
-            unread = ", ".join(left.name for left in left_fields if left.kind != "text")
-            raise UserError(
-                f"{where}: in {self.unmatched:,} of {many:,} rows marks such as <image> and media differ (first: "
-                f"{self.example}{'; not read: ' if unread else ''}{unread}). Set source.images, source.audio or "
-                "source.video to the field of the media, or source.marks=ignore"
-            )
-
-
-@dataclass(frozen=True, slots=True)
 class ScanReport:
-    """The result of a scan or of a shard: rows of the trace, and numbers of texts, images, sounds and videos."""
+    """Counts of a scan or of a shard, which add up; ``samples`` are rows of the trace."""
 
     samples: int = 0
-    items: Mapping[str, int] = field(default_factory=lambda: {"texts": 0} | dict.fromkeys(ITEMS.values(), 0))
-    # Characters, images and seconds.
-    sums: Mapping[str, float] = field(default_factory=dict)
-    # Left-out samples by reason, and of the first ones name and problem.
-    counts: Mapping[str, int] = field(default_factory=dict)
-    listed: Sequence[Sequence[str]] = field(default_factory=list)
     shards: int = 0
-    uncounted: Uncounted = field(default_factory=Uncounted)
+    # Numbers of texts, images, sounds and videos; and characters, images and seconds.
+    items: dict[str, int] = field(default_factory=lambda: {"texts": 0} | dict.fromkeys(ITEMS.values(), 0))
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0))
+    # Left-out samples by reason, and of the first ones name and problem.
+    counts: dict[str, int] = field(default_factory=dict)
+    listed: list[list[str]] = field(default_factory=list)
+    # Rows that hold a sample, also one that is left out: all, with a value in each field, and with other marks than
+    # media; then media and characters that were found.
+    rows: int = 0
+    seen: dict[str, int] = field(default_factory=dict)
+    unmatched: int = 0
+    example: str = ""
+    media: int = 0
+    chars: int = 0
+    # Fields that are not counted, by kind and name with a space between them.
+    left_rows: dict[str, int] = field(default_factory=dict)
+    left: dict[str, int] = field(default_factory=dict)
     # Whether an earlier scan of the same data and settings was reused.
     again: bool = False
     # Endings of files next to those that are read, and how many.
-    unread: Mapping[str, int] = field(default_factory=dict)
+    unread: dict[str, int] = field(default_factory=dict)
     # Shards of the data, and the largest errors of means at 95% confidence as shares, if some were drawn.
     all_shards: int = 0
-    errors: Mapping[str, float] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -144,25 +69,91 @@ class ScanReport:
         return self.samples + sum(self.counts.values())
 
     def __add__(self, other: "ScanReport") -> "ScanReport":
-        values = asdict(self)
-        _add(values, asdict(other))
-        return ScanReport.of(values)
+        return ScanReport(*(_added(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)))
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "ScanReport":
-        """Return the report of its plain values."""
-        return cls(**{**values, "uncounted": Uncounted(**values["uncounted"])})
+    def find(self, name: str, row: Any, sample: RawSample) -> None:
+        """Count a row, its name, and its sample."""
+        self.rows += 1
+        if isinstance(row, dict):
+            _count(self.seen, {key: 1 for key, value in row.items() if value not in (None, "", [])})
+        self.chars += sum(map(len, sample.texts))
+        self.media += sample.num_media
+        for (kind, place), many in sample.left.items():
+            _count(self.left, {f"{kind} {place}": many})
+            _count(self.left_rows, {f"{kind} {place}": 1})
+        if sample.marks not in (0, sample.num_media):
+            self.unmatched += 1
+            self.example = self.example or f"{name}: {sample.marks} marks, {sample.num_media} media"
 
-    @classmethod
-    def of_rows(cls, rows: Sequence[Mapping[str, Any]], **others: Any) -> "ScanReport":
-        """Return the report of a shard's rows of the trace."""
-        seconds = {kind: [row[f"{kind}_seconds"] for row in rows] for kind in ("audio", "video")}
-        num_images = sum(row["n_images"] for row in rows)
-        items = {"texts": sum(row["text_chars"] > 0 for row in rows), "images": num_images}
-        items |= {ITEMS[kind]: sum(map(len, values)) for kind, values in seconds.items()}
-        sums = {"text": sum(row["text_chars"] for row in rows), "images": num_images}
-        sums |= {f"seconds of {kind}": sum(map(sum, values)) for kind, values in seconds.items()}
-        return cls(len(rows), items, sums, shards=1, **others)
+    def keep(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Count rows of the trace."""
+        self.samples += len(rows)
+        chars = [row["text_chars"] for row in rows]
+        images = sum(row["n_images"] for row in rows)
+        seconds = [[row[f"{kind}_seconds"] for row in rows] for kind in ("audio", "video")]
+        counts = [sum(many > 0 for many in chars), images, *(sum(map(len, lists)) for lists in seconds)]
+        _count(self.items, dict(zip(self.items, counts, strict=True)))
+        sums = [sum(chars), images, *(sum(map(sum, lists)) for lists in seconds)]
+        _count(self.sums, dict(zip(_SUMS, sums, strict=True)))
+
+    def leave_out(self, name: str, error: BadSampleError) -> None:
+        """Count a left-out sample, and list the first ones in letters that a terminal shows unchanged."""
+        _count(self.counts, {error.reason: 1})
+        if len(self.listed) < MAX_LISTED:
+            plain = ("".join(one if one.isprintable() else "?" for one in text[:160]) for text in (name, str(error)))
+            self.listed.append([*plain])
+
+    def left_fields(self) -> list[LeftField]:
+        """Return the fields that are not counted, those of media first, then texts by their characters."""
+        keys = ((key, key.partition(" ")) for key in self.left)
+        found = [LeftField(kind, name, self.left_rows[key], self.left[key]) for key, (kind, _, name) in keys]
+        return sorted(found, key=lambda each: (each.kind == "text", -each.amount, each.name))
+
+    def refuse(self, where: str, chosen: Chosen) -> None:
+        """Raise ``UserError`` for media that nothing reads, for unknown fields, and where marks and media differ."""
+        few = MAX_SHARE * self.rows
+        left_fields = self.left_fields()
+        for left in left_fields:
+            wanted = KINDS if left.kind == "bytes" else [kind for kind in KINDS if kind == left.kind]
+            open_kinds = [kind for kind in wanted if getattr(chosen, kind) is not None]
+            if open_kinds and left.rows > few and not any(self.items[ITEMS[kind]] for kind in wanted):
+                what = open_kinds[0]
+                raise UserError(
+                    f"source.{what}={getattr(chosen, what)}: finds no {what}, but the field {left.name} "
+                    f"{'holds bytes' if left.kind == 'bytes' else 'names some'} ({left.rows:,} of {self.rows:,} rows). "
+                    f"Set source.{what}={left.name}, or source.{what}=null to leave them out"
+                )
+        # The longest text whose name a shell and ``source.text`` take without quotes.
+        texts = (left.name for left in left_fields if left.kind == "text")
+        text = next((f"={each} (the longest text)" for each in texts if each.replace(".", "_").isidentifier()), "")
+        hint = f"fields: {', '.join(self.seen) or 'none'}. Set source.text{text}, source.images, source.audio or "
+        missing = [f"has no field {each}" for each in chosen.names if each.partition(".")[0] not in self.seen]
+        missing += [] if self.chars or self.media else ["no field has a known name"]
+        # Without any row, the reason of the first bad file says more.
+        if self.rows and missing:
+            raise UserError(f"{where}: {missing[0]}; {hint}source.video")
+        if self.unmatched > few:
+            unread = ", ".join(left.name for left in left_fields if left.kind != "text")
+            raise UserError(
+                f"{where}: in {self.unmatched:,} of {self.rows:,} rows marks such as <image> and media differ (first: "
+                f"{self.example}{'; not read: ' if unread else ''}{unread}). Set source.images, source.audio or "
+                "source.video to the field of the media, or source.marks=ignore"
+            )
+
+
+def _count(counts: dict[str, Any], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        key = name if name in counts or len(counts) < _MAX_NAMES else f"{name.partition(' ')[0]} others"
+        counts[key] = counts.get(key, 0) + value
+
+
+def _added(one: Any, other: Any) -> Any:
+    """Add numbers, and mappings of them by name; of lists the first entries stay, of texts the first."""
+    if isinstance(one, dict):
+        total = dict(one)
+        _count(total, other)
+        return total
+    return one or other if isinstance(one, str) else one + other if isinstance(one, int) else (one + other)[:MAX_LISTED]
 
 
 def sampling_errors(reports: Sequence[ScanReport], total: int) -> dict[str, float]:
@@ -177,7 +168,7 @@ def sampling_errors(reports: Sequence[ScanReport], total: int) -> dict[str, floa
     counts = np.array([report.samples for report in reports], np.float64)
     errors = dict[str, float]()
     for name in reports[0].sums:
-        values = np.array([report.sums[name] for report in reports], np.float64)
+        values = np.array([report.sums.get(name, 0) for report in reports], np.float64)
         if many > 1 and values.sum() > 0:
             deviations = values - values.sum() / counts.sum() * counts
             variance = (1 - many / total) * many / (many - 1) * (deviations**2).sum()

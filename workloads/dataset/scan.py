@@ -8,9 +8,8 @@ import math
 import re
 import shutil
 import signal
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from entrain_bench.base.errors import ExecutionError, UserError, require
@@ -28,12 +28,12 @@ from ..budget import BUDGET
 from .fields import RawSample
 from .formats import FileSource, Source
 from .media import header
-from .report import ITEMS, MAX_LISTED, ScanReport, Uncounted, sampling_errors
+from .report import ScanReport, sampling_errors
 from .source import BadSampleError, Limits, Reason, Shard
 from .tokenizers import token_ids, tokenizer_version
 
 # Part of every digest: raise it if the scan changes, so that earlier parts are not reused.
-FORMAT = 10
+FORMAT = 11
 PROCESSES = "processes"
 RAY = "ray"
 # Where a file says how it was made.
@@ -53,6 +53,8 @@ _COLUMNS: Mapping[str, pa.DataType] = {
     "image_heights": pa.list_(pa.int32()),
     "audio_seconds": pa.list_(pa.float64()),
     "video_seconds": pa.list_(pa.float64()),
+    # In a part: of the shard's rows. All null if rows before are not known.
+    "dataset_row": pa.int64(),
 }
 type Advance = Callable[[int, int, int], None]
 
@@ -112,7 +114,7 @@ class Scan:
             raise UserError(f"output={output}: exists, but is not a trace of a scan. Remove it or choose another name")
         source = {"kind": type(self.source).__name__, **asdict(self.source)}
         where = f"source.path={source.get('path')}"
-        shards = list(self.source.shards())
+        shards = self.source.shards()
         if not shards:
             raise UserError(f"{where}: has no files to scan")
         settings = {
@@ -123,24 +125,22 @@ class Scan:
         digests = [_digest([FORMAT, settings, asdict(shard)]) for shard in shards]
         whole = _digest([*digests, self.max_rows])
         if earlier and earlier.get("digest") == whole:
-            return replace(ScanReport.of(earlier["tally"]), again=True)
+            return ScanReport(**earlier["tally"] | {"again": True})
         folder = output.with_name(f"{output.name}.parts")
         folder.mkdir(parents=True, exist_ok=True)
         remove_partial(folder)
-        tasks = [
-            ShardTask(self, shard, folder / f"{digest}.parquet") for shard, digest in zip(shards, digests, strict=True)
-        ]
-        reports = self._scan(tasks, advance)
-        report = replace(sum(reports.values(), ScanReport()), all_shards=len(shards))
+        pairs = zip(shards, digests, strict=True)
+        reports = self._scan([ShardTask(self, shard, folder / f"{digest}.parquet") for shard, digest in pairs], advance)
+        report = sum(reports.values(), ScanReport(all_shards=len(shards)))
         if len(reports) < len(shards):
-            report = replace(report, errors=sampling_errors([*reports.values()], len(shards)))
+            report.errors = sampling_errors([*reports.values()], len(shards))
         try:
             self._check(report, where)
         except UserError:
             shutil.rmtree(folder)
             raise
         if isinstance(self.source, FileSource):
-            report = replace(report, unread=self.source.unread())
+            report.unread = dict(self.source.unread())
         made = {
             "digest": whole,
             "entrain_bench": version("entrain-bench"),
@@ -151,10 +151,18 @@ class Scan:
         }
         schema = self.schema.with_metadata({METADATA_KEY: json.dumps(made, sort_keys=True)})
 
+        starts = accumulate((each.num_rows for each in reports.values()), initial=0)
+        is_whole = len(reports) == len(shards) and Reason.FILE not in report.counts
+        bases = [start if is_whole else None for start in starts]
+
         def write(file: IO[bytes]) -> None:
             with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-                for part in reports:
-                    writer.write_table(pq.read_table(part).cast(schema))
+                for part, base in zip(reports, bases, strict=False):
+                    table = pq.read_table(part)
+                    rows = pc.add(table["dataset_row"], pa.scalar(base, pa.int64()))
+                    writer.write_table(
+                        table.drop_columns("dataset_row").append_column("dataset_row", rows).cast(schema)
+                    )
 
         stream_atomically(output, write)
         shutil.rmtree(folder)
@@ -163,8 +171,7 @@ class Scan:
     def _check(self, report: ScanReport, where: str) -> None:
         """Raise ``UserError`` for data that the scan does not understand, and data without a valid sample."""
         if isinstance(self.source, Source):
-            found = {kind: report.items[name] for kind, name in ITEMS.items()}
-            report.uncounted.refuse(where, self.source, found)
+            report.refuse(where, self.source)
         if not report.samples:
             reasons = ", ".join(f"{many} {reason}" for reason, many in sorted(report.counts.items()))
             first = next((f". First: {name}: {what}" for name, what in report.listed), "")
@@ -178,40 +185,36 @@ class Scan:
         """
         cluster = RayCluster(self.ray_address, "engine=ray") if self.engine == RAY else None
         processes = self.workers or (-1 if cluster else num_processes())
-        most = math.inf if self.max_rows is None else self.max_rows
+        most = self.max_rows or math.inf
         order = [*tasks]
         if self.max_rows:
             order = [tasks[number] for number in np.random.default_rng(_SEED).permutation(len(tasks)).tolist()]
         reports = dict[Path, ScanReport]()
-        total = 0
         failures = list[str]()
+        total = 0
 
         def note(task: ShardTask, report: ScanReport) -> None:
             nonlocal total
             reports[task.part] = report
             total += report.num_rows
-            wanted = len(reports) * most / max(1, total)
-            shards = math.ceil(min(len(tasks), max(wanted, len(reports))))
-            advance(shards, report.samples, report.num_rows - report.samples)
+            wanted = max(len(reports), len(reports) * most / max(1, total))
+            advance(math.ceil(min(len(tasks), wanted)), report.samples, report.num_rows - report.samples)
 
         def missing() -> Iterator[ShardTask]:
             for task in order:
                 if total >= most:
                     return
-                earlier = read_scan(task.part)
-                if earlier:
-                    note(task, ScanReport.of(earlier["tally"]))
+                if earlier := read_scan(task.part):
+                    note(task, ScanReport(**earlier["tally"]))
                 else:
                     yield task
 
         for task, result in run_parallel(scan_shard, missing(), processes, cluster):
             if isinstance(result, ScanReport):
                 note(task, result)
-            elif isinstance(result, Died):
-                slow = f"perhaps a sample took longer than timeout_s={self.timeout_s:g}"
-                failures.append(f"{task.shard.label}: {result}; {slow}")
             else:
-                failures.append(result)
+                slow = f"; perhaps a sample took longer than timeout_s={self.timeout_s:g}"
+                failures.append(f"{task.shard.label}: {result}{slow if isinstance(result, Died) else ''}")
         if failures:
             raise ExecutionError(
                 f"{len(failures)} of {len(tasks)} shards could not be scanned ({failures[0]}). "
@@ -239,54 +242,45 @@ class ShardTask:
 
 def scan_shard(task: ShardTask) -> ScanReport | str:
     """Read a shard and write its part, with left-out samples; return its counts, or the reason why there is no part."""
-    rows = list[dict[str, Any]]()
-    counts = Counter[str]()
-    listed = list[list[str]]()
-    uncounted = Uncounted()
+    report = ScanReport(shards=1)
     try:
-        for name, row in _read(task, uncounted):
-            if isinstance(row, BadSampleError):
-                counts[row.reason] += 1
-                listed += [[_plain(name), _plain(str(row))]] if len(listed) < MAX_LISTED else []
-            else:
-                rows.append({"sample_id": name, **row})
-        report = ScanReport.of_rows(rows, counts=dict(counts), listed=listed, uncounted=uncounted)
+        rows = _read(task, report)
         content = io.BytesIO()
         metadata = {METADATA_KEY: json.dumps({"tally": asdict(report)})}
         pq.write_table(pa.Table.from_pylist(rows, task.scan.schema.with_metadata(metadata)), content)
         write_atomically(task.part, content.getvalue())
-    except UserError as error:
+    except (UserError, OSError) as error:
         return str(error)
-    except OSError as error:
-        return f"{task.shard.label}: {error}"
     return report
 
 
-def _read(task: ShardTask, uncounted: Uncounted) -> Iterator[tuple[str, dict[str, Any] | BadSampleError]]:
-    """Yield names and rows; an error of a sample costs the sample, an error of the file the rest of the file.
+def _read(task: ShardTask, report: ScanReport) -> list[dict[str, Any]]:
+    """Return a shard's rows; an error of a sample costs the sample, an error of the file the rest of the file.
 
     The alarm's signal ends this process if a sample takes too long, even within a library.
     """
     scan = task.scan
-    label = task.shard.label
+    rows = list[dict[str, Any]]()
     number = task.shard.first
     try:
         with BUDGET.held():
             folder = scan.source.folder(task.shard)
             signal.setitimer(signal.ITIMER_REAL, scan.timeout_s)
             for row in scan.source.rows(task.shard, scan.limits):
-                name = f"{label}:{number}"
+                name = f"{task.shard.label}:{number}"
                 number += 1
                 signal.setitimer(signal.ITIMER_REAL, scan.timeout_s)
                 try:
                     sample = scan.source.sample(row, folder)
-                    uncounted.add(name, row, sample)
-                    sizes = measure(sample, scan.limits)
+                    report.find(name, row, sample)
+                    sizes = {"sample_id": name, "dataset_row": number - 1 - task.shard.first}
+                    sizes |= measure(sample, scan.limits)
                     if scan.tokenizer:
                         sizes["text_tokens"] = len(token_ids(sample, scan.tokenizer))
-                    yield name, sizes
                 except BadSampleError as error:
-                    yield name, error
+                    report.leave_out(name, error)
+                else:
+                    rows.append(sizes)
     # The libraries that read files raise anything on damaged bytes.
     except Exception as error:
         # The machine and the network give other error numbers; the file may be readable later.
@@ -295,14 +289,11 @@ def _read(task: ShardTask, uncounted: Uncounted) -> Iterator[tuple[str, dict[str
             raise
         what = " ".join(f"{type(error).__name__}: {error}".split())
         bad = error if isinstance(error, BadSampleError) else BadSampleError(Reason.FILE, what)
-        yield f"{label}:{number} and later", bad
+        report.leave_out(f"{task.shard.label}:{number} and later", bad)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _plain(text: str) -> str:
-    """Return a text that a terminal shows unchanged."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:160])
+    report.keep(rows)
+    return rows
 
 
 def read_scan(path: Path) -> dict[str, Any] | None:

@@ -27,10 +27,9 @@ def tokenizer_version(tokenizer: str | None) -> str:
     """Return ``bytes``, a hash of file and template, or nothing for none; ``UserError`` for a file of another kind."""
     if tokenizer is None or tokenizer == BYTES:
         return tokenizer or ""
-    _tokenizer(tokenizer)
-    chat = _chat(tokenizer)
-    template = json.dumps(chat.chat_template) if chat else ""
-    return hashlib.sha256(Path(tokenizer).expanduser().read_bytes() + template.encode()).hexdigest()
+    template = _tokenizer(tokenizer).chat_template
+    content = Path(tokenizer).expanduser().read_bytes()
+    return hashlib.sha256(content + (json.dumps(template) if template else "").encode()).hexdigest()
 
 
 def token_ids(sample: RawSample, tokenizer: str) -> IntArray:
@@ -43,53 +42,45 @@ def token_ids(sample: RawSample, tokenizer: str) -> IntArray:
         content = b"".join(piece.encode(errors="surrogatepass") for piece in sample.texts)
         return np.frombuffer(content, np.uint8).astype(np.int64)
     pieces = sample.texts
-    chat = _chat(tokenizer) if sample.turns else None
-    if chat:
+    known = _tokenizer(tokenizer)
+    if sample.turns and known.chat_template:
         starts = [start for _, start in sample.turns]
         messages = [
             {"role": _ROLES.get(role, role), "content": "".join(sample.texts[start:stop])}
             for (role, start), stop in zip(sample.turns, [*starts[1:], None], strict=True)
         ]
         try:
-            pieces = [*sample.texts[: starts[0]], chat.apply_chat_template(messages, tokenize=False)]
+            pieces = [*sample.texts[: starts[0]], known.apply_chat_template(messages, tokenize=False)]
         # Templates may raise anything.
         except Exception as error:
             raise BadSampleError(Reason.RECORD, f"the chat template refuses its turns: {one_line(error)}") from error
     # The library takes no halves of surrogate pairs.
     valid = [piece.encode(errors="replace").decode() for piece in pieces]
-    encoded = _tokenizer(tokenizer).encode_batch_fast(valid, add_special_tokens=False)
+    encoded = known.backend_tokenizer.encode_batch_fast(valid, add_special_tokens=False)
     return np.array([token for piece in encoded for token in piece.ids], np.int64)
 
 
 @lru_cache(maxsize=1)
-def _chat(name: str) -> Any:
-    """Return the tokenizer as transformers reads it if a chat template is next to its file; else None."""
-    path = Path(name).expanduser()
-    files = (path.with_name(each) for each in ("chat_template.jinja", "tokenizer_config.json"))
-    if path.name != "tokenizer.json" or not any(file.is_file() for file in files):
-        return None
-    # Slow to import.
-    from transformers import PreTrainedTokenizerFast
-
-    chat = PreTrainedTokenizerFast.from_pretrained(path.parent, local_files_only=True)
-    return chat if chat.chat_template else None
-
-
-@lru_cache(maxsize=1)
 def _tokenizer(name: str) -> Any:
+    """Return a tokenizer with the chat template next to its file, if any; ``UserError`` for a file of another kind."""
     # The library reads this when it is imported; scans use all cores already.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from tokenizers import Tokenizer
+    # Slow to import.
+    from transformers import PreTrainedTokenizerFast
 
     path = Path(name).expanduser()
     if not path.is_file():
         raise UserError(f"tokenizer={name}: does not exist. Must be the path of a tokenizer.json, {BYTES} or null")
+    others = (path.with_name(each) for each in ("chat_template.jinja", "tokenizer_config.json"))
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        if path.name == "tokenizer.json" and any(file.is_file() for file in others):
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, local_files_only=True)
+        else:
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))  # type: ignore[no-untyped-call]
     # The library has no exception of its own.
     except Exception as error:
         raise UserError(f"tokenizer={name}: no tokenizer.json ({one_line(error)})") from error
     # Both are settings for batches of tensors.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
     return tokenizer

@@ -134,13 +134,13 @@ def headline_table(judged: Sequence[JudgedClaim], folder: str) -> str:
             rows.append(
                 [link, claim.format(claim.value), *(_outcome(claim, one.findings.get(name)) for name in SETTINGS)]
             )
-    return markdown_table(["abstract", "paper", "here, as published", "here, equal tuning"], rows) if rows else ""
+    return markdown_table(["claim", "paper", "here, the paper's layouts", "here, equal tuning"], rows) if rows else ""
 
 
 def _outcome(claim: Claim, finding: Finding | None) -> str:
     """The number and the verdict in a few words."""
     if finding is None:
-        return NOTHING
+        return "not a speedup"
     number = "" if finding.number is None else f"{claim.format([finding.number])}, "
     return f"{number}{finding.verdict}"
 
@@ -332,8 +332,9 @@ def counts_table(judged: Sequence[JudgedClaim]) -> str:
 def holding_sentence(judged: Sequence[JudgedClaim]) -> str:
     """How many speedups hold under equal tuning."""
     number = _verdicts(judged, FAIR)
-    undecided = number[Verdict.UNDECIDED]
-    return f"Under equal tuning, {_held(number)} of {number.total()} published speedups hold ({undecided} undecided)."
+    held, undecided, total = _held(number), number[Verdict.UNDECIDED], number.total()
+    failed = total - held - undecided
+    return f"Under equal tuning, of {total} published speedups {held} hold, {failed} do not, {undecided} are undecided."
 
 
 def _held(number: Counter[Verdict]) -> int:

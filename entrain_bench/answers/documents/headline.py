@@ -9,15 +9,27 @@ import pandas as pd
 import yaml
 
 from entrain_bench.answers.comparison import Times, geometric_mean
-from entrain_bench.answers.labels import FRAMEWORKS, SWITCH_ON, TODAY, cluster_label, families, frameworks, names
+from entrain_bench.answers.labels import (
+    MEGATRON_JOB,
+    REPLICATED_JOB,
+    SWITCH_ON,
+    TODAY,
+    cluster_label,
+    families,
+    frameworks,
+    names,
+)
 from entrain_bench.answers.places import Place, places_of, published, today
 from entrain_bench.answers.tables import JOB, compared
 from entrain_bench.answers.text import listing, markdown_table, seconds, times
-from entrain_bench.config.tree import choices, config_tree
+from entrain_bench.config.tree import config_tree
 from entrain_bench.run.study import SweepOverrides
+from entrain_bench.specs.sharding import ZERO1, ZERO2, ZERO3
 
 # Columns of the run table that say how many samples a GPU has.
 SIZES = {"batch": "global_batch", "nodes": "cluster.num_nodes", "gpus_per_node": "cluster.gpus_per_node"}
+# Data parallelism in HF Trainer: of optimizer states and gradients by DeepSpeed, of weights, too, by FSDP.
+SHARDED_LABELS = {"ZeRO-1": ZERO1, "ZeRO-2": ZERO2, "FSDP": ZERO3}
 # The rival that takes thirty lines: every sample dealt by longest processing time.
 BASELINE = "lpt"
 
@@ -58,21 +70,23 @@ class Summary:
         return cls(dict(counts.most_common()), min(ratios), max(ratios), geometric_mean(ratios), len(known))
 
 
-def today_sweeps(sweep: str) -> list[SweepOverrides]:
-    """Return a figure's sweep of each strategy that a framework runs today, with the options that it needs there."""
-    found = []
-    for name in choices("strategy"):
-        node = yaml.safe_load((config_tree() / "strategy" / f"{name}.yaml").read_text())
-        switches = node.get(SWITCH_ON, {})
-        if node.get("in_figures") != "none":
-            found += [(sweep, f"strategy={name}", *switches[key]) for key in FRAMEWORKS if key in switches]
-    return found
+def today_sweeps(sweep: str) -> dict[str, SweepOverrides]:
+    """Return a figure's sweeps of strategies as frameworks run them today, by label."""
+    megatron, fsdp = (
+        yaml.safe_load((config_tree() / "strategy" / f"{name}.yaml").read_text())[SWITCH_ON]
+        for name in ("megatron", "fsdp")
+    )
+    replicated = (sweep, "strategy=fsdp", *REPLICATED_JOB, *fsdp["sharded"])
+    # Interleaved pipelines have no place for an encoder in Megatron-LM, so there megatron_schedules is megatron.
+    return {"Megatron": (sweep, "strategy=megatron", *MEGATRON_JOB, *megatron["megatron"])} | {
+        label: (*replicated, f"layout.sharding={kind}") for label, kind in SHARDED_LABELS.items()
+    }
 
 
-def with_today(data: pd.DataFrame, today: pd.DataFrame) -> pd.DataFrame:
-    """Return a run table with further rows, of strategies as frameworks run them: names of their own, same labels."""
-    named = today.assign(strategy=today["strategy"] + " today")
-    return pd.concat([data.assign(**{TODAY: ""}), named], ignore_index=True)
+def with_today(data: pd.DataFrame, today: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return a run table with the runs of strategies as frameworks run them, by label: they have names of their own."""
+    named = [runs.assign(strategy=f"{label} today", strategy_label=label) for label, runs in today.items()]
+    return pd.concat([data.assign(**{TODAY: ""}), *named], ignore_index=True)
 
 
 def job_rows(data: pd.DataFrame, draws: Mapping[tuple[str, str], Mapping[str, Times]] = {}) -> list[JobRow]:

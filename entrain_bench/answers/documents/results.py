@@ -14,7 +14,7 @@ from entrain_bench.answers.documents.posterior import posterior_runs, posterior_
 from entrain_bench.answers.documents.tables import TABLES
 from entrain_bench.answers.labels import FAMILIES, families, names
 from entrain_bench.answers.posterior import Chance, chances, times_of
-from entrain_bench.answers.sentences import headline_sentence, posterior_sentences
+from entrain_bench.answers.sentences import headline_sentences, posterior_sentences
 from entrain_bench.answers.tables import CASE, compared, interval_over_seeds, over_seeds, run_table, without_result
 from entrain_bench.answers.text import count, markdown_table, seconds
 from entrain_bench.base.files import write_atomically
@@ -32,8 +32,9 @@ POSTERIOR = "Under draws of the hardware constants"
 # Template of the page: the text above the tables.
 TEXT = Path(__file__).parents[1] / "templates" / "results.md"
 PAGE = "results.md"
-# Taken over by pages, as tables are: who is the fastest.
+# Taken over by pages, as tables are: who is the fastest, and how far behind are published systems and frameworks.
 HEADLINE = "tables/headline.md"
+RIVALS = "tables/rivals.md"
 # The table of estimated against simulated iteration times.
 BELIEFS = "beliefs"
 # Keys that make estimates wrong or actions noisy: runs with any of them have no exact estimate and are left out.
@@ -48,13 +49,13 @@ def results_output() -> Output:
         _sweeps(),
         write_results,
         [PAGE],
-        files=[HEADLINE, *(f"{TABLES}/{name}.md" for name in gain_names())],
+        files=[HEADLINE, RIVALS, *(f"{TABLES}/{name}.md" for name in gain_names())],
         further=posterior_sweeps,
     )
 
 
 def _sweeps() -> list[SweepOverrides]:
-    return [(f"figure={SWEEP}",), *today_sweeps(f"figure={SWEEP}"), *sweeps()]
+    return [(f"figure={SWEEP}",), *today_sweeps(f"figure={SWEEP}").values(), *sweeps()]
 
 
 def write_results(study: Study) -> str:
@@ -62,11 +63,14 @@ def write_results(study: Study) -> str:
     table = run_table(study.cells(f"figure={SWEEP}"), study.results, SIZES)
     draws = times_of(posterior_runs(study)) if read_plan().sweep == SWEEP else {}
     odds = {job: chances(times) for job, times in draws.items()}
-    today = [cell for sweep in today_sweeps(f"figure={SWEEP}") for cell in study.cells(*sweep)]
-    rows = job_rows(with_today(table, run_table(today, study.results, SIZES)), draws)
+    today = {
+        label: run_table(study.cells(*sweep), study.results, SIZES)
+        for label, sweep in today_sweeps(f"figure={SWEEP}").items()
+    }
+    rows = job_rows(with_today(table, today), draws)
     sure = posterior_sentences([*odds.values()], names(table, "strategy"))
-    first = headline_sentence(ahead(rows))
-    sentences = " ".join([first, *sure])
+    first, rivals = headline_sentences(ahead(rows))
+    sentences = " ".join([first, rivals, *sure])
     seeds = count(table["seed"].nunique(), "seed")
     parts = [
         TEXT.read_text(),
@@ -78,7 +82,7 @@ def write_results(study: Study) -> str:
         *([posterior_markdown(table, odds)] if odds else []),
     ]
     values = {f"{TABLES}/{name}.md": text for name, text in gains_by_name(study).items()}
-    for name, text in {HEADLINE: f"{first}\n", PAGE: "\n".join(parts), **values}.items():
+    for name, text in {HEADLINE: f"{first}\n", RIVALS: f"{rivals}\n", PAGE: "\n".join(parts), **values}.items():
         write_atomically(study.results.root / name, text.encode())
     return next(filter(None, (study.problem(*sweep) for sweep in _sweeps())), "")
 

@@ -59,7 +59,7 @@ class Verdict(StrEnum):
     PARTLY = "partly"
     NOT_REPRODUCED = "not reproduced"
     # A program of the setting needs more memory than the published device has.
-    OTHER_SETTING = "setting not reproduced"
+    OTHER_SETTING = "setting differs"
     # The verdicts of the interval's ends differ.
     UNDECIDED = "undecided"
     # The number is not in the paper, as far as is known.

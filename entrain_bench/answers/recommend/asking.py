@@ -133,8 +133,9 @@ class Asked:
         wanted = {name: nodes[name] for name in names}
         readers = (FRAMEWORK,) if own_keys.within else READERS
         engines = [FRAMEWORKS[own_keys.within].engine] if own_keys.within else [*ENGINES]
-        fixes = "layout.recompute" in keys and not mine
-        variants = variants_of(wanted, readers, engines, fixes, model, padding)
+        within = own_keys.within and FRAMEWORKS[own_keys.within]
+        divides = model.llm.config.experts is not None and (not within or within.divides)
+        variants = variants_of(wanted, readers, engines, padding, divides=divides)
         if own_keys.within and (kinds := FRAMEWORKS[own_keys.within].shardings):
             variants = {name: able for name, one in variants.items() if (able := one.sharded_as(kinds)).attempts}
         if "strategy" not in given:
@@ -176,7 +177,12 @@ class Asked:
         progress.say_now(f"{ways} to run {labels['model']} on {labels['cluster']}; planning each")
 
         def refuse(race: StrategyRace, name: str, seed: int) -> str:
-            return refusal(race, question.variants[name].engine, name, seed)
+            engine = question.variants[name].engine
+            reason = refusal(race, engine, name, seed)
+            within = self.keys.within and FRAMEWORKS[self.keys.within]
+            if within and engine and not reason and not within.takes(engine, race.plan(name).layout):
+                return f"{within.name} has no expert parallelism"
+            return reason
 
         def has_time() -> bool:
             return self.keys.seconds is None or progress.seconds() < self.keys.seconds
@@ -240,7 +246,8 @@ class Answered:
             yield from command_lines([*megatron_flags(settled), "--dataloader-type external"])
         if reply.reader == LOOP:
             yield "from entrain_bench import BalancedBatchSampler"
-            yield f"sampler = BalancedBatchSampler.from_plan('mine.parquet', '{path}', counts='assigned')"
+            data = str(self.asked.config.workload.get("path", "mine.parquet"))
+            yield f"sampler = BalancedBatchSampler.from_plan({data!r}, {str(path)!r}, counts='assigned')"
             yield "loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate)"
             return
         chosen = self.asked.keys.within or next(iter(able))

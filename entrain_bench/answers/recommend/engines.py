@@ -8,7 +8,7 @@ named ``*loop`` need a sampler of the user's. Every plan and program is checked 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from entrain_bench.answers.labels import SWITCH_ON
+from entrain_bench.answers.labels import MEGATRON_JOB, REPLICATED_JOB, SWITCH_ON
 from entrain_bench.answers.recommend import megatron
 from entrain_bench.answers.recommend.strategy_race import StrategyRace
 from entrain_bench.base.errors import require, unknown_choice
@@ -16,17 +16,14 @@ from entrain_bench.program import Program
 from entrain_bench.program.layout import Layout
 from entrain_bench.run.experiment import prepare
 from entrain_bench.specs.job import Job
-from entrain_bench.specs.model import ModelSpec
 from entrain_bench.specs.sharding import ZERO1, ZERO2, ZERO3
 
-RECOMPUTE = "layout.recompute"
 SHARDING = "layout.sharding"
-EXPERTS = "layout.ep"
 # Readers, each with an answer of its own: keep their framework, change their loader, change their runtime.
 FRAMEWORK, LOOP, SUITE = READERS = "framework", "loop", "suite"
-# One copy of the model on every rank; the loss is that of PyTorch's operators, as in transformers' models.
-REPLICATED = ("layout.tp=1", "layout.cp=1", "layout.pp=1", "cross_entropy=eager")
 DEEPSPEED = (ZERO1, ZERO2)
+# End of the names of variants whose ranks divide experts, which not every framework with FSDP can do.
+WITH_EP = " with EP"
 type Overrides = tuple[str, ...]
 # Overrides to try in turn until one of them gives a result.
 type Attempts = Sequence[Overrides]
@@ -34,31 +31,9 @@ type Attempts = Sequence[Overrides]
 type Reasons = Callable[[Job, Program], Iterator[str]]
 
 
-def _megatron_attempts(model: ModelSpec) -> dict[str, Attempts]:
-    """The tuner chooses the recomputed modules; if flags cannot say that, the LLM, all modules, none."""
-    every = [module.name for module in model.modules]
-    return {"": [(), *((_recompute(names),) for names in ([model.llm.name], every, []))]}
-
-
-def _sharded_attempts(model: ModelSpec) -> dict[str, Attempts]:
-    """ZeRO-3 by FSDP, and ZeRO-1 by DeepSpeed; ZeRO-2 if ZeRO-1 does not fit."""
-    first = [*_replicated(model, ZERO1), *_replicated(model, ZERO2)]
-    return {" by DeepSpeed": first, " in HF Trainer": _replicated(model, ZERO3)}
-
-
-def _loop_attempts(model: ModelSpec) -> dict[str, Attempts]:
-    return {"": _replicated(model, ZERO1)}
-
-
-def _replicated(model: ModelSpec, sharding: str) -> list[Overrides]:
-    """Without recomputation; if that does not fit, with recomputation of all modules, which is one switch."""
-    again: tuple[Sequence[str], ...] = ((), [module.name for module in model.modules])
-    experts = () if model.llm.config.experts is None else (f"{EXPERTS}=1",)
-    return [(f"{SHARDING}={sharding}", *experts, _recompute(names)) for names in again]
-
-
-def _recompute(names: Sequence[str]) -> str:
-    return f"{RECOMPUTE}=[{','.join(names)}]"
+def _sharded(*kinds: str) -> Attempts:
+    """Every rank has all experts."""
+    return [(f"{SHARDING}={kind}", "layout.ep=1") for kind in kinds]
 
 
 def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
@@ -66,8 +41,8 @@ def _layout_reasons(job: Job, layout: Layout) -> Iterator[str]:
     for placed in layout.modules:
         if placed.tp * placed.cp > 1 or placed.widths:
             yield f"{placed.module} has TP {placed.tp}, CP {placed.cp}; every rank must hold the whole model"
-        if placed.ep > 1:
-            yield f"{placed.module} has EP {placed.ep}; every rank must hold all experts"
+        if placed.ep > 1 and placed.sharding != ZERO3:
+            yield f"{placed.module} has EP {placed.ep} without {SHARDING}={ZERO3}"
         if placed.sharding not in (*DEEPSPEED, ZERO3) or placed.offload:
             yield f"{placed.module} is {'offloaded' if placed.offload else f'sharded as {placed.sharding}'}"
     if not layout.is_one_stage or len({placed.dp for placed in layout.modules}) > 1:
@@ -110,7 +85,7 @@ class Engine:
     label: str
     reader: str
     overrides: Overrides
-    attempts: Callable[[ModelSpec], dict[str, Attempts]]
+    attempts: Mapping[str, Attempts]
     layout_reasons: Callable[[Job, Layout], Iterator[str]]
     program_reasons: Reasons
 
@@ -122,18 +97,32 @@ ENGINES = {
     MEGATRON: Engine(
         " in Megatron-LM",
         FRAMEWORK,
-        megatron.OVERRIDES,
-        _megatron_attempts,
+        MEGATRON_JOB,
+        {"": [()]},
         megatron.layout_reasons,
         _in_order(megatron.program_reasons),
     ),
-    SHARDED: Engine("", FRAMEWORK, REPLICATED, _sharded_attempts, _layout_reasons, _in_order(_equal)),
-    "loop": Engine(" in your loop", LOOP, REPLICATED, _loop_attempts, _layout_reasons, megatron.shape_reasons),
+    SHARDED: Engine(
+        "",
+        FRAMEWORK,
+        REPLICATED_JOB,
+        # ZeRO-3 by FSDP, also with EP, and ZeRO-1 by DeepSpeed; ZeRO-2 if ZeRO-1 does not fit.
+        {
+            " by DeepSpeed": _sharded(*DEEPSPEED),
+            " in HF Trainer": _sharded(ZERO3),
+            WITH_EP: [(f"{SHARDING}={ZERO3}",)],
+        },
+        _layout_reasons,
+        _in_order(_equal),
+    ),
+    "loop": Engine(
+        " in your loop", LOOP, REPLICATED_JOB, {"": _sharded(ZERO1)}, _layout_reasons, megatron.shape_reasons
+    ),
     MEGATRON_LOOP: Engine(
         " by Megatron-LM's external loader",
         LOOP,
-        megatron.OVERRIDES,
-        _megatron_attempts,
+        MEGATRON_JOB,
+        {"": [()]},
         megatron.layout_reasons,
         megatron.program_reasons,
     ),
@@ -158,13 +147,13 @@ def variants_of(
     names: Mapping[str, Mapping[str, object]],
     readers: Sequence[str],
     engines: Sequence[str],
-    fixes: bool,
-    model: ModelSpec,
     padding: Overrides = (),
+    *,
+    divides: bool = False,
 ) -> dict[str, Variant]:
     """Return the variants that readers can run, by name; ``names`` has the YAML of strategies.
 
-    ``fixes``: the user chooses the recomputed modules. ``padding``: that of the user's framework; this suite packs.
+    ``padding``: that of the user's framework; this suite packs. ``divides``: frameworks may divide the model's experts.
     ``UserError`` for an engine that is not known.
     """
     found = {}
@@ -179,17 +168,15 @@ def variants_of(
             engine = ENGINES[key]
             if engine.reader not in readers or key not in engines:
                 continue
-            for suffix, attempts in engine.attempts(model).items():
+            for suffix, attempts in engine.attempts.items():
+                if suffix == WITH_EP and not divides:
+                    continue
                 common = (f"strategy={name}", *engine.overrides, *needed, *padding)
-                tried = [(*common, *_kept(one, fixes)) for one in attempts]
-                found[f"{name}{engine.label}{suffix}"] = Variant(engine.reader, key, [*dict.fromkeys(tried)])
+                tried = [(*common, *one) for one in attempts]
+                found[f"{name}{engine.label}{suffix}"] = Variant(engine.reader, key, tried)
         if SUITE in readers:
             found[name] = Variant(SUITE, "", [(f"strategy={name}",)])
     return found
-
-
-def _kept(overrides: Overrides, fixes: bool) -> Overrides:
-    return tuple(text for text in overrides if not (fixes and text.startswith(RECOMPUTE)))
 
 
 def refusal(runner: StrategyRace, engine: str, name: str, seed: int) -> str:

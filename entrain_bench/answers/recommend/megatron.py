@@ -23,9 +23,6 @@ from entrain_bench.specs.job import Job
 from entrain_bench.specs.model import FULL
 from entrain_bench.specs.module_layers import EAGER
 
-# Encoders as Megatron-LM's multimodal code runs them.
-OVERRIDES = ("encoder_sp=false", "encoder_cp=false")
-
 
 def takes_arrivals(job: Job, program: Program) -> bool:
     """Whether microbatches are samples as they arrive, which need no sampler of their own."""

@@ -55,7 +55,7 @@ CHOSEN = ("model", "workload", "cluster")
 STATED = (*CHOSEN, "global_batch", "microbatch_size")
 OF_THE_PLANNER = ("strategy/planner", "strategy.planner", "layout.")
 # The variant that gains are over: the usual setting without this suite.
-OTHERWISE = "rules of thumb"
+OTHERWISE = "a layout by rules of thumb"
 YOURS = "as you run it"
 # Classes of time that balancing can save.
 IMBALANCE = ("time_stages_share", "time_replicas_share", "time_microbatches_share")

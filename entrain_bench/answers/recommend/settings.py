@@ -43,6 +43,11 @@ class Settled:
         return self.layout.modules[self.job.model.llm_index].sharding
 
     @property
+    def ep(self) -> int:
+        """Ranks that divide the LLM's experts."""
+        return self.layout.modules[self.job.model.llm_index].ep
+
+    @property
     def recomputes(self) -> bool:
         """Whether the LLM recomputes activations."""
         return self.layout.modules[self.job.model.llm_index].recompute
@@ -207,7 +212,10 @@ def veomni_values(plan: Settled) -> Values:
     """Return VeOmni's training arguments: FSDP2."""
     return {
         "train": {
-            "accelerator": {"fsdp_config": {"fsdp_mode": "fsdp2", "reshard_after_forward": True}},
+            "accelerator": {
+                "fsdp_config": {"fsdp_mode": "fsdp2", "reshard_after_forward": True},
+                **({"ep_size": plan.ep} if plan.ep > 1 else {}),
+            },
             "micro_batch_size": plan.microbatch_size,
             "global_batch_size": plan.job.global_batch,
             "gradient_checkpointing": {"enable": plan.recomputes},
@@ -222,6 +230,7 @@ def titan_flags(plan: Settled) -> list[str]:
     return [
         f"--parallelism.data_parallel_shard_degree={dp}",
         "--parallelism.fsdp_reshard_after_forward=always",
+        *([f"--parallelism.expert_parallel_degree={plan.ep}"] if plan.ep > 1 else []),
         f"--training.num_tokens_per_microbatch_per_dp_rank={tokens}",
         f"--training.num_tokens_per_train_step={tokens * dp * plan.num_microbatches}",
     ]
@@ -249,6 +258,7 @@ class Framework:
     """A framework: its engine, how it spells a plan, and the shardings that it has (empty: all of the engine).
 
     ``pads``: the override for its own collator, which pads; empty if it packs or the plan says that it packs.
+    ``divides``: whether its ranks can divide experts.
     """
 
     name: str
@@ -256,15 +266,18 @@ class Framework:
     spell: Callable[[Settled], list[str]]
     shardings: tuple[str, ...] = ()
     pads: str = ""
+    divides: bool = False
 
     def takes(self, engine: str, layout: Layout) -> bool:
-        """Whether it has the engine and the sharding of a plan."""
-        return engine == self.engine and (not self.shardings or layout.modules[-1].sharding in self.shardings)
+        """Whether it has the engine, the sharding and the expert parallelism of a plan."""
+        divided = self.divides or all(placed.ep == 1 for placed in layout.modules)
+        shards = not self.shardings or layout.modules[-1].sharding in self.shardings
+        return engine == self.engine and divided and shards
 
 
 FRAMEWORKS: Mapping[str, Framework] = {
-    "megatron": Framework("Megatron-LM", MEGATRON, lambda plan: command_lines(megatron_flags(plan))),
-    "bridge": Framework("Megatron-Bridge", MEGATRON, lambda plan: command_lines(bridge_overrides(plan))),
+    "megatron": Framework("Megatron-LM", MEGATRON, lambda plan: command_lines(megatron_flags(plan)), divides=True),
+    "bridge": Framework("Megatron-Bridge", MEGATRON, lambda plan: command_lines(bridge_overrides(plan)), divides=True),
     "trainer": Framework(
         "transformers' Trainer", SHARDED, lambda plan: yaml_lines(trainer_values(plan)), pads="padding=longest"
     ),
@@ -272,6 +285,8 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "llamafactory": Framework(
         "LLaMA-Factory", SHARDED, lambda plan: yaml_lines(llamafactory_values(plan)), pads="padding=multiple"
     ),
-    "veomni": Framework("VeOmni", SHARDED, lambda plan: yaml_lines(veomni_values(plan)), (ZERO3,)),
-    "torchtitan": Framework("torchtitan", SHARDED, lambda plan: command_lines(titan_flags(plan)), (ZERO3,)),
+    "veomni": Framework("VeOmni", SHARDED, lambda plan: yaml_lines(veomni_values(plan)), (ZERO3,), divides=True),
+    "torchtitan": Framework(
+        "torchtitan", SHARDED, lambda plan: command_lines(titan_flags(plan)), (ZERO3,), divides=True
+    ),
 }

@@ -31,15 +31,15 @@ OK, OOM, ERROR = OUTCOMES = ("ok", "oom", "error")
 AT_MOST = "<="
 TEXTS = (
     *("release", "model", "gpu_type", "fsdp", "recompute", "attention_kernel", "rmsnorm_kernel", "zero_stage"),
-    *("dtype", "grad_dtype", "software", "task", "note", "outcome"),
+    *("dtype", "grad_dtype", "software", "task", "note", "outcome", "encoder"),
 )
 COUNTS = (
     *("hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "seq_len", "gpus", "tp", "pp", "dp", "cp", "vpp", "ep"),
-    *("microbatch_size", "global_batch"),
+    *("microbatch_size", "global_batch", "item_tokens", "projected_tokens", "items"),
 )
 RATES = ("step_time_s", "samples_per_s", "tokens_per_s_per_gpu", "tokens_per_s_total", "peak_memory_gib")
 # Columns of the tables that no prediction reads.
-NOTES = ("params_b", "grad_accum", "tflops_per_gpu", "hfu_pct", "mfu_pct", "where", "how")
+NOTES = ("params_b", "grad_accum", "packing", "tflops_per_gpu", "hfu_pct", "mfu_pct", "where", "how")
 COLUMNS = (*TEXTS, *COUNTS, "sequence_parallel", *RATES, *NOTES)
 # The table of measurements that are not in the book: users' own.
 USERS = "own"
@@ -60,6 +60,7 @@ FUSED, EAGER = ("fused", "eager")
 # Kinds of models, by which errors are stated apart.
 TEXT_ALONE = "text, dense"
 MIXTURE = "text, experts"
+MULTIMODAL = "with an encoder"
 # Texts of `recompute` that cost next to nothing.
 UNREMADE = ("none", "none (no flag)", "selective", "selective (core_attn)")
 # Generations of attention kernels by the first of these texts in `attention_kernel`. A family's name means any of its
@@ -160,10 +161,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """How rows become jobs (``experiments/ledger.yaml``): families of models, and sources by their table."""
+    """How rows become jobs (``experiments/ledger.yaml``): families of models, sources by their table, encoders."""
 
     families: tuple[Mapping[str, Any], ...]
     sources: Mapping[str, Source]
+    encoders: Mapping[str, ModuleConfig] = field(default_factory=dict)
 
     @property
     def tables(self) -> tuple[Path, ...]:
@@ -175,7 +177,8 @@ def load_book() -> Book:
     """The committed book."""
     values = yaml.safe_load((config_tree() / "ledger.yaml").read_text())
     sources = {name: Source(**source) for name, source in values["sources"].items()}
-    return Book(tuple(values["families"]), sources)
+    encoders = {name: parse(ModuleConfig, config, f"encoders.{name}") for name, config in values["encoders"].items()}
+    return Book(tuple(values["families"]), sources, encoders)
 
 
 @dataclass(frozen=True)
@@ -194,10 +197,11 @@ class LedgerOptions(FrameworkOptions):
 
 
 class LedgerJob(NamedTuple):
-    """A training run of a language model, as plain values: equal jobs have equal programs.
+    """A training run of a language model, perhaps with an encoder, as plain values: equal jobs have equal programs.
 
     ``module`` has fields of ``ModuleConfig``, ``bandwidth`` bytes per second of the cluster's tiers. A pipeline has
     ``pp`` ranks with ``vpp`` virtual stages each; a stage recomputes ``recompute`` blocks at most. ``sharded``: ZeRO-3.
+    Every sample has ``items`` of ``item_tokens`` in the encoder and ``projected_tokens`` among those of its sequence.
     """
 
     module: tuple[tuple[str, Any], ...]
@@ -217,11 +221,15 @@ class LedgerJob(NamedTuple):
     framework: LedgerOptions
     ep: int = 1
     allocated: bool = False
+    encoder: ModuleConfig | None = None
+    item_tokens: int = 0
+    projected_tokens: int = 0
+    items: int = 0
 
     @property
     def kind(self) -> str:
-        """Whether its model has experts, and its products 8 bits."""
-        model = MIXTURE if self.config.experts else TEXT_ALONE
+        """Whether its model has an encoder or experts, and its products 8 bits."""
+        model = MULTIMODAL if self.encoder else MIXTURE if self.config.experts else TEXT_ALONE
         return model if self.framework.precision == BF16 else f"{model}, 8 bits"
 
     @property
@@ -245,6 +253,7 @@ def jobs_for(row: LedgerRow, book: Book) -> list[LedgerJob]:
     row, opened = _completed(row, replace(source, given={**family.get("given", {}), **source.given}))
     experts = "experts" in family.get("model", {})
     needed = [*NEEDED, *(["sequence_parallel"] if row.tp != 1 else []), *(["vpp"] if row.pp != 1 else [])]
+    needed += ["item_tokens", "projected_tokens", "items"] if row.encoder else []
     missing = [name for name in needed if getattr(row, name) in (None, "") and name not in opened]
     dtype = row.dtype.lower()
     attention = row.attention_kernel.lower()
@@ -270,7 +279,8 @@ def jobs_for(row: LedgerRow, book: Book) -> list[LedgerJob]:
     reasons = list[UserError]()
     for machine, kernel, *chosen in product(machines, kernels, *opened.values()):
         try:
-            jobs.append(_job(row._replace(**dict(zip(opened, chosen, strict=True))), source, family, machine, kernel))
+            job = _job(row._replace(**dict(zip(opened, chosen, strict=True))), source, family, machine, kernel)
+            jobs.append(_with_encoder(job, row, book) if row.encoder else job)
         except UserError as error:
             reasons.append(error)
     if not jobs:
@@ -367,6 +377,22 @@ def _job(
         LedgerOptions(**settings),
         row.ep or 1,
         source.allocated,
+    )
+
+
+def _with_encoder(job: LedgerJob, row: LedgerRow, book: Book) -> LedgerJob:
+    """The job with the encoder of its row, as Megatron-LM runs it: whole, on the ranks of the LLM's first stage."""
+    _refuse(
+        (row.encoder not in book.encoders, "sizes of its encoder are not stated"),
+        (job.vpp > 1, "virtual stages have no place for an encoder"),
+        (row.items * row.projected_tokens >= row.seq_len, "items have more tokens than a sequence"),
+    )
+    return job._replace(
+        framework=replace(job.framework, encoder_sp=False, encoder_cp=False),
+        encoder=book.encoders[row.encoder],
+        item_tokens=row.item_tokens,
+        projected_tokens=row.projected_tokens,
+        items=row.items,
     )
 
 

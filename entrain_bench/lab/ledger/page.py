@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from entrain_bench.answers.labels import MODEL_ERROR
+from entrain_bench.answers.labels import MODEL_ERROR, ModelError
 from entrain_bench.answers.statistics import kendall_tau
 from entrain_bench.answers.text import load_template
 from entrain_bench.base.arithmetic import decisive
@@ -69,11 +69,21 @@ def make_tables(frame: pd.DataFrame, names: Mapping[str, str]) -> Iterator[Table
         groups = ordered.groupby(ordered[column].map(_label), sort=False)
         if len(groups) > 1:
             yield f"By {name}", pd.DataFrame({name: str(label), **_errors(group)} for label, group in groups)
+    if peaks := [*_peaks(frame)]:
+        yield "Peaks by model", pd.DataFrame(peaks)
     if orders := [*_orders(frame)]:
         yield "Order of layouts", pd.DataFrame(orders)
     if counted := frame.loc[frame["reason"] != "", "reason"].value_counts().to_dict():
         reasons = sorted(counted, key=lambda reason: (-counted[reason], reason))
         yield "Rows left out", pd.DataFrame({"reason": reason, "rows": str(counted[reason])} for reason in reasons)
+
+
+def _peaks(frame: pd.DataFrame) -> Iterator[dict[str, str]]:
+    """Errors of memory peaks by kind of model."""
+    for kind, group in frame[frame["memory_ratio"].notna()].groupby("kind"):
+        sizes = (group["memory_ratio"].astype(float) - 1.0).abs()
+        shown = {"median error": f"{sizes.median():.1%}", "within 10%": f"{(sizes <= NEAR).mean():.0%}"}
+        yield {"model": str(kind), "peaks": f"{len(group):,}", **shown}
 
 
 def _label(value: Any) -> str:
@@ -193,13 +203,10 @@ def forwards_table(ledger: Ledger) -> Table:
     return "Forwards on the A40", pd.DataFrame(rows)
 
 
-def model_error(frame: pd.DataFrame) -> str:
+def model_error(frame: pd.DataFrame) -> ModelError:
     """Return the model error that figures state, of dense models without encoders, from the middle of ranges."""
     sizes = (frame.loc[frame["fitted"], "middle_ratio"].dropna().astype(float) - 1.0).abs()
-    if sizes.empty:
-        return "model error: not measured"
-    count = f"{len(sizes):,} published iteration times, each source left out of the fit"
-    return f"model error: median {100 * sizes.median():.1f}%, {(sizes <= NEAR).mean():.0%} within 10%, over {count}"
+    return ModelError(round(float(sizes.median()), 3), round(float((sizes <= NEAR).mean()), 2), len(sizes))
 
 
 # The page, and its model error alone, for pages that show no table.
@@ -219,20 +226,20 @@ def write_calibration(study: Study) -> str:
     book = load_book()
     make = case_maker(composer)
     entries = (entry for path in book.tables for entry in make_entries(read_rows(path), book, make))
-    page, line = make_page(complete_ledger(entries, composer))
+    page, error = make_page(complete_ledger(entries, composer))
     write_atomically(study.results.root / NAME, page.encode())
-    write_atomically(study.results.root / ERROR, f"{line[0].upper()}{line[1:]}.\n".encode())
-    return "" if line == MODEL_ERROR.words else f"answers/labels.py: MODEL_ERROR must say {line!r}"
+    write_atomically(study.results.root / ERROR, f"{error.sentence}\n".encode())
+    return "" if error == MODEL_ERROR else f"answers/labels.py: MODEL_ERROR must be {error!r}"
 
 
-def make_page(ledger: Ledger) -> tuple[str, str]:
+def make_page(ledger: Ledger) -> tuple[str, ModelError]:
     """Fit the constants; return the text of the document, and the model error."""
     fitted = fit_ledger(ledger)
     left_out = pd.DataFrame(fitted.left_out(ledger))
     predict = predictor()
     names = {name: source.name for name, source in load_book().sources.items()}
     committed = sources_table(pd.DataFrame(entry.line(predict) for entry in ledger.entries), names)
-    line = model_error(left_out)
+    error = model_error(left_out)
     tables = (
         *make_tables(left_out, names),
         ("Sources with the committed constants", committed),
@@ -240,5 +247,5 @@ def make_page(ledger: Ledger) -> tuple[str, str]:
         forwards_table(ledger),
         kernels_table(ledger),
     )
-    stated = {"model_error": f"{line[0].upper()}{line[1:]}", "nearest": _errors(left_out[left_out["sets"] == ""])}
-    return load_template("calibration.md.j2").render(tables=tables, **stated) + "\n", line
+    stated = {"model_error": error.sentence, "nearest": _errors(left_out[left_out["sets"] == ""])}
+    return load_template("calibration.md.j2").render(tables=tables, **stated) + "\n", error

@@ -33,7 +33,7 @@ from entrain_bench.lab.ledger.jobs import (
     jobs_for,
 )
 from entrain_bench.program import Program
-from entrain_bench.program.assignment import Assignment, ModuleAssignment
+from entrain_bench.program.assignment import same_microbatches
 from entrain_bench.program.columns import covered_per_stage, recompute_chunks
 from entrain_bench.program.layout import Layout, ModuleLayout
 from entrain_bench.simulate.executor import place_program
@@ -57,6 +57,7 @@ EAGER_SCORE = 13, 9, 2
 EAGER_KERNELS = 10
 # How text becomes tokens; rows state tokens.
 TEXT = TokenRules(1, 1, 1, 1, 1.0, 1.0, 1, 1.0, 1.0)
+IMAGE = "image"  # modality of the items of encoders
 # Whether a run fits, if that depends on open values of its row.
 OPEN = "open"
 # Columns of the prediction of a row; None if there is none.
@@ -113,7 +114,10 @@ def case_maker(composer: Composer) -> Callable[[LedgerJob], Case]:
         layers = build_layers(job.config)
         if job.framework.kernels == EAGER:
             layers = tuple(eager_block(layer, job) if layer.attention else layer for layer in layers)
-        model = ModelSpec("ledger", (ModuleSpec("llm", Role.LLM, job.config, layers),), TEXT)
+        modules = [ModuleSpec("llm", Role.LLM, job.config, layers)]
+        if job.encoder:
+            modules.insert(0, ModuleSpec("encoder", Role.ENCODER, job.encoder, build_layers(job.encoder)))
+        model = ModelSpec("ledger", tuple(modules), TEXT)
         model = with_options(model, job.framework)
         count = job.num_microbatches
         least = ROUNDS * job.pp + count % job.pp
@@ -176,7 +180,12 @@ def make_layout(job: LedgerJob) -> Layout:
     module = ModuleLayout(
         "llm", job.tp, job.cp, layers, placed, recompute=whole, sharding=ZERO3 if job.sharded else ZERO1, ep=job.ep
     )
-    return Layout((module,), job.num_microbatches)
+    if not job.encoder:
+        return Layout((module,), job.num_microbatches)
+    first = np.ascontiguousarray(placed[:, :1])
+    whole_encoder = (job.encoder.num_layers + 2,)
+    encoder = replace(module, module="encoder", layers_per_stage=whole_encoder, ranks=first, ep=1)
+    return Layout((encoder, module), job.num_microbatches)
 
 
 def layers_of_stages(blocks: int, stages: int) -> tuple[int, ...]:
@@ -195,19 +204,25 @@ def layers_of_stages(blocks: int, stages: int) -> tuple[int, ...]:
 def _program(model: ModelSpec, job: LedgerJob, count: int) -> Program:
     """Return the program of the replicas that exchange tokens of experts, usually one; others only have steps."""
     layout = make_layout(job)
-    replicas = layout.modules[0].expert_span
-    shapes = shapes_from_lists((), [(job.sequence_tokens, [])] * (replicas * count * job.microbatch_size))
+    placed = layout.modules[-1]
+    replicas = placed.expert_span
+    items = [(IMAGE, job.item_tokens, job.projected_tokens)] * job.items
+    text_tokens = job.sequence_tokens - job.items * job.projected_tokens
+    modalities = (IMAGE,) if job.encoder else ()
+    shapes = shapes_from_lists(modalities, [(text_tokens, items)] * (replicas * count * job.microbatch_size))
     replica, microbatch = divmod(np.arange(len(shapes)) // job.microbatch_size, count)
-    assignment = Assignment((ModuleAssignment(replica, microbatch),))
+    assignment = same_microbatches(model, shapes, replica, microbatch, microbatch)
     if job.vpp > 1:
         program = interleaved_program(model, shapes, layout, assignment)
     else:
         program = chain_program(model, shapes, layout, assignment, stages_behind(layout))
-    (placed,) = layout.modules
     if not job.recompute or placed.recompute:
         return program
-    most = covered_per_stage(model.llm, placed.layers_per_stage)
-    return recompute_chunks(program, [np.tile(np.minimum(most, job.recompute), (len(program.chunks[0]), 1))])
+    remade = [
+        np.zeros((len(rows), each.pp), np.int64) for rows, each in zip(program.chunks, layout.modules, strict=True)
+    ]
+    remade[-1] += np.minimum(covered_per_stage(model.llm, placed.layers_per_stage), job.recompute)
+    return recompute_chunks(program, remade)
 
 
 class Outcome(NamedTuple):

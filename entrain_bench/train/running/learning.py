@@ -139,11 +139,12 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def adam_of(parameters: Iterable[Tensor], settings: OptimizerSettings) -> torch.optim.AdamW:
-    """Torch's AdamW; as megatron-core's, it decays matrices only. One group cannot mix whole and divided tensors."""
-    groups: dict[tuple[bool, bool], list[Tensor]] = {}
+    """Torch's AdamW; as megatron-core's, it decays matrices only. A group has whole tensors, or those of one mesh."""
+    groups: dict[tuple[bool, int], list[Tensor]] = {}
     for parameter in parameters:
         if parameter.requires_grad:
-            groups.setdefault((parameter.dim() > 1, isinstance(parameter, DTensor)), []).append(parameter)
+            ranks = parameter.device_mesh.size() if isinstance(parameter, DTensor) else 0
+            groups.setdefault((parameter.dim() > 1, ranks), []).append(parameter)
     rows = [
         {"params": same, "weight_decay": settings.weight_decay if is_matrix else 0.0}
         for (is_matrix, _), same in groups.items()

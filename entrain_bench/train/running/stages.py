@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.distributed.device_mesh import DeviceMesh
@@ -350,6 +351,12 @@ def shard_stage(
     mesh = DeviceMesh.from_group(groups.dp_cp, next(stage.parameters()).device.type)
     reduced = torch.bfloat16 if half and settings.framework.grad_dtype == BF16 else torch.float32
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if half else None, reduce_dtype=reduced)
+    if groups.experts:
+        # Each rank has experts of its own, which it shards over the ranks that hold the same ones.
+        same = DeviceMesh.from_group(groups.experts.same, next(stage.parameters()).device.type)
+        as_given = replace(policy, cast_forward_inputs=False)
+        for part in [part for part in stage.modules() if isinstance(part, SequentialMLP)]:
+            fully_shard(part, mesh=same, mp_policy=as_given, reshard_after_forward=not keeps)
     alone = [layer for name, layer in stage.layers.items() if stage.tied_embedding() is None or name != "0"]
     for layer in alone:
         if any(True for _ in layer.parameters()):

@@ -262,7 +262,7 @@ def test_a_program_that_the_published_device_cannot_hold_is_another_setting(tmp_
     assert judged.findings["published"].need_bytes == 1e12
     row = claim_row(judged)
     assert row["published_value"] == "2.00x (2.00 to 2.00x)"
-    assert row["published_verdict"].startswith("setting not reproduced: needs 931 of ")
+    assert row["published_verdict"].startswith("setting differs: needs 931 of ")
     assert (row["fair_value"], row["fair_verdict"]) == ("", "")
     # A level of memory is judged itself.
     peak = claim_with(**ALONE, unit="GB", value=1000.0, measure="peak_memory_bytes", common=[VALUES["common"], larger])
@@ -338,11 +338,14 @@ def test_headlines_have_what_holds_under_equal_tuning() -> None:
         JudgedClaim(elsewhere, {"published": kept, "fair": unclear}),
     ]
     pages = claims_pages(judged)
-    assert pages["tables/claims_hold.md"] == "Under equal tuning, 1 of 3 published speedups hold (1 undecided).\n"
+    assert (
+        pages["tables/claims_hold.md"]
+        == "Under equal tuning, of 3 published speedups 1 hold, 1 do not, 1 are undecided.\n"
+    )
     # Entrain's paper is first, and a paper that the suite did not begin with is on its own page only.
     assert pages["tables/headline_claims.md"].splitlines()[2:] == [
         "| [Some](../../docs/claims/entrain.md#gain): gain | 2.00x | 2.50x, exceeds | 0.90x, not reproduced |",
-        "| [Some](../../docs/claims/disttrain.md#mfu): MFU | 50.0% | setting not reproduced | - |",
+        "| [Some](../../docs/claims/disttrain.md#mfu): MFU | 50.0% | setting differs | not a speedup |",
     ]
     row = "| [Some](claims/elsewhere.md#gain): gain | 2.00x | 2.50x, exceeds | 1.50x, undecided |"
     assert row in pages["claims.md"]

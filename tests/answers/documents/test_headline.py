@@ -69,7 +69,7 @@ def test_a_strategy_counts_as_of_today_only_with_what_its_framework_has() -> Non
     named = {"strategy_label": "Megatron"}
     tuned = runs({"megatron": [0.9, 0.9, 0.9]}).assign(**named)
     today = runs({"megatron": [2.0, 2.1, 2.2]}).assign(**named)
-    (row,) = job_rows(with_today(pd.concat([tuned, runs({"braid": [1.0, 1.1, 1.2]})]), today))
+    (row,) = job_rows(with_today(pd.concat([tuned, runs({"braid": [1.0, 1.1, 1.2]})]), {"Megatron": today}))
     assert row.fastest
     assert row.today
     assert (row.fastest.time_s, row.fastest.framework) == (pytest.approx(0.9), "")
@@ -79,10 +79,14 @@ def test_a_strategy_counts_as_of_today_only_with_what_its_framework_has() -> Non
         "Megatron-LM",
     )
     assert row.tied == []
-    strategies = {sweep[1]: compose(*sweep[1:]).strategy for sweep in today_sweeps("figure=iteration_time")}
-    assert "strategy=megatron" in strategies
-    assert {framework_of(strategy) for strategy in strategies.values()} == {"Megatron-LM", "HF Trainer"}
-    assert framework_of(compose("strategy=megatron").strategy) == ""
+    configs = {label: compose(*sweep[1:]).content() for label, sweep in today_sweeps("figure=iteration_time").items()}
+    assert {label: framework_of(config) for label, config in configs.items()} == {
+        "Megatron": "Megatron-LM",
+        **dict.fromkeys(["ZeRO-1", "ZeRO-2", "FSDP"], "HF Trainer"),
+    }
+    # Its multimodal code does not split an encoder's sequences.
+    split = {**configs["Megatron"], "encoder_cp": True}
+    assert framework_of(split) == framework_of(compose("strategy=megatron").content()) == ""
 
 
 def test_a_published_system_may_be_ahead() -> None:

@@ -57,7 +57,7 @@ def test_every_family_has_a_table_beside_the_baseline() -> None:
         *of_strategy("mine", 3.0, strategy_family=""),
     ]
     lines = results_markdown(pd.DataFrame(rows)).splitlines()
-    titles = ["### Published systems", "### Out of the box", "### Yours"]
+    titles = ["### Published systems", "### From frameworks", "### Yours"]
     assert [line for line in lines if line.startswith("#")] == titles
     assert [line for line in lines if "workload" in line] == [
         "| model, workload | Base | Paper |",

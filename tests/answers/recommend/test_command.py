@@ -69,8 +69,8 @@ def test_three_answers_their_plans_and_that_they_are_kept(
         re.search(rf"^{title}: (.+)\n  [0-9.]+ s per iteration \(95% CI .*\n", out, re.MULTILINE)
         for title in (
             "In your framework, unmodified",
-            "With a balanced sampler in your loop",
-            "With this suite's runtime",
+            "Your framework, fed by this suite's sampler",
+            "With this suite's runtime (tested on CPUs)",
         )
     )
     assert framework
@@ -79,7 +79,7 @@ def test_three_answers_their_plans_and_that_they_are_kept(
     assert framework.group(1) == "megatron in Megatron-LM"
     assert loop.group(1) == "lpt in your loop"
     # Four ranks have no room for the encoder's own stage that rules of thumb want.
-    assert re.search(r"^No result: rules of thumb: .* cannot be spread", out, re.MULTILINE)
+    assert re.search(r"^No result: a layout by rules of thumb: .* cannot be spread", out, re.MULTILINE)
     assert "over megatron in Megatron-LM" in loop.group(0)
     for part in (
         "    --tensor-model-parallel-size 2 ",
@@ -164,7 +164,7 @@ def test_a_strategy_that_fails_at_a_fresh_seed_is_not_recommended(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def chosen(out: str) -> str:
-        (name,) = re.findall(r"^With this suite's runtime: (\w+)$", out, re.MULTILINE)
+        (name,) = re.findall(r"^With this suite's runtime \(tested on CPUs\): (\w+)$", out, re.MULTILINE)
         return str(name)
 
     names = {"dynapipe", "entrain"}
@@ -196,7 +196,7 @@ def test_within_a_framework_only_what_it_runs_is_considered(tmp_path: Path, caps
     assert "estimates off by up to 30%" in out
     assert "bandwidth:" not in out
     assert out.startswith("In your framework, unmodified: megatron in Megatron-LM\n")
-    assert "With this suite's runtime: nothing that was considered" in out
+    assert "With this suite's runtime (tested on CPUs): nothing that was considered" in out
     assert re.search(r"No result: mine in Megatron-LM: its microbatches have", out)
     assert "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 2 --context-parallel-size 1" in out
     plan = read_plan(tmp_path / "mine" / "tiny-synthetic-tiny-framework.yaml")
@@ -229,7 +229,10 @@ def test_without_any_result_the_reason_is_shown(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["strategy=megatrn"], "strategy=megatrn: unknown (did you mean megatron?); choices: "),
+        (
+            ["strategy=megatrn"],
+            "strategy=megatrn: unknown (did you mean megatron or megatron_rigid?). All: entrain-bench ls strategies",
+        ),
         (["model=tiny,qwen25vl_llama3_1b"], "model=tiny,qwen25vl_llama3_1b: must be one value"),
         (["harness=train"], "harness=train: must be simulate"),
         (["plan=a.yaml"], "plan=a.yaml: is the output of recommend"),
@@ -272,8 +275,8 @@ def test_plans_run_under_posterior_draws(
     read_draws.cache_clear()
     job = [*TINY, "strategy=megatron,bridge_reorder"]
     out = " ".join(said(capsys, *job)[0].split())
-    assert "over rules of thumb" in out
-    assert re.search(r"over megatron in Megatron-LM, ahead in \d+% of posterior draws", out)
+    assert "faster than a layout by rules of thumb" in out
+    assert re.search(r"faster than megatron in Megatron-LM, ahead in \d+% of draws", out)
     assert "above 0 in at least 95% of 6 draws of the hardware constants" in out
     drawn = [record for record in Results(tmp_path / "results" / "judged").records() if record.config["constants"]]
     # Each draw has a fresh seed of its own, at which every plan ran, unmodified.
@@ -283,7 +286,7 @@ def test_plans_run_under_posterior_draws(
     # Nothing of it without time, without draws, or where the user chose a draw.
     read_draws.cache_clear()
     for more in (["seconds=0.001"], ["constants=1"]):
-        assert "posterior draws" not in said(capsys, *job, *more)[0]
+        assert "of draws of" not in said(capsys, *job, *more)[0]
     (tmp_path / "posterior.csv").unlink()
     read_draws.cache_clear()
-    assert "posterior draws" not in said(capsys, *job)[0]
+    assert "of draws of" not in said(capsys, *job)[0]

@@ -61,12 +61,12 @@ def interleaved() -> Settled:
     return Settled(job_of(text=True), Layout((llm,), BATCH // SIZE // DP), SIZE, 100.0)
 
 
-def replicated(sharding: str, recompute: bool = False) -> Settled:
-    """Every one of 8 ranks holds the whole model."""
+def replicated(sharding: str, recompute: bool = False, ep: int = 1) -> Settled:
+    """Every one of 8 ranks holds the whole model, but for experts that ``ep`` ranks divide."""
     ranks = np.arange(8).reshape(8, 1, 1)
     modules = [
-        ModuleLayout(name, 1, 1, (layers,), ranks, sharding=sharding, recompute=recompute)
-        for name, layers in (("vision", 5), ("llm", 10))
+        ModuleLayout(name, 1, 1, (layers,), ranks, sharding=sharding, recompute=recompute, ep=degree)
+        for name, layers, degree in (("vision", 5, 1), ("llm", 10, ep))
     ]
     return Settled(job_of(), Layout(tuple(modules), 1), SIZE, 100.0)
 
@@ -235,14 +235,17 @@ def test_accelerate_reads_the_stage_of_deepspeed() -> None:
 
 
 def test_a_framework_gets_only_the_shardings_that_it_has() -> None:
-    found = variants_of({"a": {"switch_on": {"sharded": []}}}, ["framework"], ["sharded"], False, MODEL)
+    found = variants_of({"a": {"switch_on": {"sharded": []}}}, ["framework"], ["sharded"])
     assert [*found] == ["a by DeepSpeed", "a in HF Trainer"]
     tried = [[text for one in each.attempts for text in one if "sharding" in text] for each in found.values()]
-    assert tried == [["layout.sharding=zero1"] * 2 + ["layout.sharding=zero2"] * 2, ["layout.sharding=zero3"] * 2]
+    assert tried == [["layout.sharding=zero1", "layout.sharding=zero2"], ["layout.sharding=zero3"]]
     able = [each.sharded_as(FRAMEWORKS["veomni"].shardings).attempts for each in found.values()]
     assert able == [[], found["a in HF Trainer"].attempts]
+    ways = variants_of({"a": {"switch_on": {"sharded": []}}}, ["framework"], ["sharded"], divides=True)
+    fixed = {name: [any("layout.ep=1" in one for one in way.attempts)] for name, way in ways.items()}
+    assert fixed == {"a by DeepSpeed": [True], "a in HF Trainer": [True], "a with EP": [False]}
     with pytest.raises(UserError, match="strategy=a: switch_on=megatrn: unknown"):
-        variants_of({"a": {"switch_on": {"megatrn": []}}}, ["framework"], ["megatron"], False, MODEL)
+        variants_of({"a": {"switch_on": {"megatrn": []}}}, ["framework"], ["megatron"])
 
 
 def test_other_frameworks_by_hand() -> None:
@@ -256,6 +259,11 @@ def test_other_frameworks_by_hand() -> None:
     assert llamafactory_values(kept)["disable_gradient_checkpointing"]
     again = llamafactory_values(replicated("zero3", recompute=True))
     assert (again["disable_gradient_checkpointing"], again["fsdp_config"]["activation_checkpointing"]) == (False, False)
+    divided = replicated("zero3", ep=8)
+    assert veomni_values(divided)["train"]["accelerator"]["ep_size"] == 8
+    assert "--parallelism.expert_parallel_degree=8" in titan_flags(divided)
+    taking = [key for key, one in FRAMEWORKS.items() if one.takes("sharded", divided.layout)]
+    assert taking == ["veomni", "torchtitan"]
     train = veomni_values(replicated("zero3"))["train"]
     assert (train["micro_batch_size"], train["global_batch_size"]) == (2, 16)
     # Two samples of 100 tokens on 8 ranks.
@@ -274,7 +282,7 @@ def test_other_frameworks_by_hand() -> None:
 def test_padding_is_that_of_the_users_framework() -> None:
     names = {"packer": {"switch_on": {"loop": [], "sharded": []}}}
     padding = ("padding=longest",)
-    ways = variants_of(names, READERS, [*ENGINES], False, MODEL, padding)
+    ways = variants_of(names, READERS, [*ENGINES], padding)
     for way in ways.values():
         # This suite's runtime packs.
         assert all((padding[0] in attempt) == bool(way.engine) for attempt in way.attempts)

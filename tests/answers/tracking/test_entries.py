@@ -9,7 +9,8 @@ import pytest
 
 from entrain_bench.answers.answer import Answer
 from entrain_bench.answers.sentences import sentences
-from entrain_bench.answers.tracking.log import BASELINE_TAG, NOTE_TAG, Entry, entries_of, parameters, sweep_name
+from entrain_bench.answers.tracking.entries import BASELINE_TAG, NOTE_TAG, Entry, entries_of, parameters
+from entrain_bench.answers.tracking.log import sweep_name
 from entrain_bench.records.records import Record, Results
 from support.records import record
 

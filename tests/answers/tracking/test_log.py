@@ -12,13 +12,12 @@ import pandas as pd
 import pytest
 from mlflow.entities import Experiment, Run
 
+from entrain_bench.answers.tracking.entries import NOTE_TAG, SWEEP
 from entrain_bench.answers.tracking.folder import FolderClient
 from entrain_bench.answers.tracking.log import (
     ID_TAG,
-    NOTE_TAG,
     PARENT_TAG,
     SINGLE_RUNS,
-    SWEEP,
     links,
     log_records,
     open_client,
@@ -152,6 +151,12 @@ def test_a_sweep_that_was_interrupted_or_deleted_is_logged_again(
     open_client(store, "").delete_experiment(experiment_of(store, "broken").experiment_id)
     log_records(store, records, "broken")
     assert {*runs_of(store, "broken")} == {SWEEP, "megatron", "entrain"}
+
+
+def test_seeds_of_one_strategy_have_nothing_to_compare_and_are_logged(store: Results) -> None:
+    records = [some_record(store, seed=seed) for seed in (0, 1)]
+    assert log_records(store, records, "alone")[0] == 1
+    assert experiment_of(store, "alone").tags.get(NOTE_TAG, "") == ""
 
 
 def test_a_dataset_is_its_configuration_and_files(store: Results) -> None:

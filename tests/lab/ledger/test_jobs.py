@@ -57,6 +57,23 @@ def test_numbers_of_8_bits_are_a_kind_of_their_own(dtype: str, precision: str) -
     assert (job.framework.precision, job.kind) == (precision, "text, dense, 8 bits")
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"items": ""}, "not stated: items"),
+        ({"encoder": "a tower"}, "sizes of its encoder are not stated"),
+        ({"items": "4"}, "items have more tokens than a sequence"),
+        ({"vpp": "2"}, "virtual stages have no place for an encoder"),
+    ],
+)
+def test_an_encoder_needs_sizes_and_items(changes: dict[str, str], reason: str) -> None:
+    seeing = {"encoder": "ViT of 12 layers, width 624", "item_tokens": "577", "projected_tokens": "577", "items": "1"}
+    (job,) = jobs(**seeing)
+    assert (job.items, job.item_tokens, job.framework.encoder_cp) == (1, 577, False)
+    with pytest.raises(UserError, match=reason):
+        jobs(**{**seeing, **changes})
+
+
 def test_what_is_left_open_is_every_job_that_it_may_have_been() -> None:
     found = jobs("own", sequence_parallel="")
     seen = [(job.framework.sequence_parallel, job.framework.grad_dtype) for job in found]

@@ -50,7 +50,7 @@ def test_errors_are_medians_and_the_share_within_a_tenth() -> None:
     wide = tables(outcome(8, 12), outcome(8, 10), outcome(8, 8))
     assert wide["Sources"][-1][6] == "25%"
     frame = pd.DataFrame([outcome(8, 12.5), outcome(8, 8)])
-    assert model_error(frame).startswith("model error: median 10.0%, 50% within 10%, over 2 published")
+    assert model_error(frame) == ModelError(median=0.1, close=0.5, num_times=2)
 
 
 def test_rows_that_set_a_constant_are_in_no_other_error() -> None:
@@ -111,7 +111,7 @@ def test_a_line_says_what_was_published_predicted_and_left_out() -> None:
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[Ledger, str, str]:
+def made() -> tuple[Ledger, str, ModelError]:
     """A ledger, its page, and its model error."""
     rows = made_up_ledger(1.0, 1.0)
     with pytest.MonkeyPatch.context() as patch:
@@ -119,10 +119,10 @@ def made() -> tuple[Ledger, str, str]:
         return rows, *make_page(rows)
 
 
-def test_errors_of_sources_left_out_come_first(made: tuple[Ledger, str, str]) -> None:
-    _, text, line = made
+def test_errors_of_sources_left_out_come_first(made: tuple[Ledger, str, ModelError]) -> None:
+    _, text, error = made
     titles = [line for line in text.splitlines() if line.startswith("## ")]
-    assert text.index(f"**M{line[1:]}**") < text.index(titles[0])
+    assert text.index(f"**{error.sentence}**") < text.index(titles[0])
     assert titles[0] == "## Sources"
     assert titles.index("## Sources with the committed constants") > titles.index("## Sources")
     assert text.startswith("# Calibration")
@@ -134,17 +134,17 @@ def test_errors_of_sources_left_out_come_first(made: tuple[Ledger, str, str]) ->
 
 
 def test_what_figures_say_is_checked(
-    made: tuple[Ledger, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: tuple[Ledger, str, ModelError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, page, line = made
+    rows, page, error = made
     monkeypatch.setattr(pages, "complete_ledger", lambda *_: rows)
-    monkeypatch.setattr(pages, "make_page", lambda _: (page, line))
-    assert write_calibration(Study(Results(tmp_path))).startswith("answers/labels.py: MODEL_ERROR must say 'model")
+    monkeypatch.setattr(pages, "make_page", lambda _: (page, error))
+    assert write_calibration(Study(Results(tmp_path))).startswith("answers/labels.py: MODEL_ERROR must be ModelError(")
     assert (tmp_path / "calibration.md").read_text() == page
-    assert (tmp_path / ERROR).read_text() == f"M{line[1:]}.\n"
-    monkeypatch.setattr(ModelError, "words", line)
+    assert (tmp_path / ERROR).read_text() == f"{error.sentence}\n"
+    monkeypatch.setattr(pages, "MODEL_ERROR", error)
     assert not write_calibration(Study(Results(tmp_path)))
 
 
 def test_the_readme_states_the_error_that_figures_state() -> None:
-    assert f"-->M{MODEL_ERROR.words[1:]}.<!--" in (Path(__file__).parents[3] / "README.md").read_text()
+    assert f"-->{MODEL_ERROR.sentence}<!--" in (Path(__file__).parents[3] / "README.md").read_text()

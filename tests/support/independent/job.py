@@ -267,11 +267,16 @@ class Job:
         learns = [self.layers[module][layer].learns for layer in self.stage_layers(module, stage)]
         return [each * still for each, still in zip(self.parameters(module, stage), learns, strict=True)]
 
+    def divided(self, module: int, stage: int) -> list[float]:
+        """Those of experts that ranks divide."""
+        placed, held = self.placed[module], self.layers[module]
+        experts = [held[layer].experts for layer in self.stage_layers(module, stage)]
+        return [each[2] / placed.tp / placed.ep if each and placed.ep > 1 else 0.0 for each in experts]
+
     def of_experts(self, module: int, stage: int) -> float:
-        """Parameters of experts on a rank of a stage that learn."""
-        layers = [self.layers[module][layer] for layer in self.stage_layers(module, stage)]
-        held = sum(layer.experts[2] for layer in layers if layer.experts and layer.learns)
-        return held / self.placed[module].tp / self.placed[module].ep
+        """Those of a stage that learn."""
+        learns = [self.layers[module][layer].learns for layer in self.stage_layers(module, stage)]
+        return sum(each * still for each, still in zip(self.divided(module, stage), learns, strict=True))
 
     def sharing(self, module: int, stage: int) -> list[int]:
         """Ranks that would hold, or that share out, the same weights; the first of each tensor-parallel group."""

@@ -101,10 +101,16 @@ def _traffic(job: Job, module: int) -> list[tuple[float, float]]:
         over_nodes = job.machine.reduce_s(size / len(inside), across, ring=True) if nodes > 1 else 0.0
         return job.machine.ring_s(size, inside) + over_nodes
 
-    layers = zip(job.parameters(module, 0), job.learning(module, 0), strict=True)
+    def divided_s(size: float) -> float:
+        return job.machine.ring_s(size, inside[:: job.placed[module].ep]) if size else 0.0
+
+    layers = zip(job.parameters(module, 0), job.learning(module, 0), job.divided(module, 0), strict=True)
     return [
-        (job.machine.ring_s(BF16 * held, inside) if held else 0.0, reduced_s(job.gradient_bytes * own) if own else 0.0)
-        for held, own in layers
+        (
+            (job.machine.ring_s(BF16 * (held - part), inside) if held else 0.0) + divided_s(BF16 * part),
+            (reduced_s(job.gradient_bytes * (own - part)) + divided_s(job.gradient_bytes * part)) if own else 0.0,
+        )
+        for held, own, part in layers
     ]
 
 

@@ -192,7 +192,7 @@ def place_steps(job: Job, end: dict[Action, float], hold_s: dict[Action, float])
         begin = max(ready, *(free[lane] for lane in stage.lanes))
         shards = stage.sharing if stage.scattered or job.framework["distributed_optimizer"] else 1
         own = sum(stage.layer_parameters) * stage.expert_share
-        same = stage.copies // stage.ep if job.framework["distributed_optimizer"] else 1
+        same = stage.copies // stage.ep if stage.scattered or job.framework["distributed_optimizer"] else 1
         shard = (sum(stage.layer_parameters) - own) / shards + own / same
         done = begin + job.machine.moved_s(_step_bytes(job) * shard)
         if not job.framework["overlap_param_gather"]:

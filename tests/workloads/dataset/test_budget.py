@@ -16,7 +16,7 @@ import pytest
 
 from entrain_bench.base.errors import UserError
 from entrain_bench_workloads.budget import Budget
-from entrain_bench_workloads.dataset import readers
+from entrain_bench_workloads.dataset import members, readers
 from entrain_bench_workloads.dataset.formats import FileSource
 from entrain_bench_workloads.dataset.source import BadSampleError, Limits
 from entrain_bench_workloads.trace import TraceWorkload
@@ -149,13 +149,13 @@ def test_a_member_of_an_archive_beyond_the_limit_is_not_unpacked(tmp_path: Path)
 
 
 def test_members_that_fit_are_refused_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "BUDGET", Budget(2**26))
+    monkeypatch.setattr(members, "BUDGET", Budget(2**26))
     source = gzipped(tmp_path / "a.tar.gz", ((f"a.{number}.jpg", 2**24) for number in range(5)))
     assert "its members would take 0.1 GiB of memory" in str(bad(source))
 
 
 def test_empty_members_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "BUDGET", Budget(2**20))
+    monkeypatch.setattr(members, "BUDGET", Budget(2**20))
     write_tar(tmp_path / "a.tar", [(f"a.x{number}", b"") for number in range(2000)])
     assert "its members would take" in str(bad(FileSource(path=str(tmp_path / "a.tar"))))
 

@@ -62,9 +62,9 @@ def test_what_is_not_counted_is_named_with_its_share(tmp_path: Path) -> None:
     ]
     write_jsonl(tmp_path / "m.jsonl", rows)
     report = scan_report(FileSource(path=str(tmp_path / "m.jsonl"), images=None), tmp_path / "t.parquet")
-    left = [(each.kind, each.name, each.rows, each.amount) for each in report.uncounted.left_fields()]
+    left = [(each.kind, each.name, each.rows, each.amount) for each in report.left_fields()]
     assert left == [("images", "shots", 1, 2), ("text", "note.of", 2, 6)]
-    assert report.uncounted.chars == 8
+    assert report.chars == 8
     page = page_of(tmp_path / "t.parquet", {"_target_": "a.FileSource", "path": "m"}, ["model=tiny"], report, None)
     assert "- `note.of`: 6 characters (42.9% of all text), in 2 of 2 rows" in page
     assert "- `shots`: 2 values of images, in 1 of 2 rows" in page
@@ -78,11 +78,11 @@ def marked(path: Path, wrong: int, many: int) -> FileSource:
 
 def test_marks_are_compared_with_media(tmp_path: Path) -> None:
     report = scan_report(marked(tmp_path, 1, 100), tmp_path / "t.parquet")
-    assert (report.uncounted.unmatched, report.uncounted.example) == (1, "m.jsonl:0: 2 marks, 1 media")
+    assert (report.unmatched, report.example) == (1, "m.jsonl:0: 2 marks, 1 media")
     with pytest.raises(UserError, match=r"in 2 of 100 rows marks .* differ \(first: m.jsonl:0: .*source.marks=ignore$"):
         scan_report(marked(tmp_path, 2, 100), tmp_path / "u.parquet")
     source = FileSource(path=str(tmp_path / "m.jsonl"), marks="ignore")
-    assert scan_report(source, tmp_path / "v.parquet").uncounted.unmatched == 0
+    assert scan_report(source, tmp_path / "v.parquet").unmatched == 0
 
 
 def test_media_that_cannot_be_read_are_refused_with_their_reason(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 def scanned(path: Path, output: Path, **options: Any) -> dict[str, list[Any]]:
     """The columns of a trace, whose scan left nothing out and found all marks."""
     report = scan_report(FileSource(path=str(path), **options), output / "t.parquet")
-    assert (report.counts, report.uncounted.unmatched) == ({}, 0)
+    assert (report.counts, report.unmatched) == ({}, 0)
     columns: dict[str, list[Any]] = pq.read_table(output / "t.parquet").to_pydict()
     return columns
 

@@ -145,6 +145,9 @@ def test_more_rows_than_wanted_are_a_random_part_of_the_shards(tmp_path: Path) -
     assert (report.samples, report.shards, report.all_shards) == (100, 10, 40)
     # In the order of the data, and not its first.
     assert shards == sorted(shards, key=lambda name: int(name[1:])) != [f"s{number}" for number in range(10)]
+    # Nobody knows how many rows the others have.
+    for name, wanted in (("t", [None] * 100), ("all", [*range(400)])):
+        assert pq.read_table(tmp_path / f"{name}.parquet")["dataset_row"].to_pylist() == wanted
     # Shards that are the same tell means without error.
     assert report.errors == {"text": 0.0, "images": 0.0}
     lines = [*_scan_lines({"_target_": "tests.Numbers"}, report)]
@@ -207,6 +210,14 @@ def test_data_without_a_good_sample_is_one_line(tmp_path: Path) -> None:
     write_finevision(tmp_path / "a.parquet", [([b"x"], ["t"])] * 2)
     with pytest.raises(UserError, match="no valid sample \\(2 no known format\\)"):
         run(FileSource(path=str(tmp_path), text="texts", images="images"), tmp_path / "t" / "t.parquet")
+
+
+def test_rows_keep_their_places_in_the_data_set(tmp_path: Path) -> None:
+    for file in range(2):
+        write_finevision(tmp_path / f"{file}.parquet", [([], ["a"]), ([b"bad"], ["b"]), ([], ["c"])], row_group=2)
+    with patch.object(scan_module, "run_parallel", run_here):
+        run(FileSource(path=str(tmp_path)), tmp_path / "t" / "t.parquet")
+    assert pq.read_table(tmp_path / "t" / "t.parquet")["dataset_row"].to_pylist() == [0, 2, 3, 5]
 
 
 def test_another_s_file_is_not_overwritten(tmp_path: Path) -> None:
