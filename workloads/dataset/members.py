@@ -39,22 +39,21 @@ def tar_rows(shard: Shard, chosen: Chosen, limits: Limits) -> Rows:
 def _members(file: Shard) -> Iterator[Member]:
     """Yield members of a tar file; ``BadSampleError`` at a damage."""
     is_plain = file.place.endswith(".tar")
-    with Path(file.place).open("rb") as opened:
-        with tarfile.open(fileobj=opened, mode="r:" if is_plain else "r:*") as archive:
-            while info := archive.next():
-                # tarfile would keep all members.
-                archive.members.clear()  # type: ignore[attr-defined]
-                if info.isdir():
-                    continue
-                size = info.size if info.isreg() and not info.issparse() else -1
-                place = Section(Path(file.place), info.offset_data, size) if is_plain else None
-                yield Member(info.name, size, partial(_content, archive, info), place)
-            # tarfile takes a header that it does not understand for the archive's end.
-            rest = archive.fileobj
-            assert rest is not None
-            rest.seek(archive.offset)
-            if rest.read(tarfile.BLOCKSIZE).strip(b"\0"):
-                raise BadSampleError(Reason.FILE, f"damaged at byte {archive.offset}")
+    with tarfile.open(file.place, "r:" if is_plain else "r:*") as archive:
+        while info := archive.next():
+            # tarfile would keep all members.
+            archive.members.clear()  # type: ignore[attr-defined]
+            if info.isdir():
+                continue
+            size = info.size if info.isreg() and not info.issparse() else -1
+            place = Section(Path(file.place), info.offset_data, size) if is_plain else None
+            yield Member(info.name, size, partial(_content, archive, info), place)
+        # tarfile takes a header that it does not understand for the archive's end.
+        rest = archive.fileobj
+        assert rest is not None
+        rest.seek(archive.offset)
+        if rest.read(tarfile.BLOCKSIZE).strip(b"\0"):
+            raise BadSampleError(Reason.FILE, f"damaged at byte {archive.offset}")
 
 
 def _content(archive: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
