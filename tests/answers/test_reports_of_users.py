@@ -59,3 +59,20 @@ def test_forty_gb_are_no_full_fine_tuning() -> None:
     assert adapted < 36 < 40 < full
     # 1.4 steps a second are 0.71 s.
     assert 0.71 / 3 < seconds < 0.71 * 3
+
+
+def test_expert_parallelism_ends_most_gathers_and_the_tuner_finds_it() -> None:
+    job = (MIXTURE, "cluster=8xh100", "workload=chartqa", "global_batch=64")
+    _, plain, _ = said(*job, "layout.recompute=[vision,llm]")
+    _, divided, _ = said(*job, "layout.recompute=[vision,llm]", "layout.ep=8")
+    assert divided < plain / 3
+    free = (
+        "strategy=lpt",
+        "layout.tp=null",
+        "layout.dp=null",
+        "layout.cp=null",
+        "microbatch_size=null",
+        "tuning=equal",
+    )
+    llm = prepare(compose(*job, *free)).plan().module("llm")
+    assert (llm.sharding, llm.tp, llm.dp, llm.ep) == ("zero3", 1, 8, 8)

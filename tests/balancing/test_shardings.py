@@ -109,3 +109,26 @@ def test_the_tuner_takes_another_kind_if_it_is_faster() -> None:
 def test_the_tuner_keeps_the_planners_own_kind_on_ties() -> None:
     # One rank has nobody to share anything with.
     assert kinds_of(tuned(tiny_cluster(1, 1))[0]) == {ZERO3}
+
+
+def test_a_mixture_gets_the_least_microbatches_if_no_others_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = {"count": 8, "top_k": 2, "ffn_hidden_size": 32}
+    model = tiny_model(encoder=0, llm=6, experts=experts)
+    shapes = random_samples(np.random.default_rng(3), 200, max_items=0)
+    request = LayoutRequest(tp=1, cp=1, dp=8, recompute=())
+    free = tiny_job(model, tiny_cluster(2, 4), global_batch=128, microbatch_size=1, request=request)
+    free = replace(free, free_microbatch_size=True)
+    strategy = Strategy("tiny", MegatronPlanner(), ArrivalOrder(), Interleaved())
+
+    def planned(job: Job) -> tuple[Layout, float]:
+        profile = replace(profile_of(job, shapes), tuning_budget=32)
+        layout = strategy.plan(profile)
+        program = MakeProgram(strategy, profile)(profile.samples.draw(job.global_batch), layout)
+        return layout, float(profile.memory.peak_bytes(program).max())
+
+    _, least = planned(free.with_microbatch_size(1))
+    monkeypatch.setattr("entrain_bench.balancing.fixed_jobs.MAX_JOBS", 1)
+    large, need = planned(free)
+    assert need > 3 * least
+    assert large.num_microbatches < 16
+    assert planned(replace(free, memory_budget_bytes=2 * least))[0].num_microbatches == 16

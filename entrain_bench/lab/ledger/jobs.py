@@ -288,12 +288,6 @@ def jobs_for(row: LedgerRow, book: Book) -> list[LedgerJob]:
     return [*dict.fromkeys(jobs)]
 
 
-def comparable(row: LedgerRow, book: Book) -> LedgerRow:
-    """Return the row without its time if its source says that the time is not that of a usual run."""
-    source = book.sources.get(row.source)
-    return row._replace(published_s=None) if source and source.untimed and source.untimed in row.note else row
-
-
 def _refuse(*reasons: tuple[bool, str]) -> None:
     """Raise ``UserError`` with the first reason that applies."""
     for applies, reason in reasons:

@@ -29,7 +29,6 @@ from entrain_bench.lab.ledger.jobs import (
     Book,
     LedgerJob,
     LedgerRow,
-    comparable,
     jobs_for,
 )
 from entrain_bench.program import Program
@@ -298,6 +297,12 @@ def nearest(ends: Interval, value: float | None = None) -> float:
     """The value of a range that is nearest to one; without one, the geometric mean of both ends."""
     low, high = ends
     return min(max(value, low), high) if value else sqrt(low * high)
+
+
+def comparable(row: LedgerRow, book: Book) -> LedgerRow:
+    """Return the row without its time if its source says that the time is not that of a usual run."""
+    source = book.sources.get(row.source)
+    return row._replace(published_s=None) if source and source.untimed and source.untimed in row.note else row
 
 
 def make_entries(rows: Iterable[LedgerRow], book: Book, make: Callable[[LedgerJob], Case]) -> Iterator[Entry]:
