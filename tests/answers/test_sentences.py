@@ -67,10 +67,10 @@ def test_who_is_ahead_over_jobs() -> None:
     today = {**published, "wins": {"Megatron in Megatron-LM": 3}}
     values = {"num_jobs": 3, "num_tied": 2, "fastest": fastest, "published": published, "today": today}
     assert " ".join(headline_sentences(values)) == (
-        "The fastest is Braid in 2 of 3 jobs, LPT in 1; in 2 jobs the lead is a tie. The fastest published "
-        "system of each job, most often DIP, takes 1.10x the time of the fastest (1.00x to 1.30x by job). As "
-        "frameworks run them, without further options, the fastest is Megatron in Megatron-LM, at 1.10x "
-        "(1.00x to 1.30x by job)."
+        "The fastest is Braid in 2 of 3 jobs, LPT in 1; in 2 jobs the lead is within the uncertainty of hardware "
+        "speeds (a tie). The best published system, chosen per job (most often DIP), takes 1.10x the time of the "
+        "fastest (1.00x to 1.30x). The best framework, tuned but with its own options only (Megatron in Megatron-LM), "
+        "takes 1.10x (1.00x to 1.30x)."
     )
     assert headline_sentences({"num_jobs": 0, "num_tied": 0, "fastest": None, "published": None, "today": None}) == (
         "",
