@@ -193,7 +193,7 @@ def test_a_job_without_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "finished earlier" in capsys.readouterr().err
     assert run_command(["recommend", *arguments, "seconds=0.1"]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith("In your framework, unmodified: megatron in Megatron-LM\n")
+    assert said.out.startswith("In a framework, unmodified: megatron in Megatron-LM\n")
     assert "harness=train" not in said.err
     (found,) = (tmp_path / "results" / "recommended").glob("*-framework.yaml")
     plan = f"plan={found}"
