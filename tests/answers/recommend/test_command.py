@@ -79,7 +79,7 @@ def test_three_answers_their_plans_and_that_they_are_kept(
     assert framework.group(1) == "megatron in Megatron-LM"
     assert loop.group(1) == "lpt in your loop"
     # Four ranks have no room for the encoder's own stage that rules of thumb want.
-    assert re.search(r"^No result: a layout by rules of thumb: .* cannot be spread", out, re.MULTILINE)
+    assert re.search(r"No result: a layout by rules of thumb: .* cannot be spread", " ".join(out.split()))
     assert "over megatron in Megatron-LM" in loop.group(0)
     for part in (
         "    --tensor-model-parallel-size 2 ",
