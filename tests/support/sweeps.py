@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -65,7 +65,8 @@ def make_folder(folder: Path) -> None:
     config = compose(*JOB, "strategy=megatron", "layout.dp=2", "microbatch_size=2")
     layout = plan_of(prepare(config), config, None).layout
     job = PlannedJob("tiny", str(config.workload["name"]), "a40x16", 32, 2, 0, ("layout.dp=2",))
-    (folder / PLAN).write_text(plan_text(TrainingPlan("megatron", (), job, layout, Expected(1.0, 1.0, 1.0, 1))))
+    plan = TrainingPlan("megatron", layout.options, job, replace(layout, options=()), Expected(1.0, 1.0, 1.0, 1))
+    (folder / PLAN).write_text(plan_text(plan))
 
 
 def draw(seed: int) -> DrawnSweep:

@@ -156,7 +156,7 @@ def test_three_answers_their_plans_and_that_they_are_kept(
     (folder / "tiny-synthetic-tiny.txt").write_text("mine\n")
     said(capsys, *FREE, "strategy=megatron,entrain,lpt")
     assert (folder / "tiny-synthetic-tiny.txt").read_text() == "mine\n"
-    assert (folder / "tiny-synthetic-tiny-2.txt").read_text().startswith("In your framework")
+    assert (folder / "tiny-synthetic-tiny-2.txt").read_text().startswith("In a framework")
 
 
 @pytest.mark.wide
