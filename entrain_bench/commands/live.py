@@ -86,16 +86,13 @@ class LiveRun:
         # Imported here, for it takes a second.
         from mlflow.entities import Metric, Param
 
-        from entrain_bench.answers.tracking.log import SINGLE_RUNS, open_client, tracking_uri
+        from entrain_bench.answers.tracking.log import SINGLE_RUNS, experiment_id, open_client, tracking_uri
 
         given, name, params = self._where
         uri = tracking_uri(given)
         self._results.root.mkdir(parents=True, exist_ok=True)
         client = open_client(self._results, uri)
-        known = client.get_experiment_by_name(SINGLE_RUNS)
-        place = None if uri else "mlflow-artifacts:/"
-        experiment = known.experiment_id if known else client.create_experiment(SINGLE_RUNS, place)
-        run = client.create_run(experiment, tags={LIVE_TAG: "true"}, run_name=name)
+        run = client.create_run(experiment_id(client, SINGLE_RUNS, uri), tags={LIVE_TAG: "true"}, run_name=name)
         run_id = str(run.info.run_id)
         self._run = client, run_id
         client.log_batch(run_id, params=[Param(key, value) for key, value in params.items()])

@@ -243,7 +243,7 @@ def check_results(
         raise ValueError(f"{TIME}={metrics.get(TIME)!r} must be above 0")
 
 
-# Of ranks that trained, in ``RunResult.execution``: cpu or cuda.
+# The key in ``RunResult.execution`` of the device of ranks that trained: cpu or cuda.
 DEVICE_TYPE = "device_type"
 
 

@@ -33,10 +33,14 @@ def deal_padded(encoder_s: FloatArray, llm_s: FloatArray, num_ranks: int, num_mi
     """
     order = np.argsort(-llm_s, kind="stable").tolist()
     wanted = num_ranks * num_microbatches
-    low, high = 0.0, float(encoder_s.sum()) + len(order) * float(llm_s.max())
+    low = 0.0
+    high = float(encoder_s.sum()) + len(order) * float(llm_s.max())
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        low, high = (low, middle) if len(_cut(order, encoder_s, llm_s, middle)) <= wanted else (middle, high)
+        if len(_cut(order, encoder_s, llm_s, middle)) <= wanted:
+            high = middle
+        else:
+            low = middle
     rows = _cut(order, encoder_s, llm_s, high)
 
     def cost(row: Sequence[int]) -> float:
@@ -59,12 +63,14 @@ def deal_padded(encoder_s: FloatArray, llm_s: FloatArray, num_ranks: int, num_mi
 def _cut(order: Sequence[int], encoder_s: FloatArray, llm_s: FloatArray, most_s: float) -> list[list[int]]:
     """Consecutive samples in groups of at most ``most_s``, or of one sample; the first of a group is its longest."""
     rows: list[list[int]] = []
-    encoder, longest = 0.0, 0.0
+    encoder = 0.0
+    longest = 0.0
     for sample in order:
         encoder += float(encoder_s[sample])
         if rows and encoder + (len(rows[-1]) + 1) * longest <= most_s:
             rows[-1].append(sample)
         else:
             rows.append([sample])
-            encoder, longest = float(encoder_s[sample]), float(llm_s[sample])
+            encoder = float(encoder_s[sample])
+            longest = float(llm_s[sample])
     return rows

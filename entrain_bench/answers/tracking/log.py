@@ -99,7 +99,7 @@ def log_records(
         ThreadPoolExecutor(NUM_THREADS if uri else 1) as pool,
     ):
         client = open_client(results, uri)
-        experiment = _experiment(client, name if len(records) > 1 else SINGLE_RUNS, uri)
+        experiment = experiment_id(client, name if len(records) > 1 else SINGLE_RUNS, uri)
         num_runs, sweep = _log_all(client, experiment, entries, pool)
     return num_runs, _answer_link(uri.rstrip("/"), experiment, sweep) if uri and sweep and num_runs else ""
 
@@ -137,7 +137,8 @@ def _answer_link(base: str, experiment: str, run_id: str) -> str:
     return page_link(base, experiment, "runs", run_id, "artifacts", ANSWER_PAGE)
 
 
-def _experiment(client: MlflowClient, name: str, uri: str) -> str:
+def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
+    """Return the experiment of a name, which is created or restored if it is not there."""
     known = client.get_experiment_by_name(name)
     if known is None:
         return str(client.create_experiment(name, None if uri else "mlflow-artifacts:/"))

@@ -78,7 +78,9 @@ class MadeUpSamples:
                 f"workload: sample {shapes.name_of(index)} has {len(items)} items and {len(words)} text tokens, but a "
                 "Hugging Face model needs one between two items"
             )
-        made, ids, labels = [], list[Tensor](), list[Tensor]()
+        made = []
+        ids = list[Tensor]()
+        labels = list[Tensor]()
         for number, item in enumerate(items):
             modality = shapes.modalities[int(shapes.item_modality[item])]
             sizes = int(shapes.item_encoder_tokens[item]), int(shapes.item_llm_tokens[item])

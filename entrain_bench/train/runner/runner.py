@@ -79,7 +79,8 @@ class ProgramRunner:
         layout = self._planning.of_first_rank(lambda: setting and setting.plan())
         check_layout(layout, spec, cluster)
         self._feed = Feed(setting, layout, self.seed) if setting else None
-        self.layout, self.device = layout, device or torch.device("cpu")
+        self.layout = layout
+        self.device = device or torch.device("cpu")
         self._stages = Stages(family or family_of(model))
         samples.bind(self._stages.family)
         self.control = self._planning.group

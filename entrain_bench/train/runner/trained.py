@@ -261,7 +261,8 @@ def hub_stages(
     """This rank's stages, without optimizers; it keeps no other weights. Collective."""
     held: dict[tuple[int, int], Stage] = {}
     for index, number in sorted(groups.stages):
-        placed, module = layout.modules[index], spec.modules[index]
+        placed = layout.modules[index]
+        module = spec.modules[index]
         first = sum(placed.layers_per_stage[:number])
         layers = range(first, first + placed.layers_per_stage[number])
         stage = stages.stage(layers, is_encoder=module.is_encoder)
@@ -279,7 +280,8 @@ def hub_stages(
     made: dict[tuple[int, int], HubStage] = {}
     known: set[str] = set()
     for (index, number), stage in held.items():
-        placed, own = layout.modules[index], groups.stages[index, number]
+        placed = layout.modules[index]
+        own = groups.stages[index, number]
         partial: list[str] = []
         sharded: list[FSDPModule] = []
         if placed.tp > 1 and not stage.is_encoder:
@@ -311,7 +313,8 @@ def with_whole_rows(program: Program, plan: RankPlan, stages: Stages) -> RankPla
         module, other = (int(program.module[end]) for end in ends)
         if module != other:
             return replace(message, width=message.width * (1 + stages.family.depth))
-        spec, placed = program.model.modules[module], program.layout.modules[module]
+        spec = program.model.modules[module]
+        placed = program.layout.modules[module]
         later = max(int(program.stage[end]) for end in ends)
         block = max(sum(placed.layers_per_stage[:later]) - 1, 0)
         columns = 1 + len(stages.carried(block, is_encoder=spec.is_encoder))
